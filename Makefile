@@ -1,0 +1,66 @@
+# `make run` and `make test` may each be the first command on a fresh machine: Python 3.10+ and make are all they need.
+
+PYTHON ?= python3
+CONFIG ?= experiments/gpt2/const.yaml
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := DS_BUILD_OPS=0 $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+DEPENDENCIES := setup.cfg pyproject.toml constraints.txt
+
+# A finished install leaves a stamp that names this folder. Without one, the environment is half made, moved or broken
+# and is made anew; with one that is older than $(DEPENDENCIES), it is brought up to date in place.
+SOUND := [ "$$(cat .venv/.installed 2>/dev/null)" = "$(CURDIR)" ] && $(BIN)/python -c '' 2>/dev/null
+UNSOUND := $(shell $(SOUND) || echo unsound)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint format clean unsound
+
+help:  ## show this list
+	@echo "usage: make TARGET [PYTHON=python3.12] [CONFIG=$(CONFIG)] [PYTEST_ARGS='-k batch']"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/.installed  ## set up if need be, then train the example CONFIG here, without a cluster
+	$(BIN)/det-ds run $(CONFIG) .
+
+test: .venv/.installed-dev  ## set up if need be, then run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.installed-dev  ## style, format, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.installed-dev  ## put style and format right where a machine can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove the environment and every cache; runs/ stays
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed: $(DEPENDENCIES) $(UNSOUND)
+	@extras=models stamps=.installed; $(INSTALL)
+
+.venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
+	@extras=models,dev stamps='.installed .installed-dev'; $(INSTALL)
+
+# The stamps go first and come back last, so that an interrupted install is seen as one.
+define INSTALL
+set -e; start=$$(date +%s); \
+if ! { $(SOUND); }; then \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		echo "PYTHON=$(PYTHON) is not Python 3.10 or newer ($$($(PYTHON) --version 2>&1)). Name one: make PYTHON=python3.12" >&2; exit 1; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "PYTHON=$(PYTHON) cannot make environments. Debian and Ubuntu: apt install python3-venv. Or name another: make PYTHON=..." >&2; exit 1; }; \
+	echo "Making .venv with $$($(PYTHON) --version) ..."; \
+	rm -rf .venv; $(PYTHON) -m venv .venv; \
+fi; \
+echo "Installing determined-ds[$$extras] in .venv (about two minutes from nothing; most of it is torch) ..."; \
+rm -f .venv/.installed .venv/.installed-dev; \
+$(PIP) install --use-pep517 -c constraints.txt -e ".[$$extras]"; \
+for stamp in $$stamps; do echo "$(CURDIR)" > ".venv/$$stamp"; done; \
+echo "Installed in $$(($$(date +%s) - start)) s."
+endef

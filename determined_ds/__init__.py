@@ -1,0 +1,63 @@
+"""Training with DeepSpeed on Determined: one trial class, one experiment YAML, here and on a cluster.
+
+Names are resolved when they are used: ``import determined_ds`` loads no torch, deepspeed or determined.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Accelerator": "determined_ds.config.accelerator",
+    "ConfigError": "determined_ds.errors",
+    "DataError": "determined_ds.errors",
+    "DataLoader": "determined.pytorch",
+    "DataParallelTrial": "determined_ds.trial.data_parallel",
+    "DeepSpeedMPU": "determined_ds.trial.mpu",
+    "DeepSpeedTrial": "determined.pytorch.deepspeed",
+    "DeepSpeedTrialContext": "determined_ds.runtime.context",
+    "DeterminedDSError": "determined_ds.errors",
+    "Experiment": "determined_ds.config.experiment",
+    "PipelineTrial": "determined_ds.trial.pipeline",
+    "Problem": "determined_ds.errors",
+    "ReconciledTrial": "determined_ds.trial.base",
+    "ResolvedConfig": "determined_ds.config.reconcile",
+    "Trainer": "determined_ds.runtime.trainer",
+    "TrainingError": "determined_ds.errors",
+    "load_experiment": "determined_ds.config.experiment",
+    "open_context": "determined_ds.runtime.context",
+    "reconcile": "determined_ds.config.reconcile",
+}
+
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+if TYPE_CHECKING:
+    from determined.pytorch import DataLoader
+    from determined.pytorch.deepspeed import DeepSpeedTrial
+
+    from determined_ds.config.accelerator import Accelerator
+    from determined_ds.config.experiment import Experiment, load_experiment
+    from determined_ds.config.reconcile import ResolvedConfig, reconcile
+    from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
+    from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
+    from determined_ds.runtime.trainer import Trainer
+    from determined_ds.trial.base import ReconciledTrial
+    from determined_ds.trial.data_parallel import DataParallelTrial
+    from determined_ds.trial.mpu import DeepSpeedMPU
+    from determined_ds.trial.pipeline import PipelineTrial

@@ -1,0 +1,1 @@
+"""``det-ds``, one file a command."""

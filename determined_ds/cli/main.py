@@ -1,0 +1,30 @@
+"""The ``det-ds`` command. Commands import what they need when they run, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from determined_ds.cli.run import run
+from determined_ds.errors import DeterminedDSError
+
+
+class _Commands(click.Group):
+    """Prints our errors as a message and exits with their code; a user's mistake is no traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except DeterminedDSError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="determined-ds", prog_name="det-ds")
+def main() -> None:
+    """Train with DeepSpeed, the same here and on a Determined cluster."""
+
+
+main.add_command(run)

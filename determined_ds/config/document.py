@@ -1,0 +1,153 @@
+"""A mapping read from text, that remembers where each of its values came from."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from determined_ds.errors import Problem
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a key stands in its file; both count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A mapping and the origin of every value in it.
+
+    Args:
+        name: What to call it in messages: the file as the user wrote it, or ``hyperparameters``.
+        data: The plain mapping. Never changed in place: :meth:`overwritten` returns a new document.
+        places: Key path -> place in the file, for every key that was read from text.
+        overwrites: Key path -> origin, for values laid over the text (``--set``, ``overwrite_deepspeed_args``).
+        prefix: Dotted name of where ``data`` hangs, put before keys in messages.
+    """
+
+    name: str
+    data: dict[str, Any]
+    places: Mapping[KeyPath, Place] = field(default_factory=dict)
+    overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
+    prefix: str = ""
+
+    def key(self, path: KeyPath) -> str:
+        """Dotted name of a path, prefix included."""
+        return dotted((self.prefix, *path) if self.prefix else path)
+
+    def origin(self, path: KeyPath) -> str:
+        """Where the value at ``path`` came from: ``file:line``, an overwrite, or the document's name.
+
+        The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
+        """
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.overwrites:
+                return self.overwrites[path[:end]]
+        for end in range(len(path), 0, -1):
+            place = self.places.get(path[:end])
+            if place is not None:
+                return f"{self.name}:{place.line}"
+        return self.name
+
+    def get(self, path: KeyPath, default: Any = None) -> Any:
+        """The value at ``path``, or ``default`` where any step of it is missing."""
+        return get_path(self.data, path, default)
+
+    def sub(self, path: KeyPath) -> Document:
+        """The document below ``path``; places and overwrites travel along. The value must be a mapping."""
+        value = self.get(path)
+        assert isinstance(value, dict), path
+        length = len(path)
+
+        def below(table: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
+            return {key[length:]: item for key, item in table.items() if key[:length] == path and key != path}
+
+        # An overwrite of an ancestor covers everything below it.
+        covering = {(key,): self.origin((*path, key)) for key in value if self._covered((*path, key))}
+        return Document(
+            name=self.name,
+            data=value,
+            places=below(self.places),
+            overwrites={**covering, **below(self.overwrites)},
+            prefix=self.key(path),
+        )
+
+    def _covered(self, path: KeyPath) -> bool:
+        return any(path[:end] in self.overwrites for end in range(1, len(path)))
+
+    def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
+        """A copy with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces."""
+        data = copy.deepcopy(self.data)
+        overwrites = dict(self.overwrites)
+        node = data
+        for step in path[:-1]:
+            if not isinstance(node.get(step), dict):
+                node[step] = {}
+            node = node[step]
+        for leaf, leaf_value in _leaves(value, path, node.get(path[-1])):
+            target = data
+            for step in leaf[:-1]:
+                target = target.setdefault(step, {})
+            target[leaf[-1]] = copy.deepcopy(leaf_value)
+            overwrites[leaf] = origin
+        return Document(
+            name=self.name, data=data, places=self.places, overwrites=overwrites, prefix=self.prefix
+        )
+
+
+def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict) and value and isinstance(over, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key), over.get(key))
+    else:
+        yield path, value
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """``("a", "b", 0)`` -> ``a.b.0``."""
+    return ".".join(str(step) for step in path)
+
+
+def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
+    """The value at ``path`` in nested mappings and lists, or ``default``."""
+    for step in path:
+        if isinstance(data, Mapping) and step in data:
+            data = data[step]
+        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
+            data = data[step]
+        else:
+            return default
+    return data
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that ``word`` was probably meant to be, or None."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def unknown_key(document: Document, path: KeyPath, known: Iterable[str]) -> Problem:
+    """The problem of a key that nobody reads, with the nearest one that somebody does."""
+    known = sorted(known)
+    guess = nearest(str(path[-1]), known)
+    if guess:
+        mend = f"did you mean {guess!r}?"
+    elif len(known) <= 16:
+        mend = f"known here: {', '.join(known)}"
+    else:
+        mend = "remove it, or look the name up in the documentation"
+    return Problem(
+        key=document.key(path),
+        message="unknown key",
+        origin=document.origin(path),
+        mend=mend,
+        code="unknown-key",
+    )

@@ -1,0 +1,211 @@
+"""The hyperparameters that this library reads, typed and checked. All others belong to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from determined_ds.config.document import Document, KeyPath, nearest, unknown_key
+from determined_ds.config.experiment import KINDS, kind_of, type_mend
+from determined_ds.errors import ConfigError, Problem
+
+LARGEST = 2**31 - 1
+CHECKPOINT_POLICIES = ("best", "all", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """A length or a period of training, in batches or in epochs; a list of them is a schedule.
+
+    Args:
+        unit: ``batches`` or ``epochs``.
+        value: An integer >= 1, or the numbers after which something happens.
+    """
+
+    unit: str
+    value: int | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it."""
+
+    max_length: Length | None = None
+    validation_period: Length | None = None
+    checkpoint_period: Length | None = None
+    reporting_period: Length | None = None
+    checkpoint_policy: str = "best"
+    step_zero_validation: bool = False
+    profiling_enabled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """What the library reads of the hyperparameters; None or "auto" there is None here (derived)."""
+
+    global_batch_size: int | None = None
+    data_parallel_world_size: int | None = None
+    pipe_parallel_size: int = 1
+    model_parallel_size: int = 1
+    deepspeed_config: str | dict[str, Any] | None = None
+    overwrite_deepspeed_args: dict[str, Any] = field(default_factory=dict)
+    fit: FitOptions = field(default_factory=FitOptions)
+
+
+SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
+LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
+OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "fit")
+
+
+def parse_hyperparameters(document: Document) -> Hyperparameters:
+    """Read the library's own hyperparameters out of all of them.
+
+    Raises:
+        ConfigError: every wrong type, size and name at once. A name that differs from one of the library's
+            by a slip of the keyboard is refused too, since nobody would read it.
+    """
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for name in SIZES:
+        size = _size(document, (name,), problems)
+        if size is not None:
+            values[name] = size
+    for key in document.data:
+        if key not in OWN_KEYS and _is_slip(key):
+            problems.append(unknown_key(document, (key,), OWN_KEYS))
+    ds_config = document.get(("deepspeed_config",))
+    if ds_config is not None and not isinstance(ds_config, (str, dict)):
+        mend = "write a path inside the context directory, or {type: const, val: {...}}"
+        problems.append(_wrong(document, ("deepspeed_config",), "a path or a mapping", mend))
+    overwrite = document.get(("overwrite_deepspeed_args",))
+    if overwrite is not None and not isinstance(overwrite, dict):
+        mend = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
+        problems.append(_wrong(document, ("overwrite_deepspeed_args",), "a mapping", mend))
+        overwrite = None
+    values["fit"] = _fit(document, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Hyperparameters(
+        **values, deepspeed_config=ds_config, overwrite_deepspeed_args=dict(overwrite or {})
+    )
+
+
+def _is_slip(key: str) -> bool:
+    guess = nearest(key, OWN_KEYS)
+    # Close by spelling and of the same length: "global_batchsize" is a slip, "batch_size" a model's own name.
+    return guess is not None and guess != "fit" and abs(len(guess) - len(key)) <= 2 and _edits(key, guess) <= 2
+
+
+def _edits(left: str, right: str) -> int:
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        previous, row[0] = row[0], i
+        for j, b in enumerate(right, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
+    return row[-1]
+
+
+def _wrong(document: Document, path: KeyPath, wanted: str, mend: str) -> Problem:
+    value = document.get(path)
+    return Problem(
+        key=document.key(path),
+        value=value,
+        origin=document.origin(path),
+        message=f"must be {wanted}, not {kind_of(value)}",
+        mend=mend,
+        code="wrong-type",
+    )
+
+
+def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
+    value = document.get(path)
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        problems.append(_wrong(document, path, KINDS[int], type_mend(int, value)))
+        return None
+    return _in_range(document, path, value, problems)
+
+
+def _in_range(document: Document, path: KeyPath, value: int, problems: list[Problem]) -> int | None:
+    if 1 <= value <= LARGEST:
+        return value
+    problems.append(
+        Problem(
+            key=document.key(path),
+            value=value,
+            origin=document.origin(path),
+            message="must be 1 or more" if value < 1 else f"must be at most {LARGEST}",
+            mend="write a positive number" if value < 1 else "write a smaller number",
+            code="out-of-range",
+        )
+    )
+    return None
+
+
+def _fit(document: Document, problems: list[Problem]) -> FitOptions:
+    fit = document.get(("fit",))
+    if fit is None:
+        return FitOptions()
+    if not isinstance(fit, dict):
+        problems.append(_wrong(document, ("fit",), "a mapping", "write e.g. fit: {max_length: {batches: 200}}"))
+        return FitOptions()
+    known = FitOptions.__dataclass_fields__
+    values: dict[str, Any] = {}
+    for key, value in fit.items():
+        path: KeyPath = ("fit", key)
+        if key not in known:
+            problems.append(unknown_key(document, path, known))
+        elif value is None:
+            continue
+        elif key in LENGTHS:
+            values[key] = _length(document, path, problems)
+        elif key == "checkpoint_policy":
+            if value in CHECKPOINT_POLICIES:
+                values[key] = value
+            else:
+                mend = f"use one of {', '.join(CHECKPOINT_POLICIES)}"
+                problems.append(_wrong(document, path, "a policy", mend))
+        elif isinstance(value, bool):
+            values[key] = value
+        else:
+            problems.append(_wrong(document, path, KINDS[bool], "write true or false"))
+    return FitOptions(**values)
+
+
+def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | None:
+    """``{batches: 200}``, ``{epochs: 3}``, or a schedule ``{batches: [5, 30]}``."""
+    value = document.get(path)
+    form = "write {batches: N} or {epochs: N}"
+    if not isinstance(value, dict):
+        mend = f"write {{batches: {value}}}" if isinstance(value, int) else form
+        problems.append(_wrong(document, path, "a mapping with batches or epochs", mend))
+        return None
+    for key in value:
+        if key not in ("batches", "epochs"):
+            problems.append(unknown_key(document, (*path, key), ("batches", "epochs")))
+            return None
+    given = {unit: number for unit, number in value.items() if number is not None}
+    if len(given) != 1:
+        message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
+        mend = "keep one; --set KEY.epochs=null takes the other away" if given else form
+        key, origin = document.key(path), document.origin(path)
+        problems.append(Problem(key=key, value=value, origin=origin, message=message, mend=mend))
+        return None
+    ((unit, number),) = given.items()
+    return _length_value(document, (*path, unit), unit, number, problems)
+
+
+def _length_value(
+    document: Document, path: KeyPath, unit: str, number: Any, problems: list[Problem]
+) -> Length | None:
+    if isinstance(number, list) and path[-2] != "max_length":
+        numbers = [_size(document, (*path, index), problems) for index in range(len(number))]
+        if not number:
+            problems.append(_wrong(document, path, "a list of numbers", "write e.g. [5, 30]"))
+        return Length(unit=unit, value=tuple(sorted(n for n in numbers if n is not None)))
+    if number == "auto" or isinstance(number, bool) or not isinstance(number, int):
+        problems.append(_wrong(document, path, KINDS[int], type_mend(int, number)))
+        return None
+    size = _in_range(document, path, number, problems)
+    return None if size is None else Length(unit=unit, value=size)

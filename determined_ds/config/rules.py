@@ -1,0 +1,284 @@
+"""The compatibility table: what cannot run together, why, how to mend it, and where that is known from.
+
+A row is a rule. ``breaks`` sees the :class:`Facts` after every "auto" is filled, and says whether the rule is
+broken; ``message`` and ``mend`` may name any fact in braces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.batch import Batch
+from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.topology import Topology
+from determined_ds.errors import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules look at.
+
+    Args:
+        ds: The DeepSpeed JSON with every "auto" filled.
+        topology: The parallel degrees.
+        batch: The completed batch.
+        accelerator: What the ranks compute on.
+        machines: Machines that the slots are spread over.
+    """
+
+    ds: Document
+    topology: Topology
+    batch: Batch
+    accelerator: Accelerator
+    machines: int = 1
+
+    @property
+    def zero_stage(self) -> int:
+        return int(self.zero("stage", 0) or 0)
+
+    def zero(self, key: str, default: Any = None) -> Any:
+        return self.ds.get(("zero_optimization", key), default)
+
+    def offload_device(self, what: str) -> str | None:
+        """``cpu`` or ``nvme`` where ``what`` (offload_optimizer, offload_param) is offloaded, else None."""
+        section = self.zero(what)
+        device = section.get("device") if isinstance(section, dict) else None
+        return None if device in (None, "none") else str(device)
+
+    def enabled(self, section: str) -> bool:
+        return bool(self.ds.get((section, "enabled"), False))
+
+    @property
+    def pipe(self) -> int:
+        return self.topology.pipe_parallel_size
+
+    @property
+    def micro_batches(self) -> int:
+        return self.batch.accumulation
+
+    @property
+    def slots(self) -> int:
+        return self.topology.slots
+
+    @property
+    def hpz(self) -> int:
+        return int(self.zero("zero_hpz_partition_size", 1) or 1)
+
+    @property
+    def max_ranks(self) -> int:
+        return self.accelerator.max_ranks * self.machines
+
+    @property
+    def num_devices(self) -> int:
+        return self.accelerator.num_devices
+
+    @property
+    def optimizer_type(self) -> str:
+        return str(self.ds.get(("optimizer", "type"), ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One row of the compatibility table.
+
+    Args:
+        code: Short stable name.
+        key: The key that is named in the problem; the value and origin are looked up there.
+        breaks: True where the rule is broken.
+        message: What does not go together; ``{fact}`` is filled from :class:`Facts`.
+        mend: What to write instead.
+        source: Where upstream the rule comes from.
+        warning: True where the run is possible but probably not meant so.
+    """
+
+    code: str
+    key: KeyPath
+    breaks: Callable[[Facts], bool]
+    message: str
+    mend: str
+    source: str
+    warning: bool = False
+
+
+ZERO = "zero_optimization"
+ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="pipeline-zero-stage",
+        key=(ZERO, "stage"),
+        breaks=lambda f: f.pipe > 1 and f.zero_stage > 1,
+        message="a pipeline (pipe_parallel_size {pipe}) runs with ZeRO stage 0 or 1 only, not {zero_stage}",
+        mend="set zero_optimization.stage to 1, or pipe_parallel_size to 1",
+        source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__",
+    ),
+    Rule(
+        code="offload-param-stage",
+        key=(ZERO, "offload_param"),
+        breaks=lambda f: f.offload_device("offload_param") is not None and f.zero_stage != 3,
+        message="parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {zero_stage}",
+        mend="set zero_optimization.stage to 3, or remove offload_param",
+        source="deepspeed 0.19.8 runtime/zero/offload_config.py",
+    ),
+    Rule(
+        code="offload-optimizer-stage",
+        key=(ZERO, "offload_optimizer"),
+        breaks=lambda f: f.offload_device("offload_optimizer") is not None and f.zero_stage < 1,
+        message="the optimizer can be offloaded from ZeRO stage 1 on, not at stage {zero_stage}",
+        mend="set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer",
+        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (older texts say 2 and 3)",
+    ),
+    Rule(
+        code="offload-nvme-stage",
+        key=(ZERO, "offload_optimizer", "device"),
+        breaks=lambda f: f.offload_device("offload_optimizer") == "nvme" and f.zero_stage != 3,
+        message="the optimizer can be offloaded to nvme at ZeRO stage 3 only, not {zero_stage}",
+        mend="use device cpu, or ZeRO stage 3",
+        source="deepspeed 0.19.8 runtime/zero/stage3.py (only stage 3 has swap_optimizer)",
+    ),
+    *(
+        Rule(
+            code="offload-nvme-path",
+            key=(ZERO, what, "device"),
+            breaks=lambda f, what=what: (  # type: ignore[misc]
+                f.offload_device(what) == "nvme" and not f.zero(what).get("nvme_path")
+            ),
+            message="offload to nvme needs a path to put the files",
+            mend=f"add zero_optimization.{what}.nvme_path",
+            source="deepspeed 0.19.8 runtime/zero/offload_config.py",
+        )
+        for what in ("offload_optimizer", "offload_param")
+    ),
+    Rule(
+        code="fp16-and-bf16",
+        key=("fp16", "enabled"),
+        breaks=lambda f: f.enabled("fp16") and f.enabled("bf16"),
+        message="fp16 and bf16 exclude each other, and both are enabled",
+        mend="disable one of them",
+        source="deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._initialize_params",
+    ),
+    Rule(
+        code="fp16-unsupported",
+        key=("fp16", "enabled"),
+        breaks=lambda f: f.enabled("fp16") and not f.accelerator.fp16,
+        message="this accelerator does not train in fp16",
+        mend='set fp16.enabled to "auto" or false, or bf16.enabled to true',
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_sanity_check",
+    ),
+    Rule(
+        code="zeropp-hpz-stage",
+        key=(ZERO, "zero_hpz_partition_size"),
+        breaks=lambda f: f.hpz > 1 and f.zero_stage != 3,
+        message="ZeRO++ secondary partitions need ZeRO stage 3, not {zero_stage}",
+        mend="set zero_optimization.stage to 3, or zero_hpz_partition_size to 1",
+        source="deepspeed 0.19.8 runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209",
+    ),
+    Rule(
+        code="zeropp-hpz-size",
+        key=(ZERO, "zero_hpz_partition_size"),
+        breaks=lambda f: f.hpz > 1 and f.slots % min(f.hpz, f.slots) != 0,
+        message="{slots} slots cannot be split into secondary partitions of {hpz}",
+        mend="use a zero_hpz_partition_size that divides the slots (usually the GPUs of one node)",
+        source="deepspeed 0.19.8 utils/groups.py _create_zero_param_parallel_group",
+    ),
+    *(
+        rule
+        for key in ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+        for rule in (
+            Rule(
+                code="zeropp-quantized-stage",
+                key=(ZERO, key),
+                breaks=lambda f, key=key: bool(f.zero(key)) and f.zero_stage != 3,  # type: ignore[misc]
+                message="ZeRO++ quantization needs ZeRO stage 3, not {zero_stage}",
+                mend=f"set zero_optimization.stage to 3, or {key} to false",
+                source="deepspeed 0.19.8 runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209",
+            ),
+            Rule(
+                code="zeropp-quantized-cuda",
+                key=(ZERO, key),
+                breaks=lambda f, key=key: bool(f.zero(key)) and f.accelerator.name != "cuda",  # type: ignore[misc]
+                message="ZeRO++ quantization runs in CUDA kernels, and there is no CUDA device",
+                mend=f"run it on GPUs, or set {key} to false",
+                source="deepspeed 0.19.8 op_builder/quantizer.py: the CPU builder raises",
+            ),
+        )
+    ),
+    Rule(
+        code="onebit-cuda",
+        key=("optimizer", "type"),
+        breaks=lambda f: f.optimizer_type.lower() in ONE_BIT and f.accelerator.name != "cuda",
+        message="1-bit optimizers need a compression backend, which runs on GPUs",
+        mend="use AdamW here",
+        source="deepspeed 0.19.8 runtime/comm/compressed.py",
+    ),
+    Rule(
+        code="onebit-zero-stage",
+        key=("optimizer", "type"),
+        breaks=lambda f: f.optimizer_type.lower() in ONE_BIT and f.zero_stage > 1,
+        message="1-bit optimizers do not run with ZeRO stage {zero_stage}",
+        mend="set zero_optimization.stage to 0 or 1, or use AdamW",
+        source="deepspeed 0.19.8 runtime/fp16/onebit",
+    ),
+    Rule(
+        code="more-ranks-than-devices",
+        key=("slots_per_trial",),
+        breaks=lambda f: f.slots > f.max_ranks,
+        message="{slots} slots on a machine that carries {max_ranks} ranks ({num_devices} devices)",
+        mend="use --slots {max_ranks} or fewer",
+        source="one rank a GPU; at most four ranks a CPU core",
+    ),
+    Rule(
+        code="pipeline-bubble",
+        key=("gradient_accumulation_steps",),
+        breaks=lambda f: f.pipe > 1 and f.micro_batches < f.pipe,
+        message="{micro_batches} micro-batches for {pipe} pipeline stages: some stages are always idle",
+        mend="use at least {pipe} micro-batches (4 x {pipe} keep the bubble under 20 %)",
+        source="GPipe, arXiv 1811.06965: the bubble is (p-1)/(m+p-1)",
+        warning=True,
+    ),
+    Rule(
+        code="pipeline-bf16-grad-dtype",
+        key=("data_types", "grad_accum_dtype"),
+        breaks=lambda f: f.pipe > 1
+        and f.enabled("bf16")
+        and f.ds.get(("data_types", "grad_accum_dtype")) not in ("fp32", "float32"),
+        message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
+        mend='add "data_types": {{"grad_accum_dtype": "fp32"}}',
+        source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
+        warning=True,
+    ),
+)
+
+
+def broken_rules(facts: Facts, *, slots_origin: str = "") -> Iterator[tuple[Rule, Problem]]:
+    """Every rule of the table that the facts break, with its problem filled in."""
+    for rule in RULES:
+        if rule.breaks(facts):
+            on_slots = rule.key == ("slots_per_trial",)
+            yield (
+                rule,
+                Problem(
+                    key=facts.ds.key(rule.key),
+                    value=facts.slots if on_slots else facts.ds.get(rule.key),
+                    origin=slots_origin if on_slots else facts.ds.origin(rule.key),
+                    message=_fill(rule.message, facts),
+                    mend=_fill(rule.mend, facts),
+                    code=rule.code,
+                ),
+            )
+
+
+class _Lookup(dict[str, Any]):
+    def __init__(self, facts: Facts) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._facts, name)
+
+
+def _fill(text: str, facts: Facts) -> str:
+    return text.format_map(_Lookup(facts))

@@ -1,0 +1,102 @@
+"""Everything this package raises on purpose.
+
+The tree::
+
+    DeterminedDSError
+    ├── ConfigError          a configuration that cannot run: exit 2, no traceback
+    │   ├── EntrypointError  the entrypoint names no trial that can be run
+    │   └── DataError        the data that the configuration names cannot be trained on
+    └── TrainingError        training itself failed: exit 1
+        ├── RankFailure      a rank died; carries that rank's own words
+        └── CheckpointError  a checkpoint could not be written or read back
+
+A :class:`ConfigError` carries *all* the problems that were found, each as a :class:`Problem` with the
+key, its value, where the value came from, what is wrong and how to mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+EXIT_TRAINING_FAILED = 1
+EXIT_CONFIG = 2
+
+_NOT_GIVEN: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a configuration.
+
+    Args:
+        key: Dotted name of the key at fault, e.g. ``hyperparameters.global_batch_size``.
+        message: What is wrong, in one sentence without the key's name repeated.
+        value: The offending value; left out for a key that is missing.
+        origin: Where the value came from, e.g. ``const.yaml:14`` or ``--set``.
+        mend: What to write instead. Every problem should have one.
+        code: Short stable name of the rule that found it, e.g. ``pipeline-zero-stage``.
+    """
+
+    key: str
+    message: str
+    value: Any = _NOT_GIVEN
+    origin: str = ""
+    mend: str = ""
+    code: str = "invalid"
+
+    def __str__(self) -> str:
+        head = self.key
+        if self.value is not _NOT_GIVEN:
+            shown = repr(self.value)
+            head += f" = {shown if len(shown) <= 120 else shown[:117] + '...'}"
+        if self.origin:
+            head += f" ({self.origin})"
+        lines = [f"{head}: {self.message}" if head else self.message]
+        if self.mend:
+            lines.append(f"  mend: {self.mend}")
+        return "\n".join(lines)
+
+
+class DeterminedDSError(Exception):
+    """Root of the errors of this package."""
+
+    exit_code = EXIT_TRAINING_FAILED
+
+
+class ConfigError(DeterminedDSError):
+    """A configuration that cannot run. Names every problem at once.
+
+    Args:
+        problems: One or more :class:`Problem`.
+    """
+
+    exit_code = EXIT_CONFIG
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = (
+            (problems,) if isinstance(problems, Problem) else tuple(problems)
+        )
+        assert self.problems, "a ConfigError without a problem"
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class EntrypointError(ConfigError):
+    """The entrypoint names no trial that can be run."""
+
+
+class DataError(ConfigError):
+    """The data that the configuration names cannot be trained on."""
+
+
+class TrainingError(DeterminedDSError):
+    """Training started and failed."""
+
+
+class RankFailure(TrainingError):
+    """A rank died; the message is that rank's own."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written, or read back as it was."""

@@ -1,0 +1,80 @@
+"""When a training run reports, validates, checkpoints and ends: arithmetic on the number of batches trained.
+
+Every period counts from the start of training, whether this process trained those batches or an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from determined import pytorch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """What is due after a batch."""
+
+    report: bool = False
+    validate: bool = False
+    checkpoint: bool = False
+    epoch_end: bool = False
+    end: bool = False
+
+    def __bool__(self) -> bool:
+        return self.report or self.validate or self.checkpoint or self.end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The arguments of ``Trainer.fit`` that say when something happens.
+
+    Args:
+        max_length: ``Batch(n)`` or ``Epoch(n)``.
+        validation_period: A period (int) or a schedule (container); None: only at the end.
+        checkpoint_period: The same.
+        reporting_period: The same.
+        batches_per_epoch: Whole batches in an epoch, >= 1.
+    """
+
+    max_length: pytorch.TrainUnit
+    validation_period: pytorch.TrainUnit | None
+    checkpoint_period: pytorch.TrainUnit | None
+    reporting_period: pytorch.TrainUnit | None
+    batches_per_epoch: int
+
+    @property
+    def num_batches(self) -> int:
+        """Batches from the start of training to its end."""
+        length = self.max_length.value
+        assert isinstance(length, int)
+        per_unit = self.batches_per_epoch if isinstance(self.max_length, pytorch.Epoch) else 1
+        return length * per_unit
+
+    def due(self, batches_trained: int) -> Due:
+        """What is due when ``batches_trained`` batches (>= 1) have been trained.
+
+        At the end everything is: the last metrics, the last weights.
+        """
+        end = batches_trained >= self.num_batches
+        return Due(
+            report=end or self._reached(self.reporting_period, batches_trained),
+            validate=end or self._reached(self.validation_period, batches_trained),
+            checkpoint=end or self._reached(self.checkpoint_period, batches_trained),
+            epoch_end=batches_trained % self.batches_per_epoch == 0,
+            end=end,
+        )
+
+    def _reached(self, unit: pytorch.TrainUnit | None, batches_trained: int) -> bool:
+        if unit is None:
+            return False
+        count = batches_trained
+        if isinstance(unit, pytorch.Epoch):
+            count, inside = divmod(batches_trained, self.batches_per_epoch)
+            if inside:
+                return False
+        if isinstance(unit.value, int):
+            # Determined: a period below 1 is every step.
+            return unit.value < 1 or count % unit.value == 0
+        assert isinstance(unit.value, Container)
+        return count in unit.value

@@ -1,0 +1,320 @@
+"""Determined's DeepSpeedTrialContext on any accelerator, and the door to it: :func:`open_context`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import determined as det
+import numpy as np
+import torch
+from determined import core
+from determined.pytorch import deepspeed as det_ds
+
+from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.document import Document
+from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
+from determined_ds.config.text import read_json
+from determined_ds.devices import detect_accelerator
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.distributed import join_process_group
+from determined_ds.runtime.local import local_core_context
+
+DEEPSPEED_CONFIG = "deepspeed_config.json"
+
+
+class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
+    """Determined's context, not tied to CUDA, and holding the reconciled configuration.
+
+    Attributes:
+        resolved: What was decided before anything ran.
+    """
+
+    def __init__(
+        self,
+        *,
+        core_context: core.Context,
+        resolved: ResolvedConfig,
+        hyperparameters: Document,
+        ds_config_path: Path,
+        trial_seed: int,
+        exp_conf: dict[str, Any] | None,
+        steps_completed: int = 0,
+        enable_tensorboard_logging: bool = True,
+    ) -> None:
+        self.resolved = resolved
+        self._hyperparameters = hyperparameters
+        self._called_wrap_mpu = False
+        with _quiet("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
+            super().__init__(
+                core_context=core_context,
+                trial_seed=trial_seed,
+                hparams=_completed(hyperparameters.data, resolved, ds_config_path),
+                # Determined divides the global batch by the slots; it is the replicas that share it.
+                slots_per_trial=resolved.topology.data_parallel_world_size,
+                num_gpus=resolved.accelerator.num_devices if resolved.accelerator.name == "cuda" else 0,
+                exp_conf=exp_conf,
+                steps_completed=steps_completed,
+                enable_tensorboard_logging=enable_tensorboard_logging,
+            )
+
+    def _init_device(self) -> None:
+        if self.resolved.accelerator.name == "cuda":
+            self.device = torch.device("cuda", self.distributed.get_local_rank())
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+
+    def wrap_mpu(self, mpu: det_ds.ModelParallelUnit) -> det_ds.ModelParallelUnit:
+        """Use a model-parallel unit of your own, before or after ``wrap_model_engine``.
+
+        Args:
+            mpu: E.g. ``DeepSpeedMPU(engine.mpu)``.
+
+        Returns:
+            ``mpu`` itself.
+        """
+        if self._called_wrap_mpu:
+            raise det.errors.InvalidExperimentException("wrap_mpu was called twice: a trial has one MPU")
+        self._called_wrap_mpu = True
+        self._mpu = mpu
+        return mpu
+
+    def wrap_model_engine(self, model: Any) -> Any:
+        """Register a DeepSpeed engine. See Determined's method of this name."""
+        chosen = self._mpu if self._called_wrap_mpu else None
+        engine = super().wrap_model_engine(model)
+        if chosen is not None:
+            self._mpu = chosen
+        return engine
+
+    def reconcile_ds_config(self, ds_config: Any) -> None:
+        """Check that the configuration of an engine agrees with the reconciled one.
+
+        Args:
+            ds_config: ``engine._config`` (DeepSpeed's ``DeepSpeedConfig``), or a mapping.
+
+        Raises:
+            ConfigError: every batch size that differs.
+        """
+        batch = self.resolved.batch
+        problems = []
+        for key, name in BATCH_KEYS.items():
+            value = ds_config.get(key) if isinstance(ds_config, Mapping) else getattr(ds_config, key, None)
+            expected = getattr(batch, name)
+            if value != expected:
+                message = f"the engine's is not {expected}, which the hyperparameters and the slots make"
+                mend = "initialize the engine with context.overwrite(...), or with args=self.args"
+                problems.append(
+                    Problem(key=key, value=value, message=message, mend=mend, code="engine-config")
+                )
+        if problems:
+            raise ConfigError(problems)
+
+    def overwrite(
+        self, base_ds_config: str | os.PathLike[str] | Mapping[str, Any], source: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it and every "auto" filled.
+
+        Args:
+            base_ds_config: A path, or a mapping.
+            source: What to lay over it; the hyperparameter ``overwrite_deepspeed_args`` if None.
+
+        Returns:
+            A plain mapping for ``deepspeed.initialize(config=...)``.
+
+        Raises:
+            ConfigError: it cannot run with these hyperparameters.
+        """
+        if isinstance(base_ds_config, Mapping):
+            ds = Document(name="context.overwrite", data=_plain(base_ds_config))
+        else:
+            ds = read_json(Path(base_ds_config))
+        document = self._hyperparameters
+        if source is not None:
+            data = {**document.data, "overwrite_deepspeed_args": _plain(source)}
+            document = Document(name=document.name, data=data, places=document.places, prefix=document.prefix)
+        slots, accelerator = self.resolved.topology.slots, self.resolved.accelerator
+        return reconcile(document, ds, slots=slots, accelerator=accelerator).ds_config
+
+
+def _plain(data: Any) -> Any:
+    """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(value) for value in data]
+    return data
+
+
+def _completed(data: dict[str, Any], resolved: ResolvedConfig, ds_config_path: Path) -> dict[str, Any]:
+    """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
+
+    ``deepspeed_config`` names the JSON that DeepSpeed is really given, so that
+    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` takes that one.
+    """
+    return {
+        **data,
+        "global_batch_size": resolved.batch.global_batch_size,
+        "data_parallel_world_size": resolved.topology.data_parallel_world_size,
+        "pipe_parallel_size": resolved.topology.pipe_parallel_size,
+        "model_parallel_size": resolved.topology.model_parallel_size,
+        "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
+        "gradient_accumulation_steps": resolved.batch.accumulation,
+        "deepspeed_config": str(ds_config_path),
+    }
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def open_context(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: core.DistributedContext | None = None,
+    enable_tensorboard_logging: bool = True,
+    experiment: Experiment | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    accelerator: str | None = None,
+) -> Iterator[DeepSpeedTrialContext]:
+    """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
+
+    The first four arguments are those of Determined's ``deepspeed.init``; with none of the others it is a
+    drop-in replacement. On a cluster everything is taken from the cluster's own account of the trial.
+
+    Args:
+        hparams: Hyperparameters of the trial.
+        exp_conf: Experiment configuration, for ``context.get_experiment_config()``.
+        distributed: The ranks, if the process group is joined already.
+        enable_tensorboard_logging: Whether metrics are written for TensorBoard too.
+        experiment: An experiment that was read already; stands for ``hparams`` and ``exp_conf``.
+        run_dir: Where metrics, checkpoints and TensorBoard files go, off-cluster; a fresh temporary folder if None.
+        accelerator: ``cpu``, ``cuda`` or None for the best there is.
+
+    Raises:
+        ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
+            process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
+    """
+    info = det.get_cluster_info()
+    on_cluster = info is not None and info.task_type == "TRIAL"
+    if on_cluster:
+        assert info is not None
+        exp_conf, hparams = info.trial._config, info.trial.hparams
+        seed, steps_completed = info.trial.trial_seed, info.trial._steps_completed
+    else:
+        seed, steps_completed = _seed(experiment, exp_conf), 0
+    devices = detect_accelerator(accelerator)
+    distributed = distributed or join_process_group(devices)
+    hyperparameters = experiment.hyperparameters if experiment and not on_cluster else None
+    if hyperparameters is None:
+        hyperparameters = Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
+    if experiment is not None and exp_conf is None:
+        exp_conf = experiment.config
+    run_dir = Path(_run_dir(run_dir, distributed)) if not on_cluster else Path(tempfile.mkdtemp())
+    with _core_context(on_cluster, run_dir, distributed, experiment or exp_conf) as core_context:
+        try:
+            resolved = _reconcile(hyperparameters, distributed, devices)
+        except ConfigError as error:
+            if on_cluster and (exp_conf or {}).get("searcher", {}).get("name", "single") != "single":
+                raise det.InvalidHP(str(error)) from error
+            raise
+        seed_everything(seed)
+        yield DeepSpeedTrialContext(
+            core_context=core_context,
+            resolved=resolved,
+            hyperparameters=hyperparameters,
+            ds_config_path=_write_ds_config(run_dir, resolved, distributed),
+            trial_seed=seed,
+            exp_conf=exp_conf,
+            steps_completed=steps_completed,
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+
+
+def _seed(experiment: Experiment | None, exp_conf: dict[str, Any] | None) -> int:
+    if experiment is not None:
+        return experiment.seed
+    return int(((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
+
+
+def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:
+    if run_dir is not None:
+        return os.fspath(run_dir)
+    made = tempfile.mkdtemp(prefix="determined_ds-") if distributed.rank == 0 else None
+    return str(distributed.broadcast(made))
+
+
+def _core_context(
+    on_cluster: bool,
+    run_dir: Path,
+    distributed: core.DistributedContext,
+    experiment: Experiment | dict[str, Any] | None,
+) -> core.Context:
+    if on_cluster:
+        return core.init(
+            distributed=distributed,
+            preempt_mode=core.PreemptMode.WorkersAskChief,
+            tensorboard_mode=core.TensorboardMode.MANUAL,
+        )
+    if isinstance(experiment, Experiment):
+        metric, smaller = experiment.metric, experiment.smaller_is_better
+    else:
+        searcher = (experiment or {}).get("searcher") or {}
+        metric, smaller = searcher.get("metric", ""), searcher.get("smaller_is_better", True)
+    return local_core_context(run_dir, distributed, metric=metric, smaller_is_better=smaller)
+
+
+def _reconcile(
+    hyperparameters: Document, distributed: core.DistributedContext, accelerator: Any
+) -> ResolvedConfig:
+    hp = parse_hyperparameters(hyperparameters)
+    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=hyperparameters)
+    # Ranks of several machines are each checked against their own devices by the launcher.
+    return reconcile(
+        hyperparameters,
+        ds,
+        slots=distributed.size,
+        accelerator=accelerator,
+        slots_origin="the launched ranks",
+        machines=distributed.cross_size,
+    )
+
+
+def _write_ds_config(run_dir: Path, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
+    """Write the mapping that DeepSpeed is given, once a machine."""
+    path = run_dir / DEEPSPEED_CONFIG
+    if distributed.local_rank == 0:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(resolved.ds_config, indent=2) + "\n")
+    return Path(str(distributed.broadcast_local(str(path))))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed random, numpy and torch alike, the same on every rank."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def experiment_of(config: dict[str, Any], name: str = "experiment config") -> Experiment:
+    """An experiment from a plain configuration, e.g. the one the cluster gives."""
+    return parse_experiment(Document(name=name, data=config))

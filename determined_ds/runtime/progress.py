@@ -1,0 +1,119 @@
+"""What the chief shows while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+
+def show(name: str, value: Any) -> str:
+    """A metric for people: four significant digits, thousands grouped."""
+    if isinstance(value, float):
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{name} {text}"
+    return f"{name} {value}"
+
+
+class Progress:
+    """No display at all: what every rank but the chief has."""
+
+    def start(self, *, total: int, done: int) -> None:
+        """Training goes from batch ``done`` to ``total``."""
+
+    def step(self, batches_trained: int) -> None:
+        """A batch was trained."""
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics were reported."""
+
+    def note(self, text: str) -> None:
+        """A line worth keeping: a checkpoint, the end."""
+
+    def stop(self) -> None:
+        """Training is over, however it ended."""
+
+
+ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
+HIDDEN = ("batches", "epochs", "samples", "grad_norm", "loss_scale", "peak_memory_bytes")
+
+
+def _summary(metrics: Mapping[str, Any]) -> str:
+    names = [name for name in ORDER if name in metrics]
+    names += [name for name in metrics if name not in ORDER and name not in HIDDEN]
+    return "  ".join(show(name, metrics[name]) for name in names)
+
+
+class Lines(Progress):
+    """One line a report, for logs."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._width = 1
+
+    def start(self, *, total: int, done: int) -> None:
+        self._total = total
+        self._width = len(str(total))
+        if done:
+            self.note(f"resumed at batch {done} of {total}")
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        at = f"{batches_trained:>{self._width}}/{self._total}"
+        self.note(f"{group:<10}  batch {at}  {_summary(metrics)}")
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Bar(Lines):
+    """A progress bar with loss and throughput, and the reports as lines above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._console = Console()
+        self._bar = RichProgress(
+            TextColumn("training"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[latest]}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=5,
+        )
+        self._task: Any = None
+        self._shown_at = 0.0
+
+    def start(self, *, total: int, done: int) -> None:
+        super().start(total=total, done=done)
+        self._task = self._bar.add_task("", total=total, completed=done, latest="")
+        self._bar.start()
+
+    def step(self, batches_trained: int) -> None:
+        now = time.monotonic()
+        if now - self._shown_at > 0.1:  # a bar that is drawn at every 5 ms step would be a tenth of it
+            self._shown_at = now
+            self._bar.update(self._task, completed=batches_trained)
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        super().report(group, batches_trained, metrics)
+        if group == "training":
+            self._bar.update(self._task, completed=batches_trained, latest=_summary(metrics))
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+def make_progress(is_chief: bool) -> Progress:
+    """The display that fits where this rank's output goes."""
+    if not is_chief:
+        return Progress()
+    return Bar() if sys.stdout.isatty() else Lines()

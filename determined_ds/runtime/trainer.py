@@ -1,0 +1,134 @@
+"""``Trainer``: Determined's ``deepspeed.Trainer`` by the same names, around our loop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import determined as det
+from determined import pytorch
+
+from determined_ds.config.hyperparameters import FitOptions, Length
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.loop import TrainingLoop
+from determined_ds.runtime.progress import make_progress
+
+logger = logging.getLogger("determined_ds")
+
+
+class Trainer:
+    """Trains a ``DeepSpeedTrial``.
+
+    Args:
+        trial: The trial, its engines wrapped.
+        context: From :func:`determined_ds.open_context`.
+    """
+
+    def __init__(self, trial: Any, context: Any) -> None:
+        self._trial = trial
+        self._context = context
+        info = det.get_cluster_info()
+        self._info = info if info is not None and info.task_type == "TRIAL" else None
+
+    def fit(
+        self,
+        checkpoint_period: pytorch.TrainUnit | None = None,
+        validation_period: pytorch.TrainUnit | None = None,
+        max_length: pytorch.TrainUnit | None = None,
+        reporting_period: pytorch.TrainUnit | None = pytorch.Batch(100),  # noqa: B008  (Determined's default)
+        checkpoint_policy: str = "best",
+        latest_checkpoint: str | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+    ) -> None:
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1).
+
+        Periods count from the start of training, whether this process trained it or one before.
+
+        Args:
+            checkpoint_period: ``Batch(n)``, ``Epoch(n)``, or of a container of numbers; None: only at the end.
+            validation_period: The same.
+            max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: just so much is trained.
+            reporting_period: The same as a period.
+            checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint.
+                ``best`` goes by ``searcher.metric``, off-cluster too; without one it is ``all``.
+            latest_checkpoint: Uuid of the checkpoint to go on from.
+            step_zero_validation: Validate before the first batch.
+            test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
+            profiling_enabled: Determined's system metrics, on a cluster.
+
+        Raises:
+            ConfigError: an argument is wrong.
+            TrainingError: training failed.
+        """
+        max_length = pytorch.Batch(1) if test_mode else self._checked_length(max_length)
+        metric, smaller_is_better = self._searcher()
+        if checkpoint_policy not in ("best", "all", "none"):
+            raise _refuse("checkpoint_policy", checkpoint_policy, "no such policy", "use best, all or none")
+        if checkpoint_policy == "best" and not metric:
+            logger.warning("checkpoint_policy best has no searcher.metric to go by: every validation is kept")
+            checkpoint_policy = "all"
+        if profiling_enabled:
+            self._context._core.profiler.on()
+        loop = TrainingLoop(
+            self._trial,
+            self._context,
+            lengths={
+                "max_length": max_length,
+                "validation_period": validation_period,
+                "checkpoint_period": checkpoint_period,
+                "reporting_period": reporting_period,
+            },
+            checkpoint_policy="none" if test_mode else checkpoint_policy,
+            metric=metric,
+            smaller_is_better=smaller_is_better,
+            step_zero_validation=step_zero_validation,
+            test_mode=test_mode,
+            progress=make_progress(self._context.distributed.rank == 0),
+            trial_id=self._info.trial.trial_id if self._info else 0,
+        )
+        loop.run(latest_checkpoint)
+
+    def _searcher(self) -> tuple[str, bool]:
+        try:
+            searcher = self._context.get_experiment_config().get("searcher") or {}
+        except ValueError:  # Determined's: no experiment configuration was given
+            searcher = {}
+        return searcher.get("metric") or "", bool(searcher.get("smaller_is_better", True))
+
+    def _checked_length(self, max_length: pytorch.TrainUnit | None) -> pytorch.TrainUnit:
+        if max_length is None:
+            mend = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+            raise _refuse("fit.max_length", None, "missing: nothing says how long to train", mend)
+        value = max_length.value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            mend = "use Batch(n) or Epoch(n) with n >= 1"
+            raise _refuse("fit.max_length", value, "must be an integer of at least 1", mend)
+        return max_length
+
+
+def _refuse(key: str, value: Any, message: str, mend: str) -> ConfigError:
+    return ConfigError(Problem(key=key, value=value, message=message, mend=mend))
+
+
+def fit_arguments(fit: FitOptions) -> dict[str, Any]:
+    """``hyperparameters.fit`` as keyword arguments of :meth:`Trainer.fit`."""
+    arguments: dict[str, Any] = {
+        "max_length": _train_unit(fit.max_length),
+        "validation_period": _train_unit(fit.validation_period),
+        "checkpoint_period": _train_unit(fit.checkpoint_period),
+        "checkpoint_policy": fit.checkpoint_policy,
+        "step_zero_validation": fit.step_zero_validation,
+        "profiling_enabled": fit.profiling_enabled,
+    }
+    if fit.reporting_period is not None:
+        arguments["reporting_period"] = _train_unit(fit.reporting_period)
+    return arguments
+
+
+def _train_unit(length: Length | None) -> pytorch.TrainUnit | None:
+    if length is None:
+        return None
+    value = length.value if isinstance(length.value, int) else list(length.value)
+    return (pytorch.Batch if length.unit == "batches" else pytorch.Epoch)(value)

@@ -1,0 +1,1 @@
+"""The classes that a model author subclasses: Determined's ``DeepSpeedTrial`` with the wiring done."""

@@ -1,0 +1,97 @@
+"""ReconciledTrial: hyperparameters -> ResolvedConfig -> deepspeed.initialize -> wrap_model_engine."""
+
+from __future__ import annotations
+
+import abc
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from attrdict import AttrDict
+from determined import pytorch
+from determined.pytorch import deepspeed as det_ds
+
+from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.document import Document
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.devices import detect_accelerator
+
+
+class ReconciledTrial(det_ds.DeepSpeedTrial):
+    """A ``DeepSpeedTrial`` whose engine is built from the reconciled configuration.
+
+    Subclass :class:`~determined_ds.DataParallelTrial` or :class:`~determined_ds.PipelineTrial`.
+
+    Attributes:
+        context: Determined's context.
+        args: The hyperparameters by attribute, read-only (``attrdict`` turns lists to tuples).
+        resolved: The configuration that was decided before anything ran.
+        engine: The DeepSpeed engine.
+    """
+
+    engine: Any
+
+    def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
+        self.context = context
+        self.args = AttrDict(context.get_hparams())
+        self.resolved = resolved_of(context)
+        self.prepare()
+        self.engine = self.initialize(self.build_model(), self.resolved.ds_config)
+
+    def prepare(self) -> None:
+        """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
+
+    @abc.abstractmethod
+    def build_model(self) -> torch.nn.Module:
+        """The model, with the weights to start from, on the CPU; the same on every rank that holds it."""
+
+    def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+        """An optimizer of your own; None takes the one in the DeepSpeed JSON."""
+        return None
+
+    def build_parameters(self, model: torch.nn.Module) -> Any:
+        """Parameters or parameter groups for the JSON's optimizer; all that require a gradient, by default."""
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
+        """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine."""
+        optimizer = self.build_optimizer(model)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            model_parameters=None if optimizer is not None else self.build_parameters(model),
+            config=ds_config,
+        )
+        return self.context.wrap_model_engine(engine)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples that a data loader yields at a time (``train_micro_batch_size_per_gpu``)."""
+        return self.resolved.batch.micro_batch_size
+
+    def training_loader(self, dataset: Any, **options: Any) -> pytorch.DataLoader:
+        """Determined's data loader over ``dataset``, shuffled, in micro-batches."""
+        options = {"shuffle": True, "drop_last": True, **options}
+        return pytorch.DataLoader(dataset, batch_size=self.micro_batch_size, **options)
+
+    def validation_loader(self, dataset: Any, **options: Any) -> pytorch.DataLoader:
+        """Determined's data loader over ``dataset``, in order, to the last sample."""
+        return pytorch.DataLoader(dataset, batch_size=self.micro_batch_size, **options)
+
+    def tokens_per_sample(self) -> int | None:
+        """Tokens in a training sample, for ``tokens_per_second``; None where the word means nothing."""
+        return None
+
+
+def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
+    """The reconciled configuration of a context: ours carries it, for Determined's own it is made here."""
+    resolved = getattr(context, "resolved", None)
+    if isinstance(resolved, ResolvedConfig):
+        return resolved
+    document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+    hp = parse_hyperparameters(document)
+    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
+    slots = context.distributed.get_size()
+    return reconcile(document, ds, slots=slots, accelerator=detect_accelerator())

@@ -1,0 +1,73 @@
+"""DataParallelTrial: replicas of one model, under ZeRO 0 to 3."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from determined_ds.trial.base import ReconciledTrial
+
+
+class DataParallelTrial(ReconciledTrial):
+    """Write the model, the loss and the data; the rest is done.
+
+    Example::
+
+        class MyTrial(DataParallelTrial):
+            def build_model(self):
+                return torch.nn.Linear(10, 1)
+
+            def loss(self, model, batch):
+                inputs, targets = batch
+                return torch.nn.functional.mse_loss(model(inputs), targets)
+
+            def build_training_data_loader(self):
+                return self.training_loader(my_training_set)
+
+            def build_validation_data_loader(self):
+                return self.validation_loader(my_validation_set)
+    """
+
+    @abc.abstractmethod
+    def loss(self, model: Any, batch: Any) -> torch.Tensor | dict[str, Any]:
+        """The mean loss of a micro-batch.
+
+        Args:
+            model: The engine; call it as the model.
+            batch: One micro-batch, on the device.
+
+        Returns:
+            A scalar tensor, or metrics by name whose ``loss`` is the scalar to descend.
+        """
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
+        """Validation metrics of a batch, each a mean over its samples; by default the loss.
+
+        Args:
+            model: The engine, in evaluation mode, without gradients.
+            batch: One micro-batch, on the device; the last one may be smaller.
+        """
+        output = self.loss(model, batch)
+        metrics = output if isinstance(output, dict) else {"loss": output}
+        return {f"validation_{name}": value for name, value in metrics.items()}
+
+    def train_batch(
+        self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
+    ) -> dict[str, Any]:
+        """One micro-batch, forward and backward; the engine steps at the end of an accumulation."""
+        assert dataloader_iter is not None
+        batch = self.context.to_device(next(dataloader_iter))
+        output = self.loss(self.engine, batch)
+        metrics = dict(output) if isinstance(output, dict) else {"loss": output}
+        loss = metrics["loss"]
+        self.engine.backward(loss)
+        self.engine.step()
+        return {**metrics, "loss": loss.detach()}
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+        assert dataloader_iter is not None
+        batch = self.context.to_device(next(dataloader_iter))
+        return self.evaluate(self.engine, batch)

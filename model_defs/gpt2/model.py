@@ -1,0 +1,306 @@
+"""GPT-2 in two forms over the same weights: one model, or a list of layers for a pipeline.
+
+Both forms run the same ``transformers`` blocks in the same order, and every parameter has one canonical name,
+the one that Hugging Face gives it. Initial weights and checkpoints go by that name, so a run does not depend
+on how the model is cut.
+
+Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embedding width.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from determined_ds.errors import ConfigError, Problem
+
+# The sizes of the paper, as published on the Hugging Face hub; "tiny" is ours, for tests and laptops.
+MODEL_SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"n_layer": 4, "n_embd": 128, "n_head": 4},
+    "small": {"n_layer": 12, "n_embd": 768, "n_head": 12},
+    "medium": {"n_layer": 24, "n_embd": 1024, "n_head": 16},
+    "large": {"n_layer": 36, "n_embd": 1280, "n_head": 20},
+    "xl": {"n_layer": 48, "n_embd": 1600, "n_head": 25},
+}
+PUBLISHED_VOCAB_SIZE = 50257
+PUBLISHED_POSITIONS = 1024
+
+
+def gpt2_config(
+    model_size: str = "tiny", *, vocab_size: int, sequence_length: int, dropout: float = 0.0
+) -> transformers.GPT2Config:
+    """The configuration of a GPT-2 of a named size.
+
+    Args:
+        model_size: One of :data:`MODEL_SIZES`.
+        vocab_size: V, at least 1.
+        sequence_length: T, the longest sequence that will be trained on, at least 1. The published sizes keep
+            room for 1024 positions, so that published weights fit.
+        dropout: Probability in [0, 1), for embeddings, attention and residual paths alike.
+
+    Raises:
+        ConfigError: An unknown size, a sequence length below 1 or a dropout outside [0, 1).
+    """
+    problems = _size_problems(model_size)
+    if sequence_length < 1:
+        problems.append(
+            Problem(
+                key="hyperparameters.sequence_length",
+                value=sequence_length,
+                message="a sequence has at least one token.",
+                mend="sequence_length: 128",
+            )
+        )
+    if not 0.0 <= dropout < 1.0:
+        problems.append(
+            Problem(
+                key="hyperparameters.dropout",
+                value=dropout,
+                message="a dropout probability lies in [0, 1).",
+                mend="dropout: 0.1",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    # Ids that lie outside the vocabulary would be saved with the model and mislead whoever loads it.
+    end_of_text = vocab_size - 1 if vocab_size == PUBLISHED_VOCAB_SIZE else None
+    return transformers.GPT2Config(
+        **MODEL_SIZES[model_size],
+        vocab_size=vocab_size,
+        n_positions=sequence_length if model_size == "tiny" else max(sequence_length, PUBLISHED_POSITIONS),
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+        bos_token_id=end_of_text,
+        eos_token_id=end_of_text,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+
+
+def _size_problems(model_size: Any) -> list[Problem]:
+    if isinstance(model_size, str) and model_size in MODEL_SIZES:
+        return []
+    nearest = difflib.get_close_matches(str(model_size).lower(), MODEL_SIZES, n=1)
+    hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
+    return [
+        Problem(
+            key="hyperparameters.model_size",
+            value=model_size,
+            message="no such size of GPT-2.",
+            mend=f"one of {', '.join(MODEL_SIZES)}{hint}",
+        )
+    ]
+
+
+class HuggingFaceNamed:
+    """A module that knows the canonical names of its parameters: a prefix, then their local names."""
+
+    huggingface_prefix: str = ""
+
+    def huggingface_names(self) -> dict[str, str]:
+        """Local parameter name -> name in the ``state_dict`` of ``transformers.GPT2LMHeadModel``."""
+        assert isinstance(self, nn.Module)
+        return {local: self.huggingface_prefix + local for local, _ in self.named_parameters()}
+
+
+class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
+    """The whole model, for data parallel training. Its ``state_dict`` is Hugging Face's own, head tied."""
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:  # type: ignore[override]
+        """Logits of the next token.
+
+        Not the parent's forward: that one builds masks for padding, packing and caches, which costs a device
+        synchronisation in every step; training on full windows needs only causal attention. The blocks called
+        are the same, and gradient checkpointing works as in the parent.
+
+        Args:
+            tokens_BT: int64 token ids in [0, V), T at most ``config.n_positions``.
+
+        Returns:
+            logits_BTV.
+        """
+        inner = self.transformer
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        hidden_BTC = inner.drop(inner.wte(tokens_BT) + inner.wpe(positions_T))
+        for block in inner.h:
+            hidden_BTC = block(hidden_BTC)
+        return self.lm_head(inner.ln_f(hidden_BTC))
+
+
+class TokenEmbedding(HuggingFaceNamed, nn.Embedding):
+    """Pipeline layer: tokens_BT -> hidden_BTC.
+
+    Holds the tied weight and nothing else. DeepSpeed builds a tied layer whole on the first *and* the last
+    pipeline stage, and keeps only the named weight in step; anything else in here would live twice, one copy
+    of it untrained.
+    """
+
+    huggingface_prefix = "transformer.wte."
+
+    def __init__(self, config: transformers.GPT2Config) -> None:
+        super().__init__(config.vocab_size, config.n_embd)
+
+
+def tied_head(embedding: TokenEmbedding, hidden_BTC: Tensor) -> Tensor:
+    """The head: logits_BTV by the token embedding's own weight. ``forward_fn`` of a ``TiedLayerSpec``."""
+    return functional.linear(hidden_BTC, embedding.weight)
+
+
+class PositionEmbedding(HuggingFaceNamed, nn.Module):
+    """Pipeline layer: hidden_BTC -> hidden_BTC, with the positions added and dropout applied."""
+
+    huggingface_prefix = "transformer."
+
+    def __init__(self, config: transformers.GPT2Config) -> None:
+        super().__init__()
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:
+        # Positions are made here: integer tensors do not travel between pipeline stages.
+        positions_T = torch.arange(hidden_BTC.shape[1], device=hidden_BTC.device)
+        return self.drop(hidden_BTC + self.wpe(positions_T))
+
+
+class Block(HuggingFaceNamed, GPT2Block):
+    """Pipeline layer: hidden_BTC -> hidden_BTC, one transformer block.
+
+    Args:
+        config: The model's configuration; attention is ``sdpa``, which is causal where no mask is given.
+        layer_idx: Place of the block in the model, from 0.
+    """
+
+    def __init__(self, config: transformers.GPT2Config, layer_idx: int) -> None:
+        super().__init__(config, layer_idx=layer_idx)
+        self.huggingface_prefix = f"transformer.h.{layer_idx}."
+
+    def forward(self, hidden_BTC: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(hidden_BTC)
+
+
+class FinalNorm(HuggingFaceNamed, nn.LayerNorm):
+    """Pipeline layer: hidden_BTC -> hidden_BTC, the last layer norm."""
+
+    huggingface_prefix = "transformer.ln_f."
+
+    def __init__(self, config: transformers.GPT2Config) -> None:
+        super().__init__(config.n_embd, eps=config.layer_norm_epsilon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedLayer:
+    """One layer of the pipeline, to be built where its pipeline stage lives.
+
+    Args:
+        layer: The module's class.
+        args: What to construct it with.
+        huggingface_prefix: Canonical prefix of its parameters' names.
+        tied_key: Layers of the same key share one module and its weight; None: not tied.
+        tied_weight_attr: The attribute of the tied weight, by DeepSpeed's name for it.
+        forward_fn: Called as ``forward_fn(module, inputs)`` instead of the module; None: the module itself.
+    """
+
+    layer: type[nn.Module]
+    args: tuple[Any, ...]
+    huggingface_prefix: str
+    tied_key: str | None = None
+    tied_weight_attr: str = "weight"
+    forward_fn: Callable[[Any, Tensor], Tensor] | None = None
+
+
+def pipeline_layer_plan(config: transformers.GPT2Config) -> tuple[PlannedLayer, ...]:
+    """The model as layers, in order; composed they compute what :class:`GPT2` computes.
+
+    A layer with a ``tied_key`` becomes a ``TiedLayerSpec(tied_key, layer, *args, forward_fn=forward_fn,
+    tied_weight_attr=tied_weight_attr)``, any other a ``LayerSpec(layer, *args)``.
+    """
+    wte = TokenEmbedding.huggingface_prefix
+    return (
+        PlannedLayer(layer=TokenEmbedding, args=(config,), huggingface_prefix=wte, tied_key="wte"),
+        PlannedLayer(
+            layer=PositionEmbedding, args=(config,), huggingface_prefix=PositionEmbedding.huggingface_prefix
+        ),
+        *(
+            PlannedLayer(layer=Block, args=(config, index), huggingface_prefix=f"transformer.h.{index}.")
+            for index in range(config.n_layer)
+        ),
+        PlannedLayer(layer=FinalNorm, args=(config,), huggingface_prefix=FinalNorm.huggingface_prefix),
+        PlannedLayer(
+            layer=TokenEmbedding,
+            args=(config,),
+            huggingface_prefix=wte,
+            tied_key="wte",
+            forward_fn=tied_head,
+        ),
+    )
+
+
+def parameters_by_huggingface_name(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Canonical name -> parameter, for every named part found in ``module``.
+
+    ``module`` may be a :class:`GPT2`, one pipeline layer, or a container of layers such as DeepSpeed's
+    ``PipelineModule``, of which each rank holds a part.
+    """
+    found: dict[str, nn.Parameter] = {}
+    for part in module.modules():
+        if isinstance(part, HuggingFaceNamed):
+            local = dict(part.named_parameters())
+            found.update({name: local[own] for own, name in part.huggingface_names().items()})
+    assert found, f"no part of GPT-2 in a {type(module).__name__}"
+    return found
+
+
+def initial_tensor(name: str, shape: Sequence[int], config: transformers.GPT2Config, seed: int) -> Tensor:
+    """The first value of one parameter: GPT-2's published distribution, drawn from a generator of its own.
+
+    Args:
+        name: Canonical name; with ``seed`` it decides the draw, whatever is drawn before or elsewhere.
+        shape: The parameter's shape.
+        config: Gives the standard deviation and the number of layers.
+        seed: The experiment's seed.
+
+    Returns:
+        A float32 tensor on the CPU, where the same generator gives the same numbers whatever trains on them.
+
+    Source:
+        ``GPT2PreTrainedModel._init_weights`` in transformers 5.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(*shape, device="cpu")
+    if ".ln_" in name:
+        return torch.ones(*shape, device="cpu")
+    std = config.initializer_range
+    if name.endswith(".c_proj.weight"):
+        # Two residual paths a block add up along the depth; this keeps their sum's variance at one block's.
+        std /= math.sqrt(2 * config.n_layer)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.empty(*shape, device="cpu").normal_(mean=0.0, std=std, generator=generator)
+
+
+@torch.no_grad()
+def load_initial_weights(module: nn.Module, config: transformers.GPT2Config, seed: int) -> None:
+    """Fill ``module`` with its initial weights, bit for bit the same in either form and on any partition."""
+    for name, parameter in parameters_by_huggingface_name(module).items():
+        parameter.copy_(initial_tensor(name, parameter.shape, config, seed))
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy in nats a token, a float32 scalar whatever the logits' type.
+
+    Args:
+        logits_BTV: Floating point of any width.
+        targets_BT: int64 token ids in [0, V).
+    """
+    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())

@@ -1,0 +1,97 @@
+"""GPT-2 under DeepSpeed: data parallel with ZeRO, and as a pipeline of the same blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
+from model_defs.gpt2.data import load_text
+from model_defs.gpt2.model import (
+    GPT2,
+    gpt2_config,
+    load_initial_weights,
+    next_token_loss,
+    pipeline_layer_plan,
+)
+from model_defs.gpt2.pretrained import load_pretrained
+
+
+class _GPT2(ReconciledTrial):
+    """What both forms share: the text, the configuration of the model, the weights it starts from."""
+
+    def prepare(self) -> None:
+        hparams = self.context.get_hparams()
+        self.sequence_length = hparams.get("sequence_length", 128)
+        self.data = load_text(self.context.get_data_config(), self.sequence_length)
+        self.config = gpt2_config(
+            hparams.get("model_size", "tiny"),
+            vocab_size=self.data.vocab_size,
+            sequence_length=self.sequence_length,
+            dropout=hparams.get("dropout", 0.0),
+        )
+
+    def start_weights(self, model: torch.nn.Module) -> None:
+        """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""
+        source = self.context.get_hparams().get("pretrained")
+        if source:
+            load_pretrained(model, source)
+        else:
+            load_initial_weights(model, self.config, self.context.get_trial_seed())
+
+    def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        """Matrices decay; biases and norms, which are vectors, do not."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        vectors = {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}
+        return [group for group in ({"params": [p for p in trained if p.ndim >= 2]}, vectors) if group["params"]]
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.training_loader(self.data.train)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.validation_loader(self.data.validation)
+
+    def tokens_per_sample(self) -> int:
+        return int(self.sequence_length)
+
+
+class GPT2Trial(_GPT2, DataParallelTrial):
+    """GPT-2, replicated."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = GPT2(self.config)
+        self.start_weights(model)
+        return model
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        tokens_BT, targets_BT = batch
+        return next_token_loss(model(tokens_BT), targets_BT)
+
+
+class GPT2PipelineTrial(_GPT2, PipelineTrial):
+    """GPT-2, its blocks spread over pipeline stages; the embedding is tied to the head."""
+
+    # By number of blocks. By parameters, DeepSpeed would build the whole model on every rank to count them.
+    partition_method = "type:Block"
+
+    def build_layers(self) -> list[LayerSpec]:
+        return [
+            TiedLayerSpec(
+                layer.tied_key,
+                layer.layer,
+                *layer.args,
+                forward_fn=layer.forward_fn,
+                tied_weight_attr=layer.tied_weight_attr,
+            )
+            if layer.tied_key
+            else LayerSpec(layer.layer, *layer.args)
+            for layer in pipeline_layer_plan(self.config)
+        ]
+
+    def load_weights(self, module: PipelineModule) -> None:
+        self.start_weights(module)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return next_token_loss(outputs, targets)

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Before the trial, in the task's container: installs what setup.cfg asks for and the image lacks, at the versions of
+# constraints.txt. With nothing missing it takes a moment and no network.
+#
+# Determined sources this file from the context directory, under `set -e`: one command, no shell option or variable.
+DS_BUILD_OPS=0 python3 - <<'PY'
+import configparser
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+
+if sys.version_info < (3, 10):
+    sys.exit(f"startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {sys.version.split()[0]}.")
+
+from packaging.requirements import Requirement
+
+
+def installed(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+setup = configparser.ConfigParser()
+setup.read("setup.cfg")
+lines = setup["options"]["install_requires"] + setup["options.extras_require"]["models"]
+wanted = {r.name: r for r in map(Requirement, filter(None, lines.splitlines()))}
+missing = {n: r for n, r in wanted.items() if not r.specifier.contains(installed(n) or "0", prereleases=True)}
+
+# torch is built for the image's CUDA and determined comes with the cluster: neither is ever replaced.
+for name in {"torch", "determined"} & missing.keys():
+    found = installed(name) or "none"
+    sys.exit(f"startup-hook: determined_ds needs {wanted[name]}, this image has {found}: choose one that fits.")
+
+if missing:
+    # Of what the image has, only what does not fit may change; what comes in anew comes as it was tested.
+    pins = [f"{name}=={installed(name)}" for name in ("torch", "determined")]
+    for line in open("constraints.txt"):
+        name = line.split("==")[0]
+        if not line.startswith("#") and (name in missing or not installed(name)):
+            pins.append(line.strip())
+    names = ", ".join(map(str, missing.values()))
+    print(f"startup-hook: installing {names}", flush=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(pins))
+        constraints.flush()
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints.name]
+        if subprocess.call([*pip, *map(str, missing.values())]):
+            sys.exit(f"startup-hook: could not install {names}. Read pip above, or use an image that has them.")
+
+try:
+    import determined_ds
+except Exception as error:
+    sys.exit(f"startup-hook: determined_ds does not import here: {type(error).__name__}: {error}")
+PY

@@ -1,0 +1,273 @@
+"""Text becomes sequences: all of it, the same everywhere, and nothing of validation in training."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from determined_ds.errors import ConfigError, DataError
+from model_defs.gpt2.data import TokenSequences, load_text, split_documents
+from model_defs.gpt2.documents import Document
+
+WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    return save_tokenizer(tmp_path / "tokenizer", eos_token="<eos>")
+
+
+def save_tokenizer(folder, **special_tokens):
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special_tokens)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Forty files of ten lines; each line names its file."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(f"file {number:02}\n" * 10)
+    return folder
+
+
+def text_of(sequences: TokenSequences) -> bytes:
+    return sequences.tokens_N.tobytes()
+
+
+def problems_of(error, data, sequence_length=4):
+    with pytest.raises(error) as caught:
+        load_text(data, sequence_length)
+    assert all(problem.mend for problem in caught.value.problems)
+    return caught.value.problems
+
+
+# --- windows ---
+
+
+@given(num_tokens=st.integers(0, 200), sequence_length=st.integers(1, 30))
+def test_windows_cover_the_text_but_for_a_last_one_that_is_not_full(num_tokens, sequence_length):
+    sequences = TokenSequences(np.arange(num_tokens, dtype=np.uint8), sequence_length)
+    seen = []
+    for tokens_T, targets_T in sequences:
+        assert tokens_T.dtype == targets_T.dtype == torch.int64
+        assert len(tokens_T) == sequence_length
+        assert torch.equal(tokens_T[1:], targets_T[:-1])
+        seen += [*tokens_T.tolist(), targets_T[-1].item()]
+    assert seen == list(range(len(seen)))
+    assert 0 <= num_tokens - len(seen) <= sequence_length
+
+
+@given(num_windows=st.integers(1, 60), most=st.integers(1, 60))
+def test_a_limit_takes_windows_evenly(num_windows, most):
+    sequences = TokenSequences(np.repeat(np.arange(num_windows), 2), sequence_length=1, max_sequences=most)
+    taken = [tokens_T.item() for tokens_T, _ in sequences]
+    assert len(taken) == min(most, num_windows)
+    gaps = np.diff([*taken, num_windows])
+    assert taken[0] == 0
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_windows_are_counted_from_either_end_and_end():
+    sequences = TokenSequences(np.arange(6), sequence_length=1)
+    assert sequences[-1][0].item() == 4
+    with pytest.raises(IndexError):
+        sequences[3]
+
+
+# --- the default: bytes of the standard library ---
+
+
+def test_by_default_the_standard_library_as_bytes():
+    data = load_text({}, 128)
+    assert data.vocab_size == 256
+    assert data.train.tokens_N.dtype == np.uint8
+    assert len(data.train) > 10_000
+    assert len(data.validation) == 512
+    assert "standard library" in data.description
+    assert "bytes" in data.description
+    again = load_text(None, 128)
+    assert text_of(again.train) == text_of(data.train)
+    assert text_of(again.validation) == text_of(data.validation)
+
+
+# --- training and validation ---
+
+
+def test_no_file_is_on_both_sides_and_every_file_on_one(corpus):
+    data = load_text({"path": str(corpus), "validation_fraction": 0.25}, 4)
+    sides = [
+        set(text_of(side).replace(b"\0", b"").split(b"\n")) - {b""} for side in (data.train, data.validation)
+    ]
+    train, validation = sides
+    assert not train & validation
+    assert len(train | validation) == 40
+    assert 4 <= len(validation) <= 18
+
+
+def test_a_single_file_is_cut_into_a_head_and_a_tail(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_bytes(bytes(range(97, 117)) * 5)
+    data = load_text({"path": str(file), "validation_fraction": 0.2}, 4)
+    assert text_of(data.train) + text_of(data.validation) == file.read_bytes()
+    assert len(data.validation.tokens_N) == 20
+
+
+def test_a_validation_path_leaves_all_of_the_path_to_training(corpus, tmp_path):
+    file = tmp_path / "held_out.md"
+    file.write_text("held out " * 10)
+    data = load_text({"path": str(corpus), "validation_path": str(file)}, 4)
+    assert text_of(data.validation) == file.read_bytes()
+    assert text_of(data.train) == b"\0".join(each.read_bytes() for each in sorted(corpus.iterdir()))
+
+
+def test_validation_takes_no_more_sequences_than_it_may(corpus):
+    data = load_text({"path": str(corpus), "max_validation_sequences": 2}, 4)
+    assert len(data.validation) == 2
+
+
+def named(names):
+    return [Document(name=name, content=b"x") for name in names]
+
+
+@given(names=st.sets(st.text(), min_size=2, max_size=40), fraction=st.floats(0.001, 0.999))
+def test_each_side_gets_a_document(names, fraction):
+    documents = named(sorted(names))
+    train, validation = split_documents(documents, fraction)
+    assert train
+    assert validation
+    assert sorted(each.name for each in train + validation) == sorted(names)
+
+
+def test_documents_stay_on_their_side_when_others_come():
+    _, before = split_documents(named(f"{number}.txt" for number in range(1000)), 0.05)
+    _, after = split_documents(named(f"{number}.txt" for number in range(2000)), 0.05)
+    assert 30 <= len(before) <= 70
+    assert before == [each for each in after if int(each.name.removesuffix(".txt")) < 1000]
+
+
+def test_documents_are_split_by_their_names_in_the_folder_wherever_it_lies(corpus, tmp_path):
+    here = load_text({"path": str(corpus)}, 4)
+    moved = corpus.rename(tmp_path / "elsewhere")
+    assert text_of(load_text({"path": str(moved)}, 4).validation) == text_of(here.validation)
+
+
+# --- tokenizers ---
+
+
+def test_a_tokenizers_documents_are_joined_by_its_eos_token(tokenizer_folder, tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one two", "three", "six four")))
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text("four three two one")
+    config = {"path": str(file), "validation_path": str(held_out), "tokenizer": tokenizer_folder}
+    data = load_text(config, 3)
+    assert data.vocab_size == len(WORDS)
+    assert data.train.tokens_N.tolist() == [2, 3, 1, 4, 1, 0, 5]
+    assert data.validation.tokens_N.tolist() == [5, 4, 3, 2]
+    assert data.train.tokens_N.dtype == np.uint8
+
+
+def test_a_tokenizer_without_an_eos_token(tmp_path, corpus):
+    folder = save_tokenizer(tmp_path / "tokenizer")
+    (problem,) = problems_of(ConfigError, {"path": str(corpus), "tokenizer": folder})
+    assert problem.key == "data.tokenizer"
+    assert "no eos token" in problem.message
+    assert "add_special_tokens" in problem.mend
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path, corpus):
+    folder = str(tmp_path / "nowhere")
+    (problem,) = problems_of(DataError, {"path": str(corpus), "tokenizer": folder})
+    assert (problem.key, problem.value) == ("data.tokenizer", folder)
+
+
+def test_a_folder_that_holds_no_tokenizer(tmp_path, corpus):
+    (problem,) = problems_of(DataError, {"path": str(corpus), "tokenizer": str(corpus)})
+    assert problem.key == "data.tokenizer"
+
+
+# --- what cannot be ---
+
+
+def test_everything_wrong_with_the_section_comes_at_once():
+    problems = problems_of(
+        ConfigError,
+        {
+            "pth": "x",
+            "zebra": 1,
+            "path": 3,
+            "tokenizer": "",
+            "text_field": None,
+            "validation_fraction": 1.0,
+            "max_validation_sequences": True,
+        },
+        sequence_length=0,
+    )
+    assert [problem.key for problem in problems] == [
+        "data.pth",
+        "data.zebra",
+        "data.path",
+        "data.tokenizer",
+        "data.text_field",
+        "data.validation_fraction",
+        "data.max_validation_sequences",
+        "hyperparameters.sequence_length",
+    ]
+    assert "data.path" in problems[0].mend
+    assert "text_field" in problems[1].mend
+
+
+def test_a_section_that_is_no_mapping():
+    (problem,) = problems_of(ConfigError, ["path"])
+    assert problem.key == "data"
+
+
+def test_both_paths_are_looked_at(tmp_path):
+    data = {"path": str(tmp_path / "a"), "validation_path": str(tmp_path / "b")}
+    assert [problem.key for problem in problems_of(DataError, data)] == ["data.path", "data.validation_path"]
+
+
+@pytest.mark.parametrize(
+    ("path", "validation_path"), [(".", "."), (".", "07.txt"), ("07.txt", "."), ("07.txt", "07.txt")]
+)
+def test_validation_text_within_the_training_text_would_be_trained_on(corpus, path, validation_path):
+    data = {"path": str(corpus / path), "validation_path": str(corpus / validation_path)}
+    (problem,) = problems_of(DataError, data)
+    assert problem.key == "data.validation_path"
+    assert "trained on" in problem.message
+
+
+def test_text_too_short_says_what_there_is_what_is_needed_and_what_would_do(tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_text("x" * 100)
+    (problem,) = problems_of(DataError, {"path": str(file), "validation_fraction": 0.1}, 16)
+    assert problem.message == (
+        "too short: 90 tokens for training and 10 tokens for validation, "
+        "and one sequence of each needs 17 (sequence_length + 1)."
+    )
+    assert "sequence_length: 9 or less" in problem.mend
+    assert "validation_fraction" in problem.mend
+    assert len(load_text({"path": str(file), "validation_fraction": 0.1}, 9).validation) == 1
+
+
+def test_too_short_on_both_paths(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("xyz")
+    data = {"path": str(tmp_path / "a.txt"), "validation_path": str(tmp_path / "b.txt")}
+    problems = problems_of(DataError, data, 16)
+    assert [problem.key for problem in problems] == ["data.path", "data.validation_path"]
+    assert all("3 tokens" in problem.message for problem in problems)

@@ -1,0 +1,261 @@
+"""GPT-2 whole and GPT-2 in pipeline layers are one model: same names, same weights, same numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from determined_ds.errors import ConfigError
+from model_defs.gpt2.model import (
+    GPT2,
+    MODEL_SIZES,
+    TokenEmbedding,
+    gpt2_config,
+    initial_tensor,
+    load_initial_weights,
+    next_token_loss,
+    parameters_by_huggingface_name,
+    pipeline_layer_plan,
+)
+
+SEED = 17
+
+
+class Pipeline(nn.Module):
+    """The plan composed in one process, as DeepSpeed composes it over many: a tied layer is built once."""
+
+    def __init__(self, config: transformers.GPT2Config) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        self.calls = []
+        tied: dict[str, nn.Module] = {}
+        for planned in pipeline_layer_plan(config):
+            part = tied.get(planned.tied_key or "") or planned.layer(*planned.args)
+            if planned.tied_key:
+                tied[planned.tied_key] = part
+            self.parts.append(part)
+            self.calls.append((planned.forward_fn, part))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for forward_fn, part in self.calls:
+            hidden = forward_fn(part, hidden) if forward_fn else part(hidden)
+            assert hidden.is_floating_point()
+        return hidden
+
+
+@pytest.fixture
+def config() -> transformers.GPT2Config:
+    return gpt2_config("tiny", vocab_size=61, sequence_length=16)
+
+
+@pytest.fixture
+def whole(config) -> GPT2:
+    model = GPT2(config)
+    load_initial_weights(model, config, SEED)
+    return model
+
+
+@pytest.fixture
+def pipeline(config) -> Pipeline:
+    layers = Pipeline(config)
+    load_initial_weights(layers, config, SEED)
+    return layers
+
+
+@pytest.fixture
+def batch(config) -> tuple[Tensor, Tensor]:
+    drawn = torch.randint(config.vocab_size, (3, 17), generator=torch.Generator().manual_seed(0))
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize(
+    ("model_size", "num_parameters"),
+    [
+        ("small", 124_439_808),
+        ("medium", 354_823_168),
+        ("large", 774_030_080),
+        ("xl", 1_557_611_200),
+    ],
+)
+def test_published_sizes_come_out(model_size, num_parameters):
+    with torch.device("meta"):
+        model = GPT2(gpt2_config(model_size, vocab_size=50257, sequence_length=512))
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+def test_published_sizes_keep_the_published_positions_and_tiny_only_what_it_needs():
+    assert gpt2_config("small", vocab_size=256, sequence_length=64).n_positions == 1024
+    assert gpt2_config("small", vocab_size=256, sequence_length=2048).n_positions == 2048
+    assert gpt2_config("tiny", vocab_size=256, sequence_length=64).n_positions == 64
+
+
+def test_special_tokens_lie_in_the_vocabulary():
+    assert gpt2_config(vocab_size=50257, sequence_length=8).eos_token_id == 50256
+    assert gpt2_config(vocab_size=256, sequence_length=8).eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("model_size", "nearest"), [("gpt2-medium", "medium"), ("Small", "small"), ("exl", "xl")]
+)
+def test_unknown_size_names_all_sizes_and_the_nearest(model_size, nearest):
+    with pytest.raises(ConfigError) as caught:
+        gpt2_config(model_size, vocab_size=256, sequence_length=8)
+    (problem,) = caught.value.problems
+    assert problem.key == "hyperparameters.model_size"
+    assert problem.value == model_size
+    assert all(size in problem.mend for size in MODEL_SIZES)
+    assert f"nearest is {nearest!r}" in problem.mend
+
+
+def test_all_problems_of_a_configuration_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        gpt2_config(["tiny"], vocab_size=256, sequence_length=0, dropout=1.0)
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == [f"hyperparameters.{name}" for name in ("model_size", "sequence_length", "dropout")]
+
+
+# --- one model in two forms ---
+
+
+def test_whole_model_is_hugging_faces_own(config, whole, batch):
+    tokens_BT, _ = batch
+    theirs = transformers.GPT2LMHeadModel(config)
+    assert whole.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(whole(tokens_BT), theirs(tokens_BT).logits, rtol=0, atol=1e-6)
+    assert whole.lm_head.weight is whole.transformer.wte.weight
+
+
+def test_layers_in_sequence_compute_what_the_whole_model_computes(whole, pipeline, batch):
+    tokens_BT, _ = batch
+    assert torch.equal(whole(tokens_BT), pipeline(tokens_BT))
+
+
+def test_both_forms_have_the_same_gradients_the_tied_weight_included(whole, pipeline, batch):
+    tokens_BT, targets_BT = batch
+    for model in (whole, pipeline):
+        next_token_loss(model(tokens_BT), targets_BT).backward()
+    theirs = parameters_by_huggingface_name(pipeline)
+    for name, parameter in parameters_by_huggingface_name(whole).items():
+        torch.testing.assert_close(theirs[name].grad, parameter.grad, rtol=1e-5, atol=1e-7, msg=name)
+    # A token that was never read still gets a gradient: the head's.
+    unread = min(set(range(61)) - set(tokens_BT.flatten().tolist()))
+    assert theirs["transformer.wte.weight"].grad[unread].abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_gradient_checkpointing_changes_no_gradient(config, whole, batch):
+    tokens_BT, targets_BT = batch
+    saving = GPT2(config)
+    load_initial_weights(saving, config, SEED)
+    saving.gradient_checkpointing_enable()
+    for model in (whole.train(), saving.train()):
+        next_token_loss(model(tokens_BT), targets_BT).backward()
+    for (name, mine), (_, theirs) in zip(whole.named_parameters(), saving.named_parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad), name
+
+
+def test_no_token_sees_those_after_it(pipeline, batch):
+    tokens_BT, _ = batch
+    changed_BT = tokens_BT.clone()
+    changed_BT[:, 10:] = (changed_BT[:, 10:] + 1) % 61
+    before, after = pipeline(tokens_BT), pipeline(changed_BT)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.equal(before[:, 10:], after[:, 10:])
+
+
+def test_dropout_is_applied_in_training_only(batch):
+    tokens_BT, _ = batch
+    config = gpt2_config(vocab_size=61, sequence_length=16, dropout=0.5)
+    layers = Pipeline(config)
+    assert not torch.equal(layers.train()(tokens_BT), layers(tokens_BT))
+    assert torch.equal(layers.eval()(tokens_BT), layers(tokens_BT))
+
+
+def test_the_plan_ties_the_token_embedding_and_nothing_else(config):
+    plan = pipeline_layer_plan(config)
+    assert [planned.layer.__name__ for planned in plan] == [
+        "TokenEmbedding",
+        "PositionEmbedding",
+        *["Block"] * 4,
+        "FinalNorm",
+        "TokenEmbedding",
+    ]
+    tied = [planned for planned in plan if planned.tied_key]
+    assert [planned.layer for planned in tied] == [TokenEmbedding, TokenEmbedding]
+    # Whatever else a tied module held would be there twice, out of step.
+    assert [name for name, _ in TokenEmbedding(config).named_parameters()] == [tied[0].tied_weight_attr]
+
+
+def test_the_plan_names_every_parameter_as_hugging_face_does(config, whole):
+    names = []
+    for planned in pipeline_layer_plan(config)[:-1]:
+        layer = planned.layer(*planned.args)
+        assert all(name.startswith(planned.huggingface_prefix) for name in layer.huggingface_names().values())
+        names += layer.huggingface_names().values()
+    assert names == [name for name, _ in whole.named_parameters()]
+
+
+# --- initial weights ---
+
+
+def test_initial_weights_are_the_same_in_either_form_and_alone(config, whole, pipeline):
+    of_whole = parameters_by_huggingface_name(whole)
+    of_layers = parameters_by_huggingface_name(pipeline)
+    assert of_whole.keys() == of_layers.keys()
+    assert all(torch.equal(of_whole[name], of_layers[name]) for name in of_whole)
+    last_block = pipeline_layer_plan(config)[5]
+    alone = last_block.layer(*last_block.args)
+    load_initial_weights(alone, config, SEED)
+    for name, parameter in parameters_by_huggingface_name(alone).items():
+        assert torch.equal(parameter, of_whole[name]), name
+
+
+def test_initial_weights_are_decided_by_seed_and_name_alone(config):
+    def draw(name="transformer.wte.weight", seed=SEED):
+        return initial_tensor(name, (61, 128), config, seed)
+
+    before = torch.get_rng_state()
+    assert torch.equal(draw(), draw())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(draw(), draw(seed=SEED + 1))
+    assert not torch.equal(draw(), draw(name="transformer.wpe.weight"))
+
+
+def test_initial_weights_follow_the_published_distribution(config, whole):
+    residual_std = 0.02 / math.sqrt(2 * config.n_layer)
+    for name, parameter in whole.named_parameters():
+        if name.endswith(".bias"):
+            assert not parameter.any(), name
+        elif ".ln_" in name:
+            assert (parameter == 1).all(), name
+        else:
+            std = residual_std if name.endswith("c_proj.weight") else 0.02
+            tolerance = 5 * std / math.sqrt(parameter.numel())
+            assert abs(parameter.mean().item()) < tolerance, name
+            assert abs(parameter.std().item() - std) < tolerance, name
+
+
+def test_an_untrained_model_knows_nothing(whole, batch):
+    tokens_BT, targets_BT = batch
+    assert next_token_loss(whole(tokens_BT), targets_BT).item() == pytest.approx(math.log(61), abs=0.1)
+
+
+# --- loss ---
+
+
+def test_loss_is_the_mean_over_tokens_in_float32():
+    logits_BTV = torch.randn(2, 3, 5, dtype=torch.bfloat16)
+    targets_BT = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    log_p_BTV = logits_BTV.float().log_softmax(-1)
+    expected = -log_p_BTV.gather(-1, targets_BT[..., None]).mean()
+    loss = next_token_loss(logits_BTV, targets_BT)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
