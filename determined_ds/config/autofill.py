@@ -24,6 +24,8 @@ HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
     "gradient_clipping": ("gradient_clipping", "max_grad_norm"),
     "eps": ("eps", "adam_epsilon"),
 }
+# ``GRADIENT_CLIPPING_DEFAULT`` in deepspeed 0.19.8's ``runtime/constants.py``.
+GRADIENT_CLIPPING = 1.0
 NEEDED = {"lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"}
 
 
@@ -58,6 +60,9 @@ def fill_autos(
             ds = _without(ds, path)
     if problems:
         raise ConfigError(problems)
+    if ds.get(("gradient_clipping",)) is None:
+        # DeepSpeed clips unless told not to; said here, so that it is seen.
+        ds = ds.overwritten(("gradient_clipping",), GRADIENT_CLIPPING, "DeepSpeed's default")
     return _fill_optimizer(ds, accelerator)
 
 
@@ -84,8 +89,22 @@ def _value_for(
         if None not in pair:
             return pair, f"adam_beta1, {hyperparameters.origin(('adam_beta1',))}"
     if leaf == "warmup_min_lr":
-        return 0.0, "warm-up starts at 0"
+        return _first_warmup_lr(hyperparameters)
     return None, ""
+
+
+def _first_warmup_lr(hyperparameters: Document) -> tuple[float, str]:
+    """Where a warm-up starts: at its first step's share of the peak. From 0, the first steps would teach nothing.
+
+    Source: ``WarmupLR`` in deepspeed 0.19.8's ``runtime/lr_schedules.py`` takes two steps at ``warmup_min_lr``.
+    """
+    peaks = [hyperparameters.get((name,)) for name in HYPERPARAMETER_NAMES["warmup_max_lr"]]
+    steps = [hyperparameters.get((name,)) for name in HYPERPARAMETER_NAMES["warmup_num_steps"]]
+    peak = next((value for value in peaks if isinstance(value, (int, float))), 0.0)
+    count = next((value for value in steps if isinstance(value, int) and value > 0), 0)
+    if peak and count:
+        return peak / count, "learning_rate / warmup_num_steps"
+    return 0.0, "a warm-up from 0"
 
 
 def _undetermined(ds: Document, path: KeyPath) -> Problem:

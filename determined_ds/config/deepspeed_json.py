@@ -105,10 +105,11 @@ def _walk(document: Document, path: KeyPath, node: dict[str, Any]) -> Iterator[P
 def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any]) -> Iterator[Problem]:
     types = node.get("types")
     if types and not any(_is(value, name) for name in types):
-        wanted = " or ".join(_WORDS[name] for name in types if name != "null")
-        mend = type_mend(_KINDS.get(types[0], str), value)
+        named = [name for name in types if name != "null"]
+        wanted = " or ".join(_WORDS[name] for name in named)
+        mend = type_mend(_KINDS[named[0]], value)
         yield _problem(document, path, f"must be {wanted}, not {kind_of(value)}", mend, "wrong-type")
-    elif "enum" in node and value is not None and value not in node["enum"]:
+    elif "enum" in node and not _among(value, node):
         allowed = ", ".join(json.dumps(item) for item in node["enum"])
         yield _problem(document, path, "is not one of the values DeepSpeed knows", f"use {allowed}", "out-of-range")
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -117,6 +118,12 @@ def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any]) 
             yield _problem(document, path, f"must be {bound}", f"write a value {bound}", "out-of-range")
     if isinstance(value, dict) and "keys" in node:
         yield from _walk(document, path, node)
+
+
+def _among(value: Any, node: dict[str, Any]) -> bool:
+    if node.get("ignore_case") and isinstance(value, str):
+        return value.lower() in [item.lower() for item in node["enum"] if isinstance(item, str)]
+    return value in node["enum"]
 
 
 def _bound_broken(value: float, node: dict[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from typing import Any
 
 import torch
@@ -32,13 +33,21 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
 
     import deepspeed
 
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    _quiet_upstream()
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if accelerator.name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return TorchDistributedContext()
+
+
+def _quiet_upstream() -> None:
+    """Silence what DeepSpeed and torch say of each other at every start; their errors stay."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
 
 
 def _free_port() -> int:

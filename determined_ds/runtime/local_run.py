@@ -48,7 +48,7 @@ class LocalRun:
     def header(self) -> list[str]:
         """What will run, in a few lines for people."""
         topology, batch = self.resolved.topology, self.resolved.batch
-        layout = f"{topology.data_parallel_world_size} replicas"
+        layout = _count(topology.data_parallel_world_size, "replica")
         if topology.slots_per_replica > 1:
             layout += f" x {topology.pipe_parallel_size} pipeline stages"
         if topology.model_parallel_size > 1:
@@ -57,8 +57,8 @@ class LocalRun:
             f"{self.experiment.name}: {self.experiment.trial}",
             f"  slots      {topology.slots} on {self.resolved.accelerator.name}: {layout},"
             f" ZeRO {self.resolved.zero_stage}",
-            f"  batch      {batch.global_batch_size} = {batch.micro_batch_size} a micro-batch"
-            f" x {batch.accumulation} accumulated x {batch.replicas} replicas",
+            f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
+            f" x {batch.accumulation} accumulated x {_count(batch.replicas, 'replica')}",
             f"  run dir    {_short(self.run_dir)}",
         ]
         if self.experiment.searched:
@@ -120,6 +120,10 @@ def _forget_after(metrics: Path, steps: int) -> None:
         except (ValueError, KeyError, TypeError):
             continue  # a line that a killed run left half-written
     metrics.write_text("".join(kept))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _short(path: Path) -> str:

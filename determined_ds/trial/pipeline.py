@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,14 +41,14 @@ class PipelineTrial(ReconciledTrial):
         """Fill this stage's layers with the weights to start from. By default they stay as built."""
 
     def build_model(self) -> PipelineModule:
-        topology = self.resolved.topology
-        module = PipelineModule(
-            layers=self.build_layers(),
-            num_stages=topology.pipe_parallel_size,
-            loss_fn=self.loss,
-            partition_method=self.partition_method,
-            activation_checkpoint_interval=self.activation_checkpoint_interval,
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
+            module = PipelineModule(
+                layers=self.build_layers(),
+                num_stages=self.resolved.topology.pipe_parallel_size,
+                loss_fn=self.loss,
+                partition_method=self.partition_method,
+                activation_checkpoint_interval=self.activation_checkpoint_interval,
+            )
         self.load_weights(module)
         return module
 
