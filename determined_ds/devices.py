@@ -22,15 +22,17 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     Raises:
         ConfigError: the name is unknown, or there is no such device.
     """
+    origin = "--accelerator" if name else "the environment's DS_ACCELERATOR"
     name = name or os.environ.get("DS_ACCELERATOR") or None
     if name not in (None, *NAMES):
-        raise _refuse(name, "no such accelerator", "use cpu or cuda")
+        raise _refuse(name, origin, "no such accelerator", "use cpu or cuda")
     if name != "cpu" and any(Path(node).exists() for node in GPU_NODES):
         found = _cuda()
         if found is not None:
             return found
     if name == "cuda":
-        raise _refuse(name, "torch finds no CUDA device here", "use --accelerator cpu, or a machine with a GPU")
+        mend = "use --accelerator cpu, or a machine with a GPU"
+        raise _refuse(name, origin, "torch finds no CUDA device here", mend)
     flags = _cpu_flags()
     return Accelerator(
         name="cpu",
@@ -40,8 +42,11 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     )
 
 
-def _refuse(name: str | None, message: str, mend: str) -> ConfigError:
-    return ConfigError(Problem(key="accelerator", value=name, message=message, mend=mend, code="accelerator"))
+def _refuse(name: str | None, origin: str, message: str, mend: str) -> ConfigError:
+    problem = Problem(
+        key="accelerator", value=name, origin=origin, message=message, mend=mend, code="accelerator"
+    )
+    return ConfigError(problem)
 
 
 def _cuda() -> Accelerator | None:

@@ -16,6 +16,7 @@ key, its value, where the value came from, what is wrong and how to mend it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,16 @@ from typing import Any
 EXIT_TRAINING_FAILED = 1
 EXIT_CONFIG = 2
 
-_NOT_GIVEN: Any = object()
+MAX_SHOWN = 120
+
+
+class _NotGiven(enum.Enum):
+    """The value of a key that is missing; None is a value. An enum, so that copies and pickles stay it."""
+
+    NOT_GIVEN = enum.auto()
+
+
+_NOT_GIVEN: Any = _NotGiven.NOT_GIVEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +59,21 @@ class Problem:
     def __str__(self) -> str:
         head = self.key
         if self.value is not _NOT_GIVEN:
-            shown = repr(self.value)
-            head += f" = {shown if len(shown) <= 120 else shown[:117] + '...'}"
+            head += f" = {_shown(self.value)}"
         if self.origin:
             head += f" ({self.origin})"
         lines = [f"{head}: {self.message}" if head else self.message]
         if self.mend:
             lines.append(f"  mend: {self.mend}")
         return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes out
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
 class DeterminedDSError(Exception):
@@ -79,7 +96,10 @@ class ConfigError(DeterminedDSError):
             (problems,) if isinstance(problems, Problem) else tuple(problems)
         )
         assert self.problems, "a ConfigError without a problem"
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
 
 
 class EntrypointError(ConfigError):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
+from determined_ds.runtime.signals import stop_on_signal
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -36,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.run_dir is not None:
         _die_with_parent()
+        stop_on_signal()
     try:
         _train(options)
     except DeterminedDSError as error:
@@ -94,7 +96,8 @@ def load_trial(spec: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the trial imports is missing: its traceback says where
-        raise _entrypoint(spec, f"there is no module {error.name}", "check the path in the entrypoint") from None
+        mend = "check the path in the entrypoint"
+        raise _entrypoint(spec, f"there is no module {error.name}", mend) from None
     trial = getattr(module, class_name, None)
     classes = [
         name
@@ -112,7 +115,8 @@ def load_trial(spec: str) -> Any:
 
 
 def _entrypoint(spec: str, message: str, mend: str) -> EntrypointError:
-    return EntrypointError(Problem(key="entrypoint", value=spec, message=message, mend=mend, code="entrypoint"))
+    problem = Problem(key="entrypoint", value=spec, message=message, mend=mend, code="entrypoint")
+    return EntrypointError(problem)
 
 
 def _say(message: str, exit_code: int) -> None:
@@ -121,7 +125,8 @@ def _say(message: str, exit_code: int) -> None:
     if path is None:
         print(message, file=sys.stderr, flush=True)
         return
-    extra = {"timestamp": str(int(time.time())), "exit_code": exit_code, "rank": os.environ.get("RANK", "0")}
+    now = time.time()
+    extra = {"timestamp": str(int(now)), "precise_timestamp": now, "exit_code": exit_code}
     with open(path, "w") as file:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
 

@@ -7,7 +7,7 @@ import sys
 import click
 
 from determined_ds.cli.run import run
-from determined_ds.errors import DeterminedDSError
+from determined_ds.errors import ConfigError, DeterminedDSError
 
 
 class _Commands(click.Group):
@@ -17,7 +17,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except DeterminedDSError as error:
-            click.echo(f"error: {error}", err=True)
+            for problem in error.problems if isinstance(error, ConfigError) else [error]:
+                click.echo(f"error: {problem}", err=True)
             sys.exit(error.exit_code)
 
 

@@ -20,7 +20,9 @@ Examples:
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 @click.option("--slots", type=int, help="Ranks to start; resources.slots_per_trial if absent.")
-@click.option("--test", is_flag=True, help="One batch trained and validated, one checkpoint proved; then stop.")
+@click.option(
+    "--test", is_flag=True, help="One batch trained and validated, one checkpoint proved; then stop."
+)
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --run-dir.")
@@ -53,7 +55,7 @@ def run(
     )
     for line in prepared.header():
         click.echo(line)
-    for warning in prepared.resolved.warnings:
+    for warning in (*prepared.damages, *prepared.resolved.warnings):
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
     sys.exit(prepared.launch(test=test))

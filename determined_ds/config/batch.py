@@ -7,8 +7,10 @@ Nothing is floored here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
+from determined_ds.config.topology import nearest_divisor
 from determined_ds.errors import ConfigError, Problem
 
 
@@ -40,6 +42,7 @@ NAMES = {
     "accumulation": "gradient_accumulation_steps",
     "replicas": "data_parallel_world_size",
 }
+FACTORS = ("micro_batch_size", "accumulation", "replicas")
 
 
 def complete_batch(
@@ -73,86 +76,70 @@ def complete_batch(
         "replicas": replicas,
     }
     missing = [name for name, value in given.items() if value is None]
+    stated = [name for name in FACTORS if given[name] is not None]
     if "accumulation" in missing and len(missing) == 2:
         given["accumulation"] = 1
         missing.remove("accumulation")
     if len(missing) > 1:
         raise ConfigError(_too_little(missing))
-    total, micro, steps, copies = given.values()
-    if missing == ["global_batch_size"]:
-        assert micro and steps and copies
-        return Batch(
-            global_batch_size=micro * steps * copies, micro_batch_size=micro, accumulation=steps, replicas=copies
-        )
+    product = math.prod(given[name] or 1 for name in FACTORS)
+    total = given["global_batch_size"] if global_batch_size is not None else product
     assert total is not None
-    product = 1
-    for name in ("micro_batch_size", "accumulation", "replicas"):
-        product *= given[name] or 1
     if total % product or (not missing and total != product):
-        raise ConfigError(_does_not_divide(given, missing, product, origins or {}))
+        raise ConfigError(_does_not_divide(given, stated, missing, product, origins or {}))
     for name in missing:
-        given[name] = total // product
+        given[name] = total if name == "global_batch_size" else total // product
     return Batch(**{name: value for name, value in given.items() if value is not None})
 
 
 def _too_little(missing: list[str]) -> Problem:
-    names = ", ".join(NAMES[name] for name in missing)
+    names = [NAMES[name] for name in missing]
+    absent = f"{', '.join(names[:-1])} and {names[-1]} are {'both' if len(names) == 2 else 'all'} missing"
     return Problem(
         key="hyperparameters.global_batch_size" if "global_batch_size" in missing else NAMES[missing[0]],
-        message=f"the batch is not determined: {names} are all missing",
+        message=f"the batch is not determined: {absent}",
         mend="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
         code="batch",
     )
 
 
 def _does_not_divide(
-    given: dict[str, int | None], missing: list[str], product: int, origins: dict[str, str]
+    given: dict[str, int | None], stated: list[str], missing: list[str], product: int, origins: dict[str, str]
 ) -> Problem:
     total = given["global_batch_size"]
     assert total is not None
     factors = [
-        f"{NAMES[name]} {given[name]}" + (f" ({origins[name]})" if origins.get(name) else "")
-        for name in ("micro_batch_size", "accumulation", "replicas")
-        if given[name] is not None and name not in missing
+        f"{NAMES[name]} {given[name]}" + (f" ({origins[name]})" if origins.get(name) else "") for name in stated
     ]
-    relation = "is not" if not missing else "is not a multiple of"
+    mends = [f"global_batch_size {product}"]
     if missing:
         below, above = total // product * product, (total // product + 1) * product
         mends = [f"global_batch_size {below} or {above}" if below else f"global_batch_size {above}"]
-    else:
-        mends = [f"global_batch_size {product}"]
-    mends += _other_factors(given, missing, total)
+    mends += _other_factors(given, stated, missing, total)
+    equals = f" = {product}" if len(factors) > 1 else ""
     return Problem(
         key="hyperparameters.global_batch_size",
         value=total,
         origin=origins.get("global_batch_size", ""),
-        message=f"{relation} {' x '.join(factors)} = {product}",
+        message=f"is not {'a multiple of ' if missing else ''}{' x '.join(factors)}{equals}",
         mend="use " + ", or ".join(mends),
         code="batch",
     )
 
 
-def _other_factors(given: dict[str, int | None], missing: list[str], total: int) -> list[str]:
-    """Nearest feasible micro-batch, and accumulation where that is stated, with the rest left alone."""
+def _other_factors(
+    given: dict[str, int | None], stated: list[str], missing: list[str], total: int
+) -> list[str]:
+    """Nearest feasible micro-batch and accumulation, where these are stated, with the rest left alone."""
     found = []
     for name in ("micro_batch_size", "accumulation"):
         value = given[name]
-        if value is None or name in missing:
+        if name not in stated or value is None:
             continue
-        others = 1
-        for other in ("micro_batch_size", "accumulation", "replicas"):
-            if other != name and other not in missing:
-                others *= given[other] or 1
+        others = math.prod(given[other] or 1 for other in FACTORS if other != name)
         if total % others:
             continue
-        quotient = total // others
-        candidates = [quotient] if not missing else _divisors(quotient)
-        best = min(candidates, key=lambda divisor: (abs(divisor - value), divisor))
-        if best != value:
+        best = nearest_divisor(total // others, value) if missing else total // others
+        if best is not None and best != value:
             found.append(f"{NAMES[name]} {best}")
     return found
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in small]

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.errors import Problem
+from determined_ds.errors import ConfigError, Problem
 
 KeyPath = tuple[str | int, ...]
+MAX_UNKNOWN = 20
+MAX_WORD = 100
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ class Document:
         return any(path[:end] in self.overwrites for end in range(1, len(path)))
 
     def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
-        """A copy with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces."""
+        """A copy with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces.
+
+        As ``merge_dicts`` in determined 0.38.1's ``util.py`` has it: an empty mapping over a mapping adds
+        nothing, and takes nothing away.
+        """
         data = copy.deepcopy(self.data)
         overwrites = dict(self.overwrites)
         node = data
@@ -104,11 +110,28 @@ class Document:
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, dict) and value and isinstance(over, dict):
+    if isinstance(value, dict) and isinstance(over, dict):
         for key, item in value.items():
             yield from _leaves(item, (*path, key), over.get(key))
     else:
         yield path, value
+
+
+def refusal(name: str, message: str, mend: str = "", place: Place | None = None) -> ConfigError:
+    """The error of a text that cannot be read, with its place where that is known."""
+    where = f"{name}:{place.line}:{place.column}" if place else name
+    return ConfigError(Problem(key=where, message=message, mend=mend, code="unreadable"))
+
+
+def repeated(name: str, path: KeyPath, first: Place, again: Place, mend: str = "keep one of them") -> Problem:
+    """The problem of a key that is given twice."""
+    return Problem(
+        key=dotted(path),
+        message=f"given twice, on lines {first.line} and {again.line}",
+        origin=f"{name}:{again.line}",
+        mend=mend,
+        code="duplicate-key",
+    )
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -121,7 +144,7 @@ def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     for step in path:
         if isinstance(data, Mapping) and step in data:
             data = data[step]
-        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
+        elif isinstance(data, list) and isinstance(step, int) and 0 <= step < len(data):
             data = data[step]
         else:
             return default
@@ -130,15 +153,49 @@ def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that ``word`` was probably meant to be, or None."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    if len(word) > MAX_WORD:
+        return None
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 
-def unknown_key(document: Document, path: KeyPath, known: Iterable[str]) -> Problem:
+def unknown_keys(
+    document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> Iterator[Problem]:
+    """The problems of all keys of the mapping at ``path`` that nobody reads.
+
+    Args:
+        document: Where they stand.
+        path: Of the mapping; what is no mapping has no keys.
+        known: The keys that are read there.
+        elsewhere: Key -> dotted name of where it would be read.
+    """
+    section = document.get(path)
+    known = frozenset(known)
+    unknown = [key for key in section if key not in known] if isinstance(section, dict) else []
+    for key in unknown[:MAX_UNKNOWN]:
+        yield unknown_key(document, (*path, key), known, elsewhere)
+    if len(unknown) > MAX_UNKNOWN:  # e.g. a vocabulary, given by mistake
+        here = (*path, unknown[MAX_UNKNOWN])
+        yield Problem(
+            key=document.key(here),
+            message=f"unknown key, and so are {len(unknown) - MAX_UNKNOWN - 1} more after it",
+            origin=document.origin(here),
+            mend=f"check that {document.name} is the file that was meant",
+            code="unknown-key",
+        )
+
+
+def unknown_key(
+    document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> Problem:
     """The problem of a key that nobody reads, with the nearest one that somebody does."""
     known = sorted(known)
-    guess = nearest(str(path[-1]), known)
-    if guess:
+    word = str(path[-1])
+    guess = nearest(word, known)
+    if elsewhere and word in elsewhere:
+        mend = f"it is read as {elsewhere[word]}: move it there"
+    elif guess:
         mend = f"did you mean {guess!r}?"
     elif len(known) <= 16:
         mend = f"known here: {', '.join(known)}"

@@ -28,7 +28,11 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it."""
+    """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it.
+
+    The last two are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite, and
+    ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them.
+    """
 
     max_length: Length | None = None
     validation_period: Length | None = None
@@ -37,6 +41,8 @@ class FitOptions:
     checkpoint_policy: str = "best"
     step_zero_validation: bool = False
     profiling_enabled: bool = False
+    stop_on_nan: bool = True
+    save_total_limit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +166,8 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             continue
         elif key in LENGTHS:
             values[key] = _length(document, path, problems)
+        elif key == "save_total_limit":
+            values[key] = _size(document, path, problems)
         elif key == "checkpoint_policy":
             if value in CHECKPOINT_POLICIES:
                 values[key] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from determined_ds.errors import ConfigError, Problem
@@ -53,17 +54,21 @@ def resolve_topology(
     """
     origins = origins or {}
     per_replica = pipe_parallel_size * model_parallel_size
-    layout = f"pipe_parallel_size {pipe_parallel_size} x model_parallel_size {model_parallel_size}"
+    layout = " x ".join(
+        f"{name} {size}" + (f" ({origins[name]})" if origins.get(name) else "")
+        for name, size in (
+            ("pipe_parallel_size", pipe_parallel_size),
+            ("model_parallel_size", model_parallel_size),
+        )
+    )
     if slots % per_replica:
-        below, above = slots // per_replica * per_replica, (slots // per_replica + 1) * per_replica
-        feasible = f"{below} or {above}" if below else f"{above}"
         raise ConfigError(
             Problem(
                 key="slots_per_trial",
                 value=slots,
                 origin=origins.get("slots", ""),
                 message=f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots",
-                mend=f"use {feasible} slots, or parallel sizes whose product divides {slots}",
+                mend="use " + ", or ".join(_layouts_near(slots, pipe_parallel_size, model_parallel_size)),
                 code="topology",
             )
         )
@@ -74,7 +79,8 @@ def resolve_topology(
                 key="hyperparameters.data_parallel_world_size",
                 value=data_parallel_world_size,
                 origin=origins.get("data_parallel_world_size", ""),
-                message=f"{slots} slots / ({layout}) make {replicas} replicas",
+                message=f"{slots} slots{_in_brackets(origins.get('slots'))} / ({layout})"
+                f" make {replicas} replica{'s' if replicas > 1 else ''}",
                 mend=f"write {replicas} or auto, or use {data_parallel_world_size * per_replica} slots",
                 code="topology",
             )
@@ -84,3 +90,32 @@ def resolve_topology(
         model_parallel_size=model_parallel_size,
         data_parallel_world_size=replicas,
     )
+
+
+def _in_brackets(origin: str | None) -> str:
+    return f" ({origin})" if origin else ""
+
+
+def _layouts_near(slots: int, pipe: int, model: int) -> list[str]:
+    """The nearest numbers of slots that would do, then the nearest parallel size, all else left alone."""
+    per_replica = pipe * model
+    below, above = slots // per_replica * per_replica, (slots // per_replica + 1) * per_replica
+    found = [f"{below} or {above} slots" if below else f"{above} slots"]
+    for name, size, other in (("pipe_parallel_size", pipe, model), ("model_parallel_size", model, pipe)):
+        if size > 1 and slots % other == 0:
+            best = nearest_divisor(slots // other, size)
+            if best is not None:
+                found.append(f"{name} {best}")
+    return found
+
+
+LARGEST_FACTORED = 10**12
+
+
+def nearest_divisor(number: int, to: int) -> int | None:
+    """The divisor of ``number`` that is nearest to ``to``, the smaller of two; None where finding it takes long."""
+    if number > LARGEST_FACTORED:
+        return None
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = [*small, *(number // divisor for divisor in small)]
+    return min(divisors, key=lambda divisor: (abs(divisor - to), divisor))

@@ -1,28 +1,47 @@
-"""What a checkpoint holds, and how it is written and read back. Determined's own layout:
+"""What a checkpoint holds, and how it is written and read back. Determined's own layout, and a manifest:
 
-    <uuid>/metadata.json                     steps_completed ...; written last, so its presence means complete
+    <uuid>/metadata.json                     steps_completed ...; Determined's
+           manifest.json                     size and checksum of every file
            load_data.json                    experiment config and hyperparameters
            trial_state.json                  where training stands
-           det_state_dict_rank<R>.pth        random-number generators and callbacks of a rank
+           det_state_dict_rank<R>.pth        generators, callbacks, reducers and unreported metrics of a rank
            model<I>/...  latest              DeepSpeed's own files of each engine
+
+Reading one back executes nothing: tensors and plain values only, and the few classes of :data:`ALLOWED`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import pathlib
-import random
-from dataclasses import asdict, dataclass
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import determined as det
-import numpy as np
 import torch
 
 from determined_ds.errors import CheckpointError
+from determined_ds.runtime.checkpoint_files import (
+    damage_in_share,
+    files_of,
+    fingerprint,
+    write_manifest,
+)
+from determined_ds.runtime.generators import rng_state
 
 STATE = "trial_state.json"
+
+
+class Stateful(Protocol):
+    """Something whose state travels in a checkpoint."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -35,6 +54,8 @@ class TrialState:
         epochs_trained: Whole epochs among them.
         last_validation: ``batches_trained`` at the last validation.
         last_checkpoint: ``batches_trained`` at the last checkpoint.
+        kept: Uuids of the checkpoints that are there, oldest first.
+        best: Uuid of the one whose validation was best.
     """
 
     trial_id: int = 0
@@ -42,6 +63,8 @@ class TrialState:
     epochs_trained: int = 0
     last_validation: int = -1
     last_checkpoint: int = -1
+    kept: list[str] = field(default_factory=list)
+    best: str = ""
 
 
 class Checkpoints:
@@ -51,15 +74,34 @@ class Checkpoints:
         trial: Its ``save`` and ``load`` do the engines' part.
         context: Its core context stores the files, here or on the cluster.
         callbacks: Name -> callback; their state is kept.
+        parts: Name -> what else has a state on each rank.
+        total_limit: Checkpoints to keep at most, the best and the newest always among them; None: all.
     """
 
-    def __init__(self, trial: Any, context: Any, callbacks: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        trial: Any,
+        context: Any,
+        callbacks: dict[str, Any],
+        parts: dict[str, Stateful],
+        total_limit: int | None = None,
+    ) -> None:
         self._trial = trial
         self._context = context
+        self._distributed = context.distributed
         self._callbacks = callbacks
+        self._parts = parts
+        self._total_limit = total_limit
+        self._checked_own_file = False
 
-    def save(self, state: TrialState) -> str:
+    # -------------------------------------------------------------------------------------------- save
+
+    def save(self, state: TrialState, *, best: bool = False) -> str:
         """Write a checkpoint; a collective.
+
+        Args:
+            state: Where training stands; the new checkpoint is entered into it.
+            best: The validation before it was the best so far.
 
         Returns:
             Its uuid.
@@ -72,27 +114,66 @@ class Checkpoints:
             "format": "pickle",
         }
         with self._context._core.checkpoint.store_path(metadata, shard=True) as (path, uuid):
-            self._write(path, state)
+            state.kept.append(uuid)
+            state.best = uuid if best else state.best
+            self._write(Path(path), state)
+            self._seal(Path(path), metadata)
         for callback in self._callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
+        self._prune(state)
         return str(uuid)
 
-    def _write(self, path: pathlib.Path, state: TrialState) -> None:
+    def _write(self, path: Path, state: TrialState) -> None:
         path.mkdir(parents=True, exist_ok=True)
         checkpoint = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
-            "rng_state": _rng_state(self._context.device),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "rng_state": rng_state(self._context.device),
         }
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(checkpoint)
-        torch.save(checkpoint, path / f"det_state_dict_rank{self._context.distributed.rank}.pth")
+        own = path / f"det_state_dict_rank{self._distributed.rank}.pth"
+        torch.save(checkpoint, own)
+        self._check_loadable(own)
         self._trial.save(self._context, path)
-        if self._context.distributed.rank == 0:
+        if self._distributed.rank == 0:
             (path / STATE).write_text(json.dumps(asdict(state)) + "\n")
             (path / "load_data.json").write_text(json.dumps(self._load_data()) + "\n")
         for callback in self._callbacks.values():
             callback.on_checkpoint_end(str(path))
             callback.on_checkpoint_write_end(str(path))
+
+    def _check_loadable(self, own: Path) -> None:
+        """Find out at the first checkpoint, not at the first resume, that a state cannot be read back."""
+        if self._checked_own_file:
+            return
+        self._checked_own_file = True
+        with torch.serialization.safe_globals(ALLOWED):
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(own)
+        if unsafe:
+            raise CheckpointError(
+                f"the state of a callback or reducer holds objects of {', '.join(unsafe)}, which a checkpoint "
+                "cannot be read back with: return tensors, numbers, strings, lists and dicts from state_dict, "
+                "or allow the class by torch.serialization.add_safe_globals"
+            )
+
+    def _seal(self, path: Path, metadata: dict[str, Any]) -> None:
+        """Write the manifest, once all ranks have written; the ranks of a machine share the reading."""
+        self._distributed.allgather(None)
+        names = files_of(path)[self._distributed.local_rank :: self._distributed.local_size]
+        shares = self._distributed.allgather({name: fingerprint(path / name) for name in names})
+        if self._distributed.local_rank == 0:
+            write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
+
+    def _prune(self, state: TrialState) -> None:
+        """Delete the oldest checkpoints over the limit, never the best nor the newest."""
+        if self._total_limit is None:
+            return
+        spare = [uuid for uuid in state.kept[:-1] if uuid != state.best]
+        for uuid in spare[: max(0, len(state.kept) - self._total_limit)]:
+            state.kept.remove(uuid)
+            if self._distributed.rank == 0:
+                self._context._core.checkpoint.delete(uuid)
 
     def _load_data(self) -> dict[str, Any]:
         try:
@@ -108,29 +189,36 @@ class Checkpoints:
             "is_trainer": True,
         }
 
-    def load(self, uuid: str, *, trial_id: int) -> TrialState:
+    # -------------------------------------------------------------------------------------------- load
+
+    def load(self, uuid: str, *, trial_id: int) -> tuple[TrialState, dict[str, Any]]:
         """Read a checkpoint back; a collective.
 
         Args:
             uuid: Of the checkpoint.
             trial_id: This trial; a checkpoint of another one gives its weights, not its position.
 
+        Returns:
+            Where training stands, and the state of the generators for :func:`set_rng_state`: to be set when
+            nothing is left to build, just before the next batch.
+
         Raises:
-            CheckpointError: it lacks this rank's part, or DeepSpeed refuses it.
+            CheckpointError: it is not what was written, lacks this rank's part, or DeepSpeed refuses it.
         """
         with self._context._core.checkpoint.restore_path(uuid) as path:
-            return self._read(Path(path), uuid, trial_id)
+            self._verify(Path(path), uuid)
+            with only_data():
+                return self._read(Path(path), uuid, trial_id)
 
-    def _read(self, path: Path, uuid: str, trial_id: int) -> TrialState:
-        rank = self._context.distributed.rank
-        file = path / f"det_state_dict_rank{rank}.pth"
-        if not file.exists():
-            have = len(list(path.glob("det_state_dict_rank*.pth")))
-            raise CheckpointError(
-                f"checkpoint {uuid} was written by {have} ranks and has no part for rank {rank}: "
-                f"resume with {have} slots"
-            )
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    def _verify(self, path: Path, uuid: str) -> None:
+        local_rank, local_size = self._distributed.local_rank, self._distributed.local_size
+        damages = self._distributed.allgather(damage_in_share(path, local_rank, local_size))
+        found = [damage for damage in damages if damage]
+        if found:
+            raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}")
+
+    def _read(self, path: Path, uuid: str, trial_id: int) -> tuple[TrialState, dict[str, Any]]:
+        checkpoint = self._own_part(path, uuid)
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(checkpoint)
         try:
@@ -140,37 +228,105 @@ class Checkpoints:
                 f"DeepSpeed refuses checkpoint {uuid}: {error} Resume with the ZeRO stage, the slots and "
                 "the model that wrote it."
             ) from error
-        _set_rng_state(checkpoint.get("rng_state", {}), self._context.device)
-        for name, state in checkpoint.get("callbacks", {}).items():
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"checkpoint {uuid} holds objects that could run code, and is not loaded: {error}"
+            ) from error
+        state = _read_state(path)
+        if state.trial_id != trial_id:
+            return TrialState(trial_id=trial_id), {}
+        for name, callback_state in checkpoint.get("callbacks", {}).items():
             if name in self._callbacks:
-                self._callbacks[name].load_state_dict(state)
-        state = TrialState(**json.loads((path / STATE).read_text()))
-        return state if state.trial_id == trial_id else TrialState(trial_id=trial_id)
+                self._callbacks[name].load_state_dict(callback_state)
+        for name, part_state in checkpoint.get("parts", {}).items():
+            if name in self._parts:
+                self._parts[name].load_state_dict(part_state)
+        return state, checkpoint.get("rng_state", {})
+
+    def _own_part(self, path: Path, uuid: str) -> dict[str, Any]:
+        rank, size = self._distributed.rank, self._distributed.size
+        written_by = len(list(path.glob("det_state_dict_rank*.pth")))
+        # All ranks decide alike: with fewer ranks than wrote it, each would find a part and none the whole.
+        if written_by != size:
+            raise CheckpointError(
+                f"checkpoint {uuid} was written by {written_by} ranks, and these are {size}: "
+                f"resume with {written_by} slots"
+            )
+        try:
+            part = torch.load(path / f"det_state_dict_rank{rank}.pth", map_location="cpu")
+        except (pickle.UnpicklingError, FileNotFoundError) as error:
+            raise CheckpointError(
+                f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
+            ) from error
+        assert isinstance(part, dict)
+        return part
 
 
-def _rng_state(device: torch.device) -> dict[str, Any]:
-    """Every generator's state, of types that ``torch.load(weights_only=True)`` takes."""
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    state: dict[str, Any] = {
-        "cpu_rng_state": torch.random.get_rng_state(),
-        "np_rng_state": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
-        "random_rng_state": random.getstate(),
-    }
-    if device.type == "cuda":
-        state["gpu_rng_state"] = torch.cuda.get_rng_state(device)
-    return state
+def _read_state(path: Path) -> TrialState:
+    """Where training stood: our own file, or the one of Determined's loop."""
+    if (path / STATE).exists():
+        found = json.loads((path / STATE).read_text())
+    else:
+        with (path / "trial_state.pkl").open("rb") as file:
+            found = _PlainUnpickler(file).load()
+        found = {
+            **found,
+            "last_validation": found.get("last_val", -1),
+            "last_checkpoint": found.get("last_ckpt", -1),
+        }
+    known = {item.name for item in fields(TrialState)}
+    return TrialState(**{name: value for name, value in found.items() if name in known})
 
 
-def _set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    if "cpu_rng_state" in state:
-        torch.random.set_rng_state(state["cpu_rng_state"])
-    if "np_rng_state" in state:
-        name, keys, position, has_gauss, cached = state["np_rng_state"]
-        np.random.set_state((name, np.asarray(keys).astype(np.uint32), position, has_gauss, cached))
-    if "random_rng_state" in state:
-        random.setstate(state["random_rng_state"])
-    if device.type == "cuda" and "gpu_rng_state" in state:
-        torch.cuda.set_rng_state(state["gpu_rng_state"], device)
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads builtin values only; a pickle that names anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"trial_state.pkl names {module}.{name}")
+
+
+def _allowed() -> list[Any]:
+    """What may be named in a checkpoint besides tensors and plain values: classes that only hold values."""
+    import numpy as np
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+    from numpy._core.multiarray import _reconstruct, scalar
+
+    numpy_dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
+    return [
+        DynamicLossScaler,
+        LossScaler,
+        ZeroStageEnum,
+        fragment_address,
+        _reconstruct,
+        scalar,
+        np.ndarray,
+        np.dtype,
+        *numpy_dtypes,
+        torch.Size,
+        torch.device,
+    ]
+
+
+ALLOWED: list[Any] = []
+
+
+@contextlib.contextmanager
+def only_data() -> Iterator[None]:
+    """Whatever is loaded in here by ``torch.load``, DeepSpeed's own calls included, may execute nothing."""
+    if not ALLOWED:
+        ALLOWED.extend(_allowed())
+    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        with torch.serialization.safe_globals(ALLOWED):
+            yield
+    finally:
+        if before is None:
+            del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        else:
+            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before
 
 
 def spoil(models: list[Any]) -> None:

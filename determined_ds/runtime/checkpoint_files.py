@@ -1,23 +1,172 @@
-"""Checkpoints as files: which there are, without loading torch."""
+"""Checkpoints as files: which there are, and whether they still are what was written. Loads no torch."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 METADATA = "metadata.json"
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 2**20
 
 
-def newest_checkpoint(folder: Path) -> tuple[str, int] | None:
-    """The complete checkpoint in ``folder`` that has trained longest: its uuid and ``steps_completed``."""
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint on disk.
+
+    Args:
+        uuid: Its name.
+        steps_completed: Batches trained when it was written.
+        path: Its folder.
+    """
+
+    uuid: str
+    steps_completed: int
+    path: Path
+
+
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """The complete checkpoints in ``folder``, the one that has trained longest first.
+
+    One that is still being written, or was when its run was killed, has another name (see
+    :class:`~determined_ds.runtime.local.AtomicStorage`) and is none of them.
+    """
     found = []
-    for path in folder.glob(f"*/{METADATA}"):
+    for path in folder.glob("*"):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        steps = _steps_completed(path)
+        found.append((steps, path.stat().st_mtime, path))
+    found.sort(reverse=True)
+    return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
+
+
+def _steps_completed(path: Path) -> int:
+    """From whichever of the two files can be read; -1 where neither can."""
+    for name in (MANIFEST, METADATA):
         try:
-            steps = int(json.loads(path.read_text())["steps_completed"])
+            return int(json.loads((path / name).read_text())["steps_completed"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        found.append((steps, path.stat().st_mtime, path.parent.name))
-    if not found:
-        return None
-    steps, _, uuid = max(found)
-    return uuid, steps
+    return -1
+
+
+def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is still what was written, and what is wrong with the ones after it."""
+    damages = []
+    for checkpoint in checkpoints_in(folder):
+        damage = damage_of(checkpoint.path)
+        if damage is None:
+            return checkpoint, damages
+        damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
+    return None, damages
+
+
+def files_of(path: Path) -> list[str]:
+    """The files of a checkpoint but its manifest and metadata, by relative name, sorted."""
+    names = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    return sorted(name for name in names if name not in (MANIFEST, METADATA))
+
+
+def fingerprint(file: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    digest = hashlib.sha256()
+    size = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """``metadata.json`` as Determined's core context writes it (``_write_metadata_file``, 0.38.1)."""
+    return json.dumps(metadata, indent=2)
+
+
+def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Write the manifest of a checkpoint: the fingerprint of each file, and one of the manifest itself.
+
+    Args:
+        path: The checkpoint's folder.
+        files: Relative name -> fingerprint, ``metadata.json`` not among them: it is written after.
+        metadata: What that will hold.
+    """
+    content = {
+        "steps_completed": metadata["steps_completed"],
+        "metadata_sha256": hashlib.sha256(metadata_text(metadata).encode()).hexdigest(),
+        "files": dict(sorted(files.items())),
+    }
+    content["sha256"] = _digest(content)
+    (path / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    kept = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is what was written.
+
+    A checkpoint without a manifest, such as Determined's own loop writes, is taken on trust if it is complete.
+    """
+    return next(_damages(path, share=None), None)
+
+
+def damage_in_share(path: Path, index: int, count: int) -> str | None:
+    """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share."""
+    return next(_damages(path, share=(index, count)), None)
+
+
+def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
+    if not (path / METADATA).is_file():
+        yield f"{METADATA} is missing"
+        return
+    if not (path / MANIFEST).is_file():
+        if (path / "trial_state.json").exists():  # ours, and ours have one
+            yield f"{MANIFEST} is missing"
+        return
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+        whole = content["sha256"] == _digest(content)
+        files: dict[str, Any] = content["files"]
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        yield f"{MANIFEST} is not what was written"
+        return
+    if hashlib.sha256((path / METADATA).read_bytes()).hexdigest() != content["metadata_sha256"]:
+        yield f"{METADATA} is not what was written"
+    names: Iterable[str] = list(files)
+    if share is not None:
+        names = list(files)[share[0] :: share[1]]
+    for name in names:
+        yield from _file_damage(path / name, name, files[name])
+
+
+def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        size = file.stat().st_size
+    except OSError:
+        yield f"{name} is missing"
+        return
+    if size != expected["bytes"]:
+        yield f"{name} has {size} bytes, {expected['bytes']} were written"
+    elif fingerprint(file) != expected:
+        yield f"{name} is not what was written (its checksum differs)"
+
+
+def sync_to_disk(path: Path) -> None:
+    """Have the system put a folder's files on the disk, so that a rename after it can be trusted."""
+    for file in [*path.rglob("*"), path]:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

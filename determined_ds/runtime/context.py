@@ -6,27 +6,26 @@ import contextlib
 import json
 import logging
 import os
-import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import determined as det
-import numpy as np
 import torch
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.deepspeed_json import load_deepspeed_config
 from determined_ds.config.document import Document
-from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
 from determined_ds.config.text import read_json
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.distributed import join_process_group
+from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
 
 DEEPSPEED_CONFIG = "deepspeed_config.json"
@@ -121,7 +120,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             raise ConfigError(problems)
 
     def overwrite(
-        self, base_ds_config: str | os.PathLike[str] | Mapping[str, Any], source: Mapping[str, Any] | None = None
+        self,
+        base_ds_config: str | os.PathLike[str] | Mapping[str, Any],
+        source: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it and every "auto" filled.
 
@@ -306,15 +307,3 @@ def _write_ds_config(run_dir: Path, resolved: ResolvedConfig, distributed: core.
         run_dir.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(resolved.ds_config, indent=2) + "\n")
     return Path(str(distributed.broadcast_local(str(path))))
-
-
-def seed_everything(seed: int) -> None:
-    """Seed random, numpy and torch alike, the same on every rank."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def experiment_of(config: dict[str, Any], name: str = "experiment config") -> Experiment:
-    """An experiment from a plain configuration, e.g. the one the cluster gives."""
-    return parse_experiment(Document(name=name, data=config))

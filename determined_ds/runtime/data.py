@@ -1,14 +1,16 @@
 """Which samples a rank sees, and when.
 
-Training is one global stream of samples, epoch after epoch, cut into global batches; a replica takes its share
-of each. So the samples of an optimizer step are the same however they are split into replicas and micro-batches,
-and a position in the stream is one number. Determined 0.38.1 shards and skips by micro-batches instead, which
-depends on both.
+Training is one global stream of samples, epoch after epoch, cut into global batches; a replica takes its
+share of each. So the samples of an optimizer step are the same however they are split into replicas and
+micro-batches, and a position in the stream is one number. Determined 0.38.1 shards and skips by micro-batches
+instead, which depends on both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +29,8 @@ class TrainingData:
 
     Args:
         batches: The micro-batches, from the batch that training starts at.
-        batches_per_epoch: Whole global batches in an epoch; what is left over is dropped, and where the data is
-            shuffled it is another rest each epoch.
+        batches_per_epoch: Whole global batches in an epoch; what is left over is dropped, and where the data
+            is shuffled it is another rest each epoch.
     """
 
     batches: Iterator[Any]
@@ -69,7 +71,9 @@ def training_data(
             start_batch=start_batch,
         )
     else:
-        sampler = GlobalBatchSampler(loader.batch_sampler, batch=batch, replica=replica, start_batch=start_batch)
+        sampler = GlobalBatchSampler(
+            loader.batch_sampler, batch=batch, replica=replica, seed=seed, start_batch=start_batch
+        )
     torch_loader = _with_sampler(loader, sampler, seed + start_batch)
     return TrainingData(batches=iter(torch_loader), batches_per_epoch=sampler.batches_per_epoch)
 
@@ -109,17 +113,36 @@ def _epoch_order(sampler: Any, num_samples: int, seed: int) -> Callable[[int], l
     if plain_shuffle:
 
         def shuffled(epoch: int) -> list[int]:
-            generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+            generator = torch.Generator().manual_seed(_seed_of(seed, epoch))
             return torch.randperm(num_samples, generator=generator).tolist()
 
         return shuffled
 
     def as_given(epoch: int) -> list[int]:
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        return list(sampler)
+        with _drawn_for(sampler, seed, epoch):
+            return list(sampler)
 
     return as_given
+
+
+@contextlib.contextmanager
+def _drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
+    """What a sampler draws in here is the same on every rank, and again on every resume.
+
+    Covers torch's global generator, and a generator of the sampler's own, which is what torch's samplers use.
+    """
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(_seed_of(seed, epoch))
+        own = getattr(sampler, "generator", None)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(_seed_of(seed, epoch))
+        yield
+
+
+def _seed_of(seed: int, epoch: int) -> int:
+    return (seed * 1_000_003 + epoch) % 2**63
 
 
 class GlobalSampler(torch_data.Sampler[list[int]]):
@@ -165,8 +188,11 @@ class GlobalSampler(torch_data.Sampler[list[int]]):
 class GlobalBatchSampler(torch_data.Sampler[list[int]]):
     """The same over a batch sampler of the author's own: its batches are dealt to the replicas in turn."""
 
-    def __init__(self, batches: Any, *, batch: Batch, replica: int, start_batch: int = 0) -> None:
+    def __init__(
+        self, batches: Any, *, batch: Batch, replica: int, seed: int = 0, start_batch: int = 0
+    ) -> None:
         self._batches = batches
+        self._seed = seed
         self._batch = batch
         self._replica = replica
         self._start_batch = start_batch
@@ -178,14 +204,9 @@ class GlobalBatchSampler(torch_data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first = divmod(self._start_batch, self.batches_per_epoch)
         while True:
-            if hasattr(self._batches, "set_epoch"):
-                self._batches.set_epoch(epoch)
-            for index, samples in enumerate(self._batches):
-                step = index // self._per_step
-                if step >= self.batches_per_epoch:
-                    break
-                if step >= first and index % self._batch.replicas == self._replica:
-                    yield samples
+            with _drawn_for(self._batches, self._seed, epoch):
+                everything = list(itertools.islice(self._batches, self.batches_per_epoch * self._per_step))
+            yield from everything[first * self._per_step + self._replica :: self._batch.replicas]
             epoch, first = epoch + 1, 0
 
     def __len__(self) -> int:
@@ -223,7 +244,7 @@ def _custom(loader: Any, batch: Batch, start_batch: int) -> TrainingData:
 class ValidationBatches:
     """A rank's share of the validation data, to the last sample: an iterator that keeps its own accounts.
 
-    All ranks go through the same number of batches, since a forward pass may be collective (ZeRO 3, pipelines).
+    All ranks go through the same number of batches, as a forward pass may be collective (ZeRO 3, pipelines).
     A rank that has run out repeats its first batch, with weight 0.
 
     Attributes:
@@ -280,6 +301,9 @@ class ValidationLoader:
         loader: What ``build_validation_data_loader`` returned.
         replica: Data-parallel rank.
         replicas: Data-parallel copies.
+
+    Attributes:
+        sizes: Samples in each batch, as far as which of them are the same.
     """
 
     def __init__(self, loader: Any, *, replica: int, replicas: int) -> None:
@@ -287,10 +311,16 @@ class ValidationLoader:
             everything = list(loader.batch_sampler)
             if not everything:
                 raise _no_validation()
-            self._loader: Any = _with_sampler(loader, everything[replica::replicas], 0)
+            own = everything[replica::replicas]
+            self._loader: Any = _with_sampler(loader, own, 0)
             self.padding: Any = _with_sampler(loader, everything[:1], 0)
+            self.sizes = [len(samples) for samples in own]
         else:
+            if not len(loader):
+                raise _no_validation()
             self._loader = self.padding = loader
+            # Unknown before they are loaded: all alike but for the last, which is then never mixed with others.
+            self.sizes = [2] * (len(loader) - 1) + [1]
         self.num_batches = len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,16 +1,21 @@
-"""N local ranks, by torch's own launcher."""
+"""N local ranks, by torch's own launcher, and how they are stopped."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 
+# Seconds that the ranks which are left have to end by themselves when one has died.
 GRACE_S = 10
 
 
@@ -22,10 +27,12 @@ def launch(
     context_dir: Path,
     run_dir: Path,
     arguments: list[str],
+    resume_with: str,
 ) -> int:
     """Start the ranks of a trial on this machine, and wait for them.
 
     Rank 0 writes to this terminal, the others to ``run_dir/logs``. When one dies, the others are ended.
+    The first SIGINT or SIGTERM asks the ranks to finish their batch and to checkpoint; the second ends them.
 
     Args:
         trial: ``MODULE:CLASS``.
@@ -34,12 +41,13 @@ def launch(
         context_dir: Their working directory.
         run_dir: The run directory.
         arguments: More arguments of ``determined_ds.train``.
+        resume_with: The command that goes on with the run, for the message after a stop.
 
     Returns:
-        The exit code: 0, 2 for a configuration that cannot run, 1 where training failed.
+        The exit code: 0, also when stopped at the user's request; 2 for a configuration that cannot run; 1 where
+        training failed; 128 + the signal's number after a second one.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -57,22 +65,54 @@ def launch(
         max_restarts=0,
         monitor_interval=0.1,
         shutdown_timeout=GRACE_S,
+        signals_to_handle="SIGHUP,SIGQUIT",  # SIGINT and SIGTERM are ours
         logs_specs=DefaultLogsSpecs(
             log_dir=str(run_dir / "logs"),
-            redirects={rank: Std.ALL for rank in range(1, num_ranks)} or Std.NONE,
+            redirects=dict.fromkeys(range(1, num_ranks), Std.ALL) or Std.NONE,
         ),
     )
     command = ["-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
     command += ["--accelerator", accelerator.name, *arguments]
     os.chdir(context_dir)
+    stopping = _Stopping()
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        return _report_failure(error, run_dir)
-    except SignalException as error:
-        print(f"\nstopped by {error.sigval.name}; go on with --resume --run-dir {run_dir}", file=sys.stderr)
-        return 128 + error.sigval
-    return 0
+        if not stopping.signals or not _only_signalled(error):
+            return _report_failure(error, run_dir)
+    if not stopping.signals:
+        return 0
+    print(f"resume with: {resume_with}", file=sys.stderr)
+    return 0 if len(stopping.signals) == 1 else 128 + stopping.signals[-1]
+
+
+@dataclass
+class _Stopping:
+    """Handles SIGINT and SIGTERM of the launcher: the first asks the ranks to stop, the second ends them."""
+
+    signals: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: Any) -> None:
+        self.signals.append(number)
+        again = len(self.signals) > 1
+        if not again:
+            name = signal.Signals(number).name
+            print(
+                f"\n{name}: stopping after this batch, with a checkpoint; again stops at once",
+                file=sys.stderr,
+            )
+        for rank in psutil.Process().children():
+            if rank.is_running():
+                rank.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+
+
+def _only_signalled(error: Any) -> bool:
+    """Whether the ranks failed by our own signals alone: killed, or not yet far enough to handle one."""
+    return all(failure.exitcode in (-signal.SIGKILL, -signal.SIGTERM) for failure in error.failures.values())
 
 
 def _prepare_environment(num_ranks: int, accelerator: Accelerator, context_dir: Path) -> None:
@@ -87,17 +127,31 @@ def _prepare_environment(num_ranks: int, accelerator: Accelerator, context_dir: 
 
 def _report_failure(error: Any, run_dir: Path) -> int:
     """Show the first failure's own words, and say where the rest is."""
-    rank, first = error.get_first_failure()
+    rank, first = _first_failure(error)
     data = first.error_file_data or {}
     message = data.get("message")
     if isinstance(message, dict):
         text, extra = message["message"], message.get("extraInfo", {})
         code = int(extra.get("exit_code", EXIT_TRAINING_FAILED))
     else:
-        text, code = f"rank {rank} ended without a word: {first.message}", EXIT_TRAINING_FAILED
+        text, code = f"it ended without a word: {first.message}", EXIT_TRAINING_FAILED
     if code == EXIT_CONFIG:
-        print(text, file=sys.stderr)
+        print(f"error: {text}", file=sys.stderr)
         return code
     print(f"\nrank {rank} failed first:\n\n{text.rstrip()}\n", file=sys.stderr)
     print(f"the output of the other ranks is in {run_dir / 'logs'}", file=sys.stderr)
     return EXIT_TRAINING_FAILED
+
+
+def _first_failure(error: Any) -> tuple[int, Any]:
+    """The failure that came first; a rank that the launcher ended because of another never did."""
+
+    def place(item: tuple[int, Any]) -> tuple[bool, float]:
+        _, failure = item
+        message = (failure.error_file_data or {}).get("message")
+        extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+        ended_by_us = failure.exitcode == -signal.SIGTERM
+        return ended_by_us, float(extra.get("precise_timestamp", failure.timestamp))
+
+    found: tuple[int, Any] = min(error.failures.items(), key=place)
+    return found

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +14,9 @@ from typing import Any
 from determined import core
 from determined.common import storage
 
+from determined_ds.runtime.checkpoint_files import sync_to_disk
 from determined_ds.runtime.metrics import jsonable, to_json_line
+from determined_ds.runtime.signals import STOP
 
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -37,6 +43,16 @@ class LocalTrainContext(core.DummyTrainContext):
         self._metric = metric
         self._smaller_is_better = smaller_is_better
         self._best: float | None = None
+        self._remember_best()
+
+    def _remember_best(self) -> None:
+        """The best validation of the batches trained before, where a run is resumed."""
+        with contextlib.suppress(OSError):
+            for line in (self.run_dir / METRICS).read_text().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    record = json.loads(line)
+                    if record["group"] == "validation":
+                        self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
         """Nobody watches a status here."""
@@ -50,15 +66,13 @@ class LocalTrainContext(core.DummyTrainContext):
     def report_training_metrics(
         self, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
     ) -> None:
-        self._write("training", steps_completed, metrics)
+        self.report_metrics("training", steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        self._write("validation", steps_completed, metrics)
+        self.report_metrics("validation", steps_completed, metrics)
+        self._note_best(metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
-        self._write(group, steps_completed, metrics)
-
-    def _write(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         record = {
             "group": group,
             "steps_completed": steps_completed,
@@ -67,8 +81,6 @@ class LocalTrainContext(core.DummyTrainContext):
         }
         with (self.run_dir / METRICS).open("a") as file:
             file.write(to_json_line(record))
-        if group == "validation":
-            self._note_best(metrics)
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
         value = metrics.get(self._metric)
@@ -78,6 +90,55 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def get_experiment_best_validation(self) -> float | None:
         return self._best
+
+
+class AtomicStorage(storage.SharedFSStorageManager):
+    """Checkpoints that are either whole or not there: written aside, put on the disk, then renamed.
+
+    Args:
+        base_path: The folder of the checkpoints.
+    """
+
+    def store_path_is_direct_access(self) -> bool:
+        """No: what is written becomes the checkpoint in :meth:`post_store_path`."""
+        return False
+
+    def _aside(self, uuid: str) -> Path:
+        return Path(self._base_path) / f".{uuid}.partial"
+
+    def pre_store_path(self, dst: str) -> Path:
+        path = self._aside(dst)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def post_store_path(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
+        sync_to_disk(Path(src))
+        os.rename(src, Path(self._base_path) / dst)
+        sync_to_disk_folder(Path(self._base_path))
+
+    def forget_partial(self) -> None:
+        """Remove what a killed run left half-written."""
+        for path in Path(self._base_path).glob(".*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sync_to_disk_folder(path: Path) -> None:
+    """Put a folder's own entries on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class SignalPreemptContext(core.DummyPreemptContext):
+    """Preemption by SIGTERM: the chief has been told, and the others ask the chief."""
+
+    def __init__(self, distributed: core.DistributedContext) -> None:
+        super().__init__(distributed, core.PreemptMode.WorkersAskChief)
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        return bool(self._dist.broadcast(STOP.is_set()))
 
 
 def local_core_context(
@@ -90,12 +151,13 @@ def local_core_context(
     """A core context whose checkpoints, metrics and TensorBoard files go to ``run_dir``."""
     checkpoints = run_dir / CHECKPOINTS
     checkpoints.mkdir(parents=True, exist_ok=True)
+    manager = AtomicStorage(str(checkpoints))
+    if distributed.rank == 0:
+        manager.forget_partial()
     return core.Context(
         distributed=distributed,
-        checkpoint=core.DummyCheckpointContext(
-            distributed, storage.SharedFSStorageManager(str(checkpoints))
-        ),
-        preempt=core.DummyPreemptContext(distributed, core.PreemptMode.WorkersAskChief),
+        checkpoint=core.DummyCheckpointContext(distributed, manager),
+        preempt=SignalPreemptContext(distributed),
         train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better),
         profiler=core.DummyProfilerContext(),
     )

@@ -5,26 +5,35 @@ Loads no torch: whatever is wrong with a configuration is said before a rank is 
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterable
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from determined_ds.config.deepspeed_json import load_deepspeed_config
-from determined_ds.config.document import Document, nearest
 from determined_ds.config.experiment import Experiment, parse_experiment, with_override
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.config.text import read_yaml
 from determined_ds.devices import detect_accelerator
-from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
+from determined_ds.runtime.trial_file import check_trial_file
 
+T = TypeVar("T")
+
+RUNS = Path("runs")
 EXPERIMENT = "experiment.yaml"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +45,24 @@ class LocalRun:
         resolved: What was decided.
         context_dir: The folder with the code.
         run_dir: Where everything is written.
-        checkpoint: To go on from: uuid and steps completed.
+        checkpoint: To go on from.
+        damages: What is wrong with checkpoints that are newer than that.
+        accelerator: The one that was asked for, None where it was left to the machine.
     """
 
     experiment: Experiment
     resolved: ResolvedConfig
     context_dir: Path
     run_dir: Path
-    checkpoint: tuple[str, int] | None
+    checkpoint: Checkpoint | None
+    damages: tuple[str, ...] = ()
+    accelerator: str | None = None
 
     def header(self) -> list[str]:
         """What will run, in a few lines for people."""
         topology, batch = self.resolved.topology, self.resolved.batch
         layout = _count(topology.data_parallel_world_size, "replica")
-        if topology.slots_per_replica > 1:
+        if topology.pipe_parallel_size > 1:
             layout += f" x {topology.pipe_parallel_size} pipeline stages"
         if topology.model_parallel_size > 1:
             layout += f" x {topology.model_parallel_size} model-parallel"
@@ -64,17 +77,26 @@ class LocalRun:
         if self.experiment.searched:
             lines.append(f"  one point of a search over {', '.join(self.experiment.searched)}")
         if self.checkpoint:
-            lines.append(f"  resume     batch {self.checkpoint[1]}, checkpoint {self.checkpoint[0]}")
+            at = self.checkpoint.steps_completed
+            lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}")
         return lines
 
     def launch(self, *, test: bool = False) -> int:
-        """Write the run directory and start the ranks; returns the exit code."""
-        self._write()
+        """Write the run directory and start the ranks; returns the exit code.
+
+        Raises:
+            ConfigError: the run directory cannot be written to.
+        """
+        try:
+            self._write()
+        except OSError as error:
+            message = f"cannot be written to: {error.strerror}"
+            raise ConfigError(_run_dir_problem(self.run_dir, message, WRITABLE)) from None
         from determined_ds.runtime.launch import launch
 
         arguments = ["--test"] if test else []
         if self.checkpoint:
-            arguments += ["--resume", self.checkpoint[0]]
+            arguments += ["--resume", self.checkpoint.uuid]
         return launch(
             self.experiment.trial,
             num_ranks=self.resolved.topology.slots,
@@ -82,24 +104,51 @@ class LocalRun:
             context_dir=self.context_dir,
             run_dir=self.run_dir,
             arguments=arguments,
+            resume_with=self.resume_command,
         )
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with this run, just as it was."""
+        words = ["det-ds", "run", _short(self.run_dir / EXPERIMENT), _short(self.context_dir)]
+        words += ["--run-dir", _short(self.run_dir), "--resume"]
+        if self.accelerator:
+            words += ["--accelerator", self.accelerator]
+        return shlex.join(words)
 
     def _write(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # What is really run: overrides laid over, and the one point of a search.
-        config = {**self.experiment.config, "hyperparameters": _as_constants(self.experiment.hyperparameters.data)}
-        (self.run_dir / EXPERIMENT).write_text(yaml.safe_dump(config, sort_keys=False))
-        metrics = self.run_dir / "metrics.jsonl"
+        config = {
+            **self.experiment.config,
+            "hyperparameters": _as_constants(self.experiment.hyperparameters.data),
+        }
+        text = yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+        (self.run_dir / EXPERIMENT).write_text(text, encoding="utf-8")
+        metrics = self.run_dir / METRICS
         if self.checkpoint:
-            _forget_after(metrics, self.checkpoint[1])
+            _forget_after(metrics, self.checkpoint.steps_completed)
         else:
             metrics.write_text("")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that Determined's master would read as numbers, like ``1e-3``; PyYAML would not."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
 def _as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
     """Hyperparameters as a YAML that the master takes: a mapping with a key ``type`` has to be wrapped."""
-    return {key: {"type": "const", "val": value} if _holds_type(value) else value
-            for key, value in hyperparameters.items()}
+    return {
+        key: {"type": "const", "val": value} if _holds_type(value) else value
+        for key, value in hyperparameters.items()
+    }
 
 
 def _holds_type(value: Any) -> bool:
@@ -133,6 +182,25 @@ def _short(path: Path) -> str:
         return str(path)
 
 
+class _Findings:
+    """Every problem of a run, so that the user hears all of them at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def of(self, step: Callable[[], T]) -> T | None:
+        """What a step returns; None where it finds problems, which are kept."""
+        try:
+            return step()
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return None
+
+    def raise_any(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems)
+
+
 def prepare_run(
     config: Path,
     context_dir: Path,
@@ -149,91 +217,134 @@ def prepare_run(
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank is started.
     """
-    document = read_yaml(config)
-    if not context_dir.is_dir():
-        message, mend = "no such folder", "give the folder that holds the model's code, e.g. `.`"
-        raise ConfigError(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
-    if slots is not None:
-        document = document.overwritten(("resources", "slots_per_trial"), slots, "--slots")
-    for override in overrides:
-        document = with_override(document, override)
-    experiment = parse_experiment(document)
-    check_trial_file(experiment.trial, context_dir, experiment.document)
-    devices = detect_accelerator(accelerator)
-    hp = parse_hyperparameters(experiment.hyperparameters)
-    ds = load_deepspeed_config(
-        hp.deepspeed_config, context_dir=context_dir, hyperparameters=experiment.hyperparameters
-    )
-    resolved = reconcile(
-        experiment.hyperparameters,
-        ds,
-        slots=experiment.slots,
-        accelerator=devices,
-        slots_origin=document.origin(("resources", "slots_per_trial")),
-    )
-    run_dir = run_dir or Path("runs") / _slug(experiment.name) / now.strftime("%Y%m%d-%H%M%S")
+    experiment = _read_experiment(config, context_dir, slots, overrides)
+    found = _Findings()
+    found.of(lambda: check_trial_file(experiment.trial, context_dir, experiment.document))
+    resolved = _resolve(found, experiment, context_dir, accelerator)
+    where = run_dir or _new_run_dir(RUNS / _slug(experiment.name), now)
+    starts = found.of(lambda: _start_in(where, resume=resume, stated=run_dir is not None))
+    found.raise_any()
+    assert resolved is not None
+    assert starts is not None
+    checkpoint, damages = starts
     return LocalRun(
         experiment=experiment,
         resolved=resolved,
         context_dir=context_dir.resolve(),
-        run_dir=run_dir.resolve(),
-        checkpoint=_checkpoint_to_resume(run_dir.resolve()) if resume else None,
+        run_dir=where.resolve(),
+        checkpoint=checkpoint,
+        damages=damages,
+        accelerator=accelerator,
     )
+
+
+def _read_experiment(
+    config: Path, context_dir: Path, slots: int | None, overrides: Iterable[str]
+) -> Experiment:
+    found = _Findings()
+    if config.is_dir() and context_dir.is_file():
+        mend = f"the configuration comes first: det-ds run {context_dir} {config}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", mend=mend))
+    if not context_dir.is_dir():
+        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
+        mend = "give the folder that holds the model's code, e.g. `.`"
+        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
+    document = found.of(lambda: read_yaml(config))
+    if document is not None:
+        if slots is not None:
+            document = document.overwritten(("resources", "slots_per_trial"), slots, "--slots")
+        for override in overrides:
+            document = found.of(partial(with_override, document, override)) or document
+    found.raise_any()
+    assert document is not None
+    return parse_experiment(document)
+
+
+def _resolve(
+    found: _Findings, experiment: Experiment, context_dir: Path, accelerator: str | None
+) -> ResolvedConfig | None:
+    document = experiment.hyperparameters
+    devices = found.of(lambda: detect_accelerator(accelerator))
+    hp = found.of(lambda: parse_hyperparameters(document))
+    if hp is None:
+        return None
+    if hp.fit.max_length is None:
+        message, mend = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
+        key, origin = document.key(("fit", "max_length")), document.origin(("fit", "max_length"))
+        found.problems.append(Problem(key=key, origin=origin, message=message, mend=mend, code="max-length"))
+    ds = found.of(
+        lambda: load_deepspeed_config(hp.deepspeed_config, context_dir=context_dir, hyperparameters=document)
+    )
+    if devices is None or ds is None:
+        return None
+    slots_origin = experiment.document.origin(("resources", "slots_per_trial"))
+    return found.of(
+        lambda: reconcile(
+            document, ds, slots=experiment.slots, accelerator=devices, slots_origin=slots_origin
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------- the run directory
+
+WRITABLE = "give a --run-dir that can be written to"
+
+
+def _run_dir_problem(run_dir: Path, message: str, mend: str) -> Problem:
+    return Problem(key="--run-dir", value=_short(run_dir), message=message, mend=mend, code="run-dir")
 
 
 def _slug(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "run"
 
 
-def _checkpoint_to_resume(run_dir: Path) -> tuple[str, int]:
-    from determined_ds.runtime.checkpoint_files import newest_checkpoint
-
-    found = newest_checkpoint(run_dir / "checkpoints")
-    if found is None:
-        message = "there is no complete checkpoint in it to resume from"
-        mend = "give the --run-dir of the run to go on with, or start anew without --resume"
-        raise ConfigError(Problem(key="--run-dir", value=_short(run_dir), message=message, mend=mend))
-    return found
-
-
-def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
-    """Check, without importing it, that the context directory has the entrypoint's module and class.
-
-    A module that is not in the context directory may be installed; that is left to the ranks.
-    """
-    module, _, name = trial.partition(":")
-    parts = module.split(".")
-    file = context_dir.joinpath(*parts).with_suffix(".py")
-    package = context_dir.joinpath(*parts, "__init__.py")
-    source = file if file.is_file() else package
-    if not source.is_file():
-        if (context_dir / parts[0]).is_dir() or (context_dir / f"{parts[0]}.py").is_file():
-            there = sorted(".".join(p.relative_to(context_dir).with_suffix("").parts)
-                           for p in (context_dir / parts[0]).rglob("trial.py"))
-            guess = nearest(module, there)
-            mend = f"did you mean {guess}?" if guess else f"there are: {', '.join(there) or 'none'}"
-            raise _entrypoint(document, trial, f"the context directory has no module {module}", mend)
-        return
-    try:
-        tree = ast.parse(source.read_text())
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        where = f"{source.relative_to(context_dir)}:{line}" if line else str(source.relative_to(context_dir))
-        raise _entrypoint(document, trial, f"{where} is not Python: {error}", "mend the module") from None
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    # Names may come by import or assignment too; only a plain module of classes can be judged from outside.
-    names = {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom)
-             for alias in node.names}
-    assigned = {target.id for node in tree.body if isinstance(node, ast.Assign)
-                for target in node.targets if isinstance(target, ast.Name)}
-    if name not in {*classes, *names, *assigned} and "*" not in names:
-        guess = nearest(name, classes)
-        mend = f"did you mean {guess}?" if guess else f"it has: {', '.join(classes) or 'no class'}"
-        raise _entrypoint(document, trial, f"module {module} has no {name}", mend)
+def _new_run_dir(folder: Path, now: datetime) -> Path:
+    """A folder named for the time, that is not there yet: two runs may start in the same second."""
+    stem = now.strftime("%Y%m%d-%H%M%S")
+    path, number = folder / stem, 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}"
+    return path
 
 
-def _entrypoint(document: Document, trial: str, message: str, mend: str) -> EntrypointError:
-    origin = document.origin(("entrypoint",))
-    return EntrypointError(
-        Problem(key="entrypoint", value=trial, origin=origin, message=message, mend=mend, code="entrypoint")
-    )
+def _start_in(run_dir: Path, *, resume: bool, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint to start from, None for the beginning, and what is wrong with those after it."""
+    _check_run_dir(run_dir)
+    if resume:
+        return _checkpoint_to_resume(run_dir, stated=stated)
+    _refuse_to_overwrite(run_dir)
+    return None, ()
+
+
+def _check_run_dir(run_dir: Path) -> None:
+    there = run_dir.resolve()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(_run_dir_problem(run_dir, f"{_short(there)} is a file, not a folder", WRITABLE))
+    if not os.access(there, os.W_OK | os.X_OK):
+        message = f"no permission to write in {_short(there)}"
+        raise ConfigError(_run_dir_problem(run_dir, message, WRITABLE))
+
+
+def _refuse_to_overwrite(run_dir: Path) -> None:
+    there = checkpoints_in(run_dir / CHECKPOINTS)
+    if there:
+        message = f"holds a run already, trained to batch {there[0].steps_completed}"
+        mend = "add --resume to go on with it, or give another --run-dir to start anew"
+        raise ConfigError(_run_dir_problem(run_dir, message, mend))
+
+
+def _checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint, tuple[str, ...]]:
+    if not stated:  # of which run? The newest one of the same experiment is a good guess
+        siblings = run_dir.parent.glob("*")
+        runs = sorted((path for path in siblings if checkpoints_in(path / CHECKPOINTS)), reverse=True)
+        mend = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
+    good, damages = newest_good_checkpoint(run_dir / CHECKPOINTS)
+    if good is None:
+        message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
+        mend = "give the --run-dir of the run to go on with, or start anew in another, without --resume"
+        raise ConfigError(_run_dir_problem(run_dir, message, mend))
+    return good, tuple(damages)

@@ -7,6 +7,7 @@ import inspect
 import pathlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +17,40 @@ from determined_ds.errors import CheckpointError, TrainingError
 from determined_ds.runtime.boundaries import Due, Schedule
 from determined_ds.runtime.checkpoint import Checkpoints, TrialState, spoil
 from determined_ds.runtime.data import training_data
+from determined_ds.runtime.generators import seed_everything, set_rng_state
 from determined_ds.runtime.metrics import MetricSums
 from determined_ds.runtime.progress import Progress
+from determined_ds.runtime.reducers import Reducers
+from determined_ds.runtime.reporting import Reporter
+from determined_ds.runtime.stopping import LossGuard, StopRequests
 from determined_ds.runtime.validation import Validator
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How a trial is trained.
+
+    Args:
+        lengths: Arguments of :class:`Schedule` but the epoch's length.
+        checkpoint_policy: ``best``, ``all`` or ``none``: whether a validation is followed by a checkpoint.
+        metric: The validation metric that ``best`` goes by.
+        smaller_is_better: Of that metric.
+        step_zero_validation: Validate before the first batch.
+        test_mode: One batch trained, one validated, one checkpoint saved, loaded and validated again.
+        stop_on_nan: Stop at a loss that is not finite.
+        save_total_limit: Checkpoints to keep at most; None: all.
+        trial_id: Of the trial, 0 off-cluster.
+    """
+
+    lengths: dict[str, Any] = field(default_factory=dict)
+    checkpoint_policy: str = "best"
+    metric: str = ""
+    smaller_is_better: bool = True
+    step_zero_validation: bool = False
+    test_mode: bool = False
+    stop_on_nan: bool = True
+    save_total_limit: int | None = None
+    trial_id: int = 0
 
 
 class TrainingLoop:
@@ -27,48 +59,30 @@ class TrainingLoop:
     Args:
         trial: A ``DeepSpeedTrial`` whose engines are wrapped.
         context: Its context.
-        lengths: Arguments of :class:`Schedule` but the epoch's length.
-        checkpoint_policy: ``best``, ``all`` or ``none``: whether a validation is followed by a checkpoint.
-        metric: The validation metric that ``best`` goes by.
-        smaller_is_better: Of that metric.
-        step_zero_validation: Validate before the first batch.
-        test_mode: One batch trained, one validated, one checkpoint saved, loaded and validated again.
+        options: How.
         progress: What the chief shows.
-        trial_id: Of the trial, 0 off-cluster.
     """
 
-    def __init__(
-        self,
-        trial: Any,
-        context: Any,
-        *,
-        lengths: dict[str, Any],
-        checkpoint_policy: str,
-        metric: str,
-        smaller_is_better: bool,
-        step_zero_validation: bool,
-        test_mode: bool,
-        progress: Progress,
-        trial_id: int,
-    ) -> None:
+    def __init__(self, trial: Any, context: Any, options: LoopOptions, progress: Progress) -> None:
         self._trial = trial
         self._context = context
         self._core = context._core
-        self._lengths = lengths
-        self._policy = checkpoint_policy
-        self._metric = metric
-        self._smaller_is_better = smaller_is_better
-        self._step_zero_validation = step_zero_validation
-        self._test_mode = test_mode
+        self._options = options
         self._progress = progress
         self._is_chief = context.distributed.rank == 0
         self._callbacks: dict[str, pytorch.PyTorchCallback] = trial.build_callbacks()
-        self._checkpoints = Checkpoints(trial, context, self._callbacks)
         self._sums = MetricSums(context.device)
-        self._state = TrialState(trial_id=trial_id)
-        self._training_s = 0.0
-        self._batches_timed = 0
-        self._last_uuid = ""
+        self._guard = LossGuard(context.device)
+        self._stops = StopRequests(context)
+        self._reporter = Reporter(trial, context, progress)
+        self._state = TrialState(trial_id=options.trial_id)
+        self._checkpoints = Checkpoints(
+            trial,
+            context,
+            self._callbacks,
+            {"metrics": self._sums, "reducers": Reducers(context)},
+            options.save_total_limit,
+        )
 
     @property
     def callbacks(self) -> list[Any]:
@@ -87,18 +101,30 @@ class TrainingLoop:
             for callback in self.callbacks:
                 callback.on_trial_startup(self._context.get_initial_batch(), latest_checkpoint)
                 stack.callback(callback.on_trial_shutdown)
-            validator = Validator(self._trial, self._context, test_mode=self._test_mode)
-            self._validator = validator
+            self._validator = Validator(self._trial, self._context, test_mode=self._options.test_mode)
+            self._context.reset_reducers()
+            generators: dict[str, Any] = {}
             if latest_checkpoint is not None:
-                self._state = self._checkpoints.load(latest_checkpoint, trial_id=self._state.trial_id)
+                self._state, generators = self._checkpoints.load(
+                    latest_checkpoint, trial_id=self._state.trial_id
+                )
             batches = self._open_training_data()
             self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
             for callback in self.callbacks:
                 callback.on_training_start()
-            if self._step_zero_validation and self._state.batches_trained == 0:
+            if self._options.step_zero_validation and self._state.batches_trained == 0:
                 self._validate()
-            self._train(batches)
-            if self._test_mode:
+            for model in self._context.models:
+                model.train()
+            # Nothing is built from here on: the generators go on from where the checkpoint was made.
+            if generators:
+                set_rng_state(generators, self._context.device)
+            else:  # replicas began alike, to build the same model; what they drop out is each one's own
+                seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
+            profiler = self._context.profiler
+            with profiler if profiler is not None else contextlib.nullcontext():
+                self._train(batches)
+            if self._options.test_mode:
                 self._prove_checkpoint()
 
     def _open_training_data(self) -> Iterator[Any] | None:
@@ -116,19 +142,29 @@ class TrainingLoop:
         lengths = context.distributed.allgather(data.batches_per_epoch if data else None)
         per_epoch = min(length for length in lengths if length is not None)
         context._epoch_len = per_epoch
-        self._schedule = Schedule(**self._lengths, batches_per_epoch=per_epoch)
+        self._schedule = Schedule(**self._options.lengths, batches_per_epoch=per_epoch)
         return data.batches if data else None
 
     def _train(self, batches: Iterator[Any] | None) -> None:
-        for model in self._context.models:
-            model.train()
-        self._context.reset_reducers()
         self._set_status("training")
+        self._stops.start(self._state.batches_trained)
         while self._state.batches_trained < self._schedule.num_batches:
             self._train_one(batches)
             due = self._schedule.due(self._state.batches_trained)
-            if due and self._do(due):
+            if due:
+                self._do(due)
+            if due.end:
                 return
+            if (due or self._stops.due(self._state.batches_trained)) and self._stop_requested():
+                return
+
+    def _stop_requested(self) -> bool:
+        if not self._stops.ask(self._state.batches_trained):
+            return False
+        self._checkpoint()
+        done, total = self._state.batches_trained, self._schedule.num_batches
+        self._progress.note(f"stopped     batch {done} of {total}, as requested")
+        return True
 
     def _train_one(self, batches: Iterator[Any] | None) -> None:
         index = self._state.batches_trained
@@ -139,8 +175,9 @@ class TrainingLoop:
                 _on_epoch_start(callback, epoch)
         started = time.perf_counter()
         self._train_batch(batches, epoch, index)
-        self._training_s += time.perf_counter() - started
-        self._batches_timed += 1
+        if self._context.profiler is not None:
+            self._context.profiler.step()
+        self._reporter.timed(time.perf_counter() - started)
         self._state.batches_trained += 1
         if in_epoch == self._schedule.batches_per_epoch - 1:
             self._state.epochs_trained = epoch + 1
@@ -162,113 +199,91 @@ class TrainingLoop:
             if not isinstance(metrics, dict):
                 kind = type(metrics).__name__
                 raise TrainingError(f"train_batch returned {kind}: return a dict of metrics, or the loss")
+            self._guard.look(metrics.get("loss"), index + 1)
             self._sums.add(metrics)
 
     # ------------------------------------------------------------------------------------ what is due
 
-    def _do(self, due: Due) -> bool:
-        """Do what is due after a batch.
-
-        Returns:
-            Whether to stop before the end.
-        """
+    def _do(self, due: Due) -> None:
+        """Do what is due after a batch; a collective."""
         if due.report:
             self._report()
+        elif due.validate or due.checkpoint:
+            self._check_loss()
         if due.validate and self._state.last_validation != self._state.batches_trained:
             self._validate()
-        if due.checkpoint and self._state.last_checkpoint != self._state.batches_trained:
+        if due.checkpoint:
             self._checkpoint()
         if self._context.get_enable_tensorboard_logging():
             self._context._maybe_reset_tbd_writer()
-            self._core.train.upload_tensorboard_files(self._uploads, tensorboard.util.get_rank_aware_path)
-        if due.end:
-            return True
-        stop: bool = self._core.preempt.should_preempt() or self._context.get_stop_requested()
-        if stop and self._state.last_checkpoint != self._state.batches_trained:
-            self._checkpoint()
-        return stop
+            self._core.train.upload_tensorboard_files(
+                self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
+            )
+
+    def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
+        return self._is_chief or not path.match("*tfevents*")
 
     def _report(self) -> None:
-        """Report the training metrics since the last report; a collective."""
-        metrics: dict[str, Any] = self._sums.reduce()
-        metrics.update(self._context.reduce_metrics(for_training=True) or {})
-        metrics.update(self._engine_metrics())
+        metrics, bad = self._reporter.reduce(self._sums, self._guard.flag)
+        if bad and self._options.stop_on_nan:
+            self._guard.stop(self._context.distributed, self._last_uuid)
         metrics.update(self._position())
         for callback in self.callbacks:
             callback.on_training_workload_end(avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
-        if self._is_chief:
-            self._write_tensorboard("train", metrics)
-            done = self._state.batches_trained
-            self._core.train.report_training_metrics(steps_completed=done, metrics=metrics)
-            self._core.train.report_progress(min(1.0, done / self._schedule.num_batches))
-            self._progress.report("training", done, metrics)
+        done = self._state.batches_trained
+        self._reporter.training(done, metrics, progress=min(1.0, done / self._schedule.num_batches))
 
-    def _engine_metrics(self) -> dict[str, Any]:
-        engine = self._context.models[0]
-        metrics: dict[str, Any] = {}
-        rates = engine.get_lr() if engine.optimizer is not None else []
-        if rates:
-            metrics["lr"] = float(rates[0])
-        norm = engine.get_global_grad_norm()
-        if norm is not None:
-            metrics["grad_norm"] = float(norm)
-        if self._training_s:
-            samples = self._batches_timed * self._context.resolved.batch.global_batch_size
-            metrics["samples_per_second"] = samples / self._training_s
-            tokens = getattr(self._trial, "tokens_per_sample", lambda: None)()
-            if tokens:
-                metrics["tokens_per_second"] = metrics["samples_per_second"] * tokens
-        self._training_s, self._batches_timed = 0.0, 0
-        return metrics
+    def _check_loss(self) -> None:
+        """Before anything is made of the weights: that no loss behind them was not finite."""
+        if self._options.stop_on_nan and any(self._context.distributed.allgather(bool(self._guard.flag))):
+            self._guard.stop(self._context.distributed, self._last_uuid)
+
+    @property
+    def _last_uuid(self) -> str:
+        return self._state.kept[-1] if self._state.kept else ""
 
     def _position(self) -> dict[str, int]:
         return {"batches": self._state.batches_trained, "epochs": self._state.epochs_trained}
 
-    def _validate(self) -> dict[str, Any]:
+    def _validate(self) -> None:
         self._set_status("validating")
         metrics = self._validator.run(self.callbacks)
         for callback in self.callbacks:
             callback.on_validation_end(metrics)
         self._state.last_validation = self._state.batches_trained
-        best_before = None
-        if self._is_chief:
-            best_before = self._core.train.get_experiment_best_validation()
-            self._write_tensorboard("val", metrics)
-            reported = {**self._position(), **metrics}
-            self._core.train.report_validation_metrics(
-                steps_completed=self._state.batches_trained, metrics=reported
-            )
-            self._progress.report("validation", self._state.batches_trained, reported)
-        # Only the chief asks what was best before; the others do as it does.
-        if self._context.distributed.broadcast(self._worth_keeping(metrics, best_before)):
-            self._checkpoint()
+        best_before = self._reporter.validation(self._state.batches_trained, {**self._position(), **metrics})
+        # Only the chief knows what was best before; the others do as it does.
+        better = self._context.distributed.broadcast(self._is_better(metrics, best_before))
+        worth_it = self._options.checkpoint_policy == "all" or (
+            better and self._options.checkpoint_policy == "best"
+        )
+        if worth_it and self._state.batches_trained > 0:
+            self._checkpoint(best=better)
         self._set_status("training")
-        return metrics
 
-    def _worth_keeping(self, metrics: dict[str, Any], best_before: float | None) -> bool:
-        if self._policy != "best" or self._state.batches_trained == 0:
-            return self._policy == "all" and self._state.batches_trained > 0
-        if self._metric not in metrics:
+    def _is_better(self, metrics: dict[str, Any], best_before: float | None) -> bool:
+        name = self._options.metric
+        if not name:
+            return False
+        if name not in metrics:
             known = ", ".join(sorted(metrics))
             raise TrainingError(
-                f"checkpoint_policy best goes by searcher.metric {self._metric!r}, and the trial reports "
-                f"{known}: set searcher.metric to one of them, or checkpoint_policy to all or none"
+                f"searcher.metric is {name!r}, and the trial reports {known}: set it to one of them"
             )
         if best_before is None:
             return True
-        now = float(metrics[self._metric])
-        return now < best_before if self._smaller_is_better else now > best_before
+        now = float(metrics[name])
+        return now < best_before if self._options.smaller_is_better else now > best_before
 
-    def _checkpoint(self) -> str:
+    def _checkpoint(self, *, best: bool = False) -> None:
         if self._state.last_checkpoint == self._state.batches_trained:
-            return ""
+            return
+        self._check_loss()
         self._set_status("checkpointing")
-        uuid = self._checkpoints.save(self._state)
+        uuid = self._checkpoints.save(self._state, best=best)
         self._progress.note(f"checkpoint  batch {self._state.batches_trained}  {uuid}")
         self._set_status("training")
-        self._last_uuid = uuid
-        return uuid
 
     def _prove_checkpoint(self) -> None:
         """Spoil the weights, load the checkpoint back, and validate to the same number."""
@@ -277,23 +292,16 @@ class TrainingLoop:
         self._checkpoints.load(self._last_uuid, trial_id=self._state.trial_id)
         after = self._validator.run([])
         if before != after:
-            raise CheckpointError(f"validated {before} before the checkpoint and {after} after loading it back")
-        self._progress.note("test passed: trained, validated, saved, loaded back, validated to the same number")
-
-    # ------------------------------------------------------------------------------------------- small
-
-    def _uploads(self, path: pathlib.Path) -> bool:
-        return self._is_chief or not path.match("*tfevents*")
+            raise CheckpointError(
+                f"validated {before} before the checkpoint and {after} after loading it back"
+            )
+        self._progress.note(
+            "test passed: trained, validated, saved, loaded back, validated to the same number"
+        )
 
     def _set_status(self, status: str) -> None:
         if self._is_chief:
             self._core.train.set_status(status)
-
-    def _write_tensorboard(self, prefix: str, metrics: dict[str, Any]) -> None:
-        """Scalars under Determined's names: ``Determined/loss``, ``Determined/val_loss`` as its harness has them."""
-        if self._context.get_enable_tensorboard_logging():
-            writer = self._context.get_tensorboard_writer()
-            pytorch._log_tb_metrics(writer, prefix, self._state.batches_trained, metrics, None)
 
 
 def _on_epoch_start(callback: Any, epoch: int) -> None:

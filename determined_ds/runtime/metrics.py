@@ -25,46 +25,48 @@ class MetricSums:
         reducers: How each metric is reduced, or one for all; the weighted mean by default.
     """
 
-    def __init__(
-        self, device: torch.device, reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG
-    ) -> None:
+    def __init__(self, device: torch.device, reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG) -> None:
         self._device = device
         self._reducers = reducers
         # MPS has no float64; everything that trains here does.
         self._dtype = torch.float64
+        # Agreed upon at the first reduction, and again where a rank meets another name.
+        self._names: list[str] | None = None
         self.clear()
 
     def clear(self) -> None:
         """Forget all that was added."""
         self._values: dict[str, torch.Tensor] = {}
-        self._weight = 0.0
+        self._weights: dict[str, float] = {}
 
     def _reducer(self, name: str) -> Reducer:
-        return self._reducers.get(name, Reducer.AVG) if isinstance(self._reducers, Mapping) else self._reducers
+        return (
+            self._reducers.get(name, Reducer.AVG) if isinstance(self._reducers, Mapping) else self._reducers
+        )
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Add the metrics of one batch.
 
         Args:
-            metrics: Name -> scalar tensor or number; the same names each time.
-            weight: Samples that the values are means over; 0 leaves no trace but the names.
+            metrics: Name -> scalar tensor or number; they need not all be there each time.
+            weight: Samples that the values are means over; 0 leaves no trace.
         """
-        self._weight += weight
         for name, value in metrics.items():
             scalar = self._scalar(name, value)
+            if not weight:
+                continue
+            self._weights[name] = self._weights.get(name, 0.0) + weight
             kind = self._reducer(name)
             before = self._values.get(name)
-            if kind == Reducer.AVG:
-                addend = scalar * weight if weight else torch.zeros_like(scalar)
-                self._values[name] = addend if before is None else before + addend
+            if before is None:
+                self._values[name] = scalar * weight if kind == Reducer.AVG else scalar
+            elif kind == Reducer.AVG:
+                self._values[name] = before + scalar * weight
             elif kind == Reducer.SUM:
-                addend = scalar if weight else torch.zeros_like(scalar)
-                self._values[name] = addend if before is None else before + addend
+                self._values[name] = before + scalar
             else:
-                worst = float("-inf") if kind == Reducer.MAX else float("inf")
-                candidate = scalar if weight else torch.full_like(scalar, worst)
                 pick = torch.maximum if kind == Reducer.MAX else torch.minimum
-                self._values[name] = candidate if before is None else pick(before, candidate)
+                self._values[name] = pick(before, scalar)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
         try:
@@ -76,33 +78,94 @@ class MetricSums:
             raise TrainingError(f"metric {name!r} has shape {shape}: return a scalar, or use a MetricReducer")
         return tensor.reshape(())
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was added since the last reduction, for a checkpoint."""
+        values = {name: value.cpu() for name, value in self._values.items()}
+        return {"values": values, "weights": dict(self._weights)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._values = {name: value.to(self._device) for name, value in state_dict["values"].items()}
+        self._weights = dict(state_dict["weights"])
+
     def reduce(self) -> dict[str, float]:
         """The metrics over all batches and ranks since the last call, and start anew.
 
-        A collective: every rank calls it, having added metrics of the same names.
+        A collective: every rank calls it. A rank that was not asked for metrics counts for nothing.
         """
-        names = sorted(self._values)
+        return self.reduce_with(None)[0]
+
+    def reduce_with(self, riders: torch.Tensor | None) -> tuple[dict[str, float], list[float]]:
+        """As :meth:`reduce`, with more numbers in the same collective.
+
+        Args:
+            riders: A vector to be summed over ranks, of one length on all of them; None: nothing rides along.
+
+        Returns:
+            The metrics, and the summed riders.
+        """
+        if self._names is None:
+            self._names = self._all_names()
+        while True:
+            strangers, result, ridden = self._reduce(self._names, riders)
+            if not strangers:
+                break
+            self._names = self._all_names()
+        self.clear()
+        return result, ridden
+
+    def _reduce(
+        self, names: list[str], riders: torch.Tensor | None
+    ) -> tuple[float, dict[str, float], list[float]]:
+        """How many names ranks have besides ``names``, the values of these over all ranks, and the riders."""
+        strangers = len(self._values.keys() - set(names))
+        weights = [self._weights.get(name, 0.0) for name in names]
+        head = torch.tensor([strangers, *weights], dtype=self._dtype, device=self._device)
         sums = [name for name in names if self._reducer(name) in (Reducer.AVG, Reducer.SUM)]
-        weight = torch.tensor(self._weight, dtype=self._dtype, device=self._device)
-        vector = torch.stack([weight, *(self._values[name] for name in sums)])
+        tail = [] if riders is None else [riders.to(head)]
+        vector = torch.cat([head, *(self._value(name, 0.0) for name in sums), *tail])
         _all_reduce(vector, dist.ReduceOp.SUM)
-        total, *reduced = vector.tolist()
-        result = {
-            name: value / total if self._reducer(name) == Reducer.AVG and total else value
-            for name, value in zip(sums, reduced, strict=True)
-        }
-        for kind, operation in ((Reducer.MAX, dist.ReduceOp.MAX), (Reducer.MIN, dist.ReduceOp.MIN)):
+        num_strangers, *reduced = vector.tolist()
+        weight = dict(zip(names, reduced, strict=False))
+        values = dict(zip(sums, reduced[len(names) :], strict=False))
+        for kind, worst, operation in (
+            (Reducer.MAX, float("-inf"), dist.ReduceOp.MAX),
+            (Reducer.MIN, float("inf"), dist.ReduceOp.MIN),
+        ):
             extremes = [name for name in names if self._reducer(name) == kind]
             if extremes:
-                vector = torch.stack([self._values[name] for name in extremes])
+                vector = torch.cat([self._value(name, worst) for name in extremes])
                 _all_reduce(vector, operation)
-                result.update(zip(extremes, vector.tolist(), strict=True))
-        self.clear()
-        return result
+                values.update(zip(extremes, vector.tolist(), strict=True))
+        result = {
+            name: values[name] / weight[name] if self._reducer(name) == Reducer.AVG else values[name]
+            for name in names
+            if weight[name]
+        }
+        return num_strangers, result, reduced[len(names) + len(sums) :]
+
+    def _value(self, name: str, absent: float) -> torch.Tensor:
+        value = self._values.get(name)
+        if value is None:
+            return torch.full((1,), absent, dtype=self._dtype, device=self._device)
+        return value.reshape(1)
+
+    def _all_names(self) -> list[str]:
+        """The names that any rank has, in an order that is the same on all."""
+        names = sorted(self._values)
+        if not _alone():
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, names)
+            names = sorted({name for some in gathered for name in some})
+        return names
+
+
+def _alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() < 2
 
 
 def _all_reduce(vector: torch.Tensor, operation: Any) -> None:
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not _alone():
         dist.all_reduce(vector, op=operation)
 
 

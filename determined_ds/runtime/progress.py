@@ -36,7 +36,15 @@ class Progress:
 
 
 ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
-HIDDEN = ("batches", "epochs", "samples", "grad_norm", "loss_scale", "peak_memory_bytes")
+HIDDEN = (
+    "batches",
+    "epochs",
+    "samples",
+    "grad_norm",
+    "loss_scale",
+    "peak_memory_bytes",
+    "peak_memory_bytes_by_rank",
+)
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from determined import pytorch
 
 from determined_ds.config.hyperparameters import FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.loop import TrainingLoop
+from determined_ds.runtime.loop import LoopOptions, TrainingLoop
 from determined_ds.runtime.progress import make_progress
 
 logger = logging.getLogger("determined_ds")
@@ -41,13 +41,16 @@ class Trainer:
         step_zero_validation: bool = False,
         test_mode: bool = False,
         profiling_enabled: bool = False,
+        *,
+        stop_on_nan: bool = True,
+        save_total_limit: int | None = None,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1).
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and two more.
 
         Periods count from the start of training, whether this process trained it or one before.
 
         Args:
-            checkpoint_period: ``Batch(n)``, ``Epoch(n)``, or of a container of numbers; None: only at the end.
+            checkpoint_period: ``Batch(n)``, ``Epoch(n)``, or of a list of numbers; None: only at the end.
             validation_period: The same.
             max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: just so much is trained.
             reporting_period: The same as a period.
@@ -57,6 +60,8 @@ class Trainer:
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
             profiling_enabled: Determined's system metrics, on a cluster.
+            stop_on_nan: Stop at a loss that is not finite, before anything is saved of it.
+            save_total_limit: Checkpoints to keep at most, >= 1, the best and the newest always; None: all.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -71,9 +76,7 @@ class Trainer:
             checkpoint_policy = "all"
         if profiling_enabled:
             self._context._core.profiler.on()
-        loop = TrainingLoop(
-            self._trial,
-            self._context,
+        options = LoopOptions(
             lengths={
                 "max_length": max_length,
                 "validation_period": validation_period,
@@ -83,12 +86,14 @@ class Trainer:
             checkpoint_policy="none" if test_mode else checkpoint_policy,
             metric=metric,
             smaller_is_better=smaller_is_better,
-            step_zero_validation=step_zero_validation,
+            step_zero_validation=step_zero_validation and not test_mode,
             test_mode=test_mode,
-            progress=make_progress(self._context.distributed.rank == 0),
+            stop_on_nan=stop_on_nan,
+            save_total_limit=save_total_limit,
             trial_id=self._info.trial.trial_id if self._info else 0,
         )
-        loop.run(latest_checkpoint)
+        progress = make_progress(self._context.distributed.rank == 0)
+        TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint)
 
     def _searcher(self) -> tuple[str, bool]:
         try:
@@ -121,6 +126,8 @@ def fit_arguments(fit: FitOptions) -> dict[str, Any]:
         "checkpoint_policy": fit.checkpoint_policy,
         "step_zero_validation": fit.step_zero_validation,
         "profiling_enabled": fit.profiling_enabled,
+        "stop_on_nan": fit.stop_on_nan,
+        "save_total_limit": fit.save_total_limit,
     }
     if fit.reporting_period is not None:
         arguments["reporting_period"] = _train_unit(fit.reporting_period)

@@ -52,7 +52,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return None
 
     def build_parameters(self, model: torch.nn.Module) -> Any:
-        """Parameters or parameter groups for the JSON's optimizer; all that require a gradient, by default."""
+        """Parameters, or groups of them, for the JSON's optimizer; by default all that require a gradient."""
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:

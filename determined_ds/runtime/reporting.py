@@ -1,0 +1,124 @@
+"""What is reported of a run: to the master or the run directory, to TensorBoard, and to the terminal."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import torch
+from determined import pytorch
+
+from determined_ds.runtime.metrics import MetricSums
+from determined_ds.runtime.progress import Progress
+
+
+class Reporter:
+    """Makes reports of the accumulated metrics. Only the chief sends them.
+
+    Args:
+        trial: May say how many tokens a sample has (``tokens_per_sample``).
+        context: The trial's context.
+        progress: What the chief shows.
+    """
+
+    def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
+        self._context = context
+        self._core = context._core
+        self._progress = progress
+        self._is_chief = context.distributed.rank == 0
+        self._tokens_per_sample = getattr(trial, "tokens_per_sample", lambda: None)()
+        self._training_s = 0.0
+        self._num_batches = 0
+
+    def timed(self, seconds: float) -> None:
+        """A batch was trained in so many seconds."""
+        self._training_s += seconds
+        self._num_batches += 1
+
+    def reduce(self, sums: MetricSums, bad: torch.Tensor) -> tuple[dict[str, Any], bool]:
+        """The training metrics since the last report over all ranks, by one collective.
+
+        Args:
+            sums: The metrics of this rank.
+            bad: 1.0 where this rank has seen a loss that is not finite.
+
+        Returns:
+            The metrics, and whether any rank has seen such a loss.
+        """
+        distributed = self._context.distributed
+        memory = torch.zeros(distributed.size, dtype=torch.float64)
+        memory[distributed.rank] = peak_memory_bytes(self._context.device)
+        riders = torch.cat([bad.reshape(1), memory.to(bad.device)])
+        reduced, (num_bad, *memory_by_rank) = sums.reduce_with(riders)
+        metrics: dict[str, Any] = dict(reduced)
+        metrics.update(self._context.reduce_metrics(for_training=True) or {})
+        metrics.update(engine_metrics(self._context.models[0]))
+        metrics.update(self._throughput())
+        metrics["peak_memory_bytes"] = int(max(memory_by_rank))
+        metrics["peak_memory_bytes_by_rank"] = [int(number) for number in memory_by_rank]
+        return metrics, num_bad > 0
+
+    def _throughput(self) -> dict[str, Any]:
+        """Over replicas: samples are counted once, however many ranks hold a replica."""
+        seconds, batches = self._training_s, self._num_batches
+        self._training_s, self._num_batches = 0.0, 0
+        if not seconds:
+            return {}
+        samples_per_second = batches * self._context.resolved.batch.global_batch_size / seconds
+        rates = {"samples_per_second": samples_per_second}
+        if self._tokens_per_sample:
+            rates["tokens_per_second"] = samples_per_second * self._tokens_per_sample
+        return rates
+
+    def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
+        """Send a report of training metrics."""
+        if self._is_chief:
+            self._write_tensorboard("train", batches_trained, metrics)
+            self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
+            self._core.train.report_progress(progress)
+            self._progress.report("training", batches_trained, metrics)
+
+    def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
+        """Send a report of validation metrics.
+
+        Returns:
+            The best value of the searcher's metric before it, as far as the chief knows; None elsewhere.
+        """
+        if not self._is_chief:
+            return None
+        best_before = self._core.train.get_experiment_best_validation()
+        self._write_tensorboard("val", batches_trained, metrics)
+        self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
+        self._progress.report("validation", batches_trained, metrics)
+        return None if best_before is None else float(best_before)
+
+    def _write_tensorboard(self, kind: str, batches_trained: int, metrics: dict[str, Any]) -> None:
+        """Scalars under the names that Determined's harness gives them, e.g. ``Determined/loss``."""
+        if self._context.get_enable_tensorboard_logging():
+            writer = self._context.get_tensorboard_writer()
+            pytorch._log_tb_metrics(writer, kind, batches_trained, metrics, None)
+
+
+def engine_metrics(engine: Any) -> dict[str, Any]:
+    """What DeepSpeed knows of the last step: learning rate, gradient norm, loss scale, steps skipped."""
+    metrics: dict[str, Any] = {}
+    rates = engine.get_lr() if engine.optimizer is not None else []
+    if rates:
+        metrics["lr"] = float(rates[0])
+    norm = engine.get_global_grad_norm()
+    if norm is not None:
+        metrics["grad_norm"] = float(norm)
+    if engine.fp16_enabled():
+        metrics["loss_scale"] = float(engine.optimizer.cur_scale)
+    if engine.fp16_enabled() or engine.skipped_steps:
+        metrics["skipped_steps"] = int(engine.skipped_steps)
+    return metrics
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this rank has held: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,20 @@
+"""A rank's ear for the signals that stop a run. Loads nothing, so that a rank listens from its first moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+# Set by SIGTERM; the chief asks for it between two batches.
+STOP = threading.Event()
+
+
+def stop_on_signal() -> None:
+    """From now on SIGTERM asks for a stop at the next batch. SIGINT is for the launcher, which passes it on."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        STOP.set()
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,314 @@
+"""The run directory, going on with a run, and what a failure looks like, by real runs of a model of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from determined_ds.config.experiment import load_experiment
+from determined_ds.runtime.local_run import LocalRun, prepare_run
+from tests.cli.conftest import OWN_MODEL
+from tests.command import ROOT, det_ds
+
+BATCHES = "hyperparameters.fit.max_length.batches"
+# Seconds that a run may go on after one of its ranks has died: the grace that the others get, and as much again.
+END_S = 20.0
+
+
+def prepared(context: Path, run_dir: Path | None, *overrides: str, resume: bool = False) -> LocalRun:
+    return prepare_run(
+        context / "experiment.yaml",
+        context,
+        slots=None,
+        overrides=overrides,
+        run_dir=run_dir,
+        resume=resume,
+        accelerator="cpu",
+        now=datetime(2026, 1, 1),
+    )
+
+
+# ---------------------------------------------------------------------------------- a run, and going on with it
+
+
+class Run:
+    """Four batches by two ranks; then, from the checkpoint at the second batch, on to the sixth."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context = folder / "own_model"
+        self.run_dir = folder / "run"
+        shutil.copytree(OWN_MODEL, self.context)
+        self.ds_config = prepared(self.context, self.run_dir, f"{BATCHES}=4").resolved.ds_config
+        self.first = det_ds(
+            *("run", self.context / "experiment.yaml", self.context),
+            *("--set", f"{BATCHES}=4", "--run-dir", self.run_dir),
+        )
+        assert self.first.returncode == 0, self.first.stderr
+        self.kept = folder / "kept"
+        shutil.copytree(self.run_dir, self.kept)
+
+        # As if the run had been killed before its last checkpoint.
+        newest = max(self.checkpoints(), key=self.steps_of)
+        assert self.steps_of(newest) == 4
+        shutil.rmtree(newest)
+        self.second = det_ds(
+            *("run", self.run_dir / "experiment.yaml", self.context),
+            *("--set", f"{BATCHES}=6", "--run-dir", self.run_dir, "--resume"),
+        )
+        assert self.second.returncode == 0, self.second.stderr
+
+    def checkpoints(self) -> list[Path]:
+        return [path.parent for path in (self.run_dir / "checkpoints").glob("*/metadata.json")]
+
+    @staticmethod
+    def steps_of(checkpoint: Path) -> int:
+        return int(json.loads((checkpoint / "metadata.json").read_text())["steps_completed"])
+
+
+def metrics_in(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def series(run_dir: Path, group: str, name: str) -> dict[int, float]:
+    return {r["steps_completed"]: r["metrics"][name] for r in metrics_in(run_dir) if r["group"] == group}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("run"))
+
+
+def test_metrics_are_one_object_a_line(run: Run) -> None:
+    records = metrics_in(run.kept)
+    for record in records:
+        assert record["group"] in ("training", "validation")
+        assert isinstance(record["steps_completed"], int)
+        assert all(isinstance(value, int | float) for value in record["metrics"].values())
+    assert list(series(run.kept, "training", "loss")) == [1, 2, 3, 4]
+    assert list(series(run.kept, "validation", "validation_loss")) == [2, 4]
+
+
+def test_what_deepspeed_was_given_is_what_was_decided(run: Run) -> None:
+    given = json.loads((run.kept / "deepspeed_config.json").read_text())
+    assert given == run.ds_config
+    assert given["train_batch_size"] == 8
+    assert given["train_micro_batch_size_per_gpu"] == 4
+    assert "auto" not in json.dumps(given)
+
+
+def test_what_was_run_holds_the_overrides(run: Run) -> None:
+    first = load_experiment(run.kept / "experiment.yaml")
+    assert first.config["hyperparameters"]["fit"]["max_length"] == {"batches": 4}
+    # It ran again, to the sixth batch; that it could is what the fixture shows.
+    assert series(run.run_dir, "training", "batches")[6] == 6
+
+
+def test_checkpoints_are_folders_with_metadata(run: Run) -> None:
+    assert {run.steps_of(path) for path in run.checkpoints()} == {2, 4, 6}
+    assert all(len(path.name) == 36 for path in run.checkpoints()), "named by their uuid"
+    assert {path.parent.name for path in run.kept.glob("checkpoints/*/metadata.json")} >= {
+        path.name for path in run.checkpoints() if run.steps_of(path) == 2
+    }
+
+
+def test_tensorboard_has_events(run: Run) -> None:
+    files = list((run.kept / "tensorboard").rglob("*tfevents*"))
+    assert files
+    assert all(file.stat().st_size > 0 for file in files)
+
+
+def test_resume_goes_on_from_the_newest_checkpoint(run: Run) -> None:
+    assert "resume     batch 2, checkpoint" in run.second.stdout
+    assert "batch 3/6" in run.second.stdout
+    assert "batch 2/6  loss" not in run.second.stdout
+
+
+def test_after_resuming_every_step_is_there_once(run: Run) -> None:
+    seen = Counter((record["group"], record["steps_completed"]) for record in metrics_in(run.run_dir))
+    expected = [("training", step) for step in range(1, 7)] + [("validation", step) for step in (2, 4, 6)]
+    assert seen == Counter(expected)
+
+
+def test_batches_that_were_trained_again_gave_the_same(run: Run) -> None:
+    before, after = series(run.kept, "training", "loss"), series(run.run_dir, "training", "loss")
+    assert [after[step] for step in (3, 4)] == [before[step] for step in (3, 4)]
+
+
+def test_without_a_terminal_there_are_plain_lines(run: Run) -> None:
+    assert not {"\x1b", "\r"} & set(run.first.stdout)
+    lines = run.first.stdout.splitlines()
+    assert lines[0] == "tiny: trial:TinyTrial"
+    assert any(line.startswith("training    batch 1/4  loss ") for line in lines)
+    assert any(line.startswith("validation  batch 2/4  validation_loss ") for line in lines)
+
+
+def test_a_run_that_is_well_says_nothing_on_stderr(run: Run) -> None:
+    assert run.first.stderr == ""
+
+
+# ---------------------------------------------------------------------------------------------- a rank that fails
+
+
+def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None:
+    file = own_model / "trial.py"
+    text = file.read_text()
+    place = "        inputs_B4, targets_B1 = batch\n"
+    assert text.count(place) == 1
+    fails = (
+        "        if self.context.distributed.rank == 1:\n"
+        "            import pathlib, time\n"
+        f"            pathlib.Path({str(own_model / 'failed_at')!r}).write_text(str(time.time()))\n"
+        "            raise ArithmeticError('only rank 1 breaks')\n"
+    )
+    file.write_text(text.replace(place, fails + place))
+
+    done = det_ds("run", own_model / "experiment.yaml", own_model, "--run-dir", own_model / "run")
+
+    lasted_s = time.time() - float((own_model / "failed_at").read_text())
+    assert lasted_s < END_S
+    assert done.returncode == 1
+    first, last = done.stderr.index("rank 1 failed first"), done.stderr.index("only rank 1 breaks")
+    assert first < last
+    assert "Traceback" not in done.stderr[:first]
+    assert done.stderr.count("Traceback") == 1, "the other rank's is a consequence"
+    assert "trial.py" in done.stderr
+    assert str(own_model / "run" / "logs") in done.stderr
+
+
+# --------------------------------------------------------------------------------- what takes no start of ranks
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What would have been launched."""
+    calls: list[dict[str, Any]] = []
+
+    def launch(trial: str, **options: Any) -> int:
+        calls.append({"trial": trial, **options})
+        return 0
+
+    monkeypatch.setattr("determined_ds.runtime.launch.launch", launch)
+    return calls
+
+
+def test_what_is_launched(own_model: Path, launched: list[dict[str, Any]], tmp_path: Path) -> None:
+    words = ["run", str(own_model / "experiment.yaml"), str(own_model), "--accelerator", "cpu", "--test"]
+    result = CliRunner().invoke(main, [*words, "--slots", "4", "--run-dir", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert launched[0]["trial"] == "trial:TinyTrial"
+    assert launched[0]["num_ranks"] == 4
+    assert launched[0]["arguments"] == ["--test"]
+    assert launched[0]["context_dir"] == own_model
+    assert "8 = micro-batch 2 x 1 accumulated x 4 replicas" in result.stdout
+
+
+def test_an_experiment_is_written_as_it_would_be_read(
+    own_model: Path, launched: list[Any], tmp_path: Path
+) -> None:
+    """Strings that look like numbers, mappings that look like a search, one point of a real search."""
+    overrides = {
+        "name": '"1e3"',
+        "description": '"2026-01-01"',
+        "data.path": "größe.txt",
+        "hyperparameters.tag": '"1e-3"',
+        "hyperparameters.tiny": "1e-30",
+        "hyperparameters.model": "{type: const, val: {type: mlp, sizes: [4, 1]}}",
+        "hyperparameters.learning_rate": "{type: log, minval: -4, maxval: -2, base: 10}",
+    }
+    run = prepared(own_model, tmp_path / "run", *(f"{key}={value}" for key, value in overrides.items()))
+    assert run.launch() == 0
+    again = load_experiment(tmp_path / "run" / "experiment.yaml")
+    assert again.name == "1e3"
+    assert again.config["description"] == "2026-01-01"
+    assert again.config["data"] == {"path": "größe.txt"}
+    assert again.hyperparameters.data == run.experiment.hyperparameters.data
+    assert again.hyperparameters.data["tag"] == "1e-3"
+    assert again.hyperparameters.data["model"] == {"type": "mlp", "sizes": [4, 1]}
+    assert again.hyperparameters.data["learning_rate"] == pytest.approx(1e-3)
+    assert again.searched == ()
+
+
+def test_two_runs_of_one_second_have_their_own_directories(
+    own_model: Path, launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_model)
+    folders = []
+    for _ in range(2):
+        run = prepared(own_model, None)
+        run.launch()
+        folders.append(run.run_dir)
+    assert folders == [own_model / "runs/tiny/20260101-000000", own_model / "runs/tiny/20260101-000000-2"]
+
+
+def test_stages_and_replicas_are_shown(own_model: Path, tmp_path: Path) -> None:
+    run = prepared(own_model, tmp_path, "hyperparameters.pipe_parallel_size=2")
+    assert "  slots      2 on cpu: 1 replica x 2 pipeline stages, ZeRO 1" in run.header()
+    run = prepared(own_model, tmp_path, "hyperparameters.model_parallel_size=2")
+    assert "  slots      2 on cpu: 1 replica x 2 model-parallel, ZeRO 1" in run.header()
+
+
+def test_the_command_to_resume_with(own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own_model)
+    run = prepared(own_model, own_model / "my run")
+    expected = "det-ds run 'my run/experiment.yaml' . --run-dir 'my run' --resume --accelerator cpu"
+    assert run.resume_command == expected
+
+
+def test_damaged_checkpoints_are_said_and_passed_over(
+    run: Run, tmp_path: Path, launched: list[dict[str, Any]]
+) -> None:
+    """The newest one lost a file: the run goes on from the one before."""
+    copied = tmp_path / "run"
+    shutil.copytree(run.run_dir, copied)
+    damaged = next(path.name for path in run.checkpoints() if run.steps_of(path) == 6)
+    good = next(path.name for path in run.checkpoints() if run.steps_of(path) == 4)
+    (copied / "checkpoints" / damaged / "trial_state.json").write_text("{}")
+    words = ["run", str(copied / "experiment.yaml"), str(run.context), "--accelerator", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--run-dir", str(copied), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert f"warning: checkpoint {damaged} is damaged" in result.stderr
+    assert launched[0]["arguments"] == ["--resume", good]
+    assert max(series(copied, "training", "loss")) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["run", "--help"], ["run", "experiments/gpt2/const.yaml", ".", "--slots", "3"]],
+    ids=["help", "help-of-run", "refusal"],
+)
+def test_an_answer_without_a_run_loads_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from determined_ds.cli.main import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print('loaded:', *({'torch', 'deepspeed', 'determined'} & set(sys.modules)))\n"
+    )
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_help_names_the_commands() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    assert "run " in result.stdout
+    detail = CliRunner().invoke(main, ["run", "--help"]).stdout
+    for option in ("--slots", "--test", "--set KEY=VALUE", "--run-dir", "--resume", "--accelerator"):
+        assert option in detail

@@ -1,0 +1,191 @@
+"""Ranks that stay up for a whole test session: starting one costs seconds, a function in one costs nothing.
+
+A test hands a function of its own module to the fixture ``one_rank`` or ``two_ranks`` (see ``conftest.py``)::
+
+    def sum_of_ranks(more: int) -> int:  # runs in every rank, under torchrun's environment variables
+        ...
+
+    def test_sum(two_ranks: Ranks) -> None:
+        assert two_ranks.run(sum_of_ranks, 1) == [3, 3]  # what each rank returned
+
+Every call finds a process group yet to be joined, whatever the call before left behind. A rank that raises,
+dies or hangs fails the test that called it, with every rank's own words, and the next call gets new ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# No test takes as long: a guard against hangs, not a measure.
+TIMEOUT_S = 180.0
+# How long the other ranks may take to say something, once one has failed.
+GRACE_S = 3.0
+
+
+class RanksFailed(AssertionError):
+    """A function failed in a rank; the message is what every rank has to say."""
+
+
+class Ranks:
+    """As many processes as ranks, on this machine, on CPUs.
+
+    Args:
+        size: Ranks.
+        log_dir: Where their output goes; its end is quoted where they fail.
+    """
+
+    def __init__(self, size: int, log_dir: Path) -> None:
+        self.size = size
+        self._log_dir = log_dir
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pipes: list[connection.Connection] = []
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``function`` in every rank at once.
+
+        Args:
+            function: A function at the top level of a module; it goes there by its name.
+            args: Its arguments; they must pickle, and so must what it returns.
+
+        Returns:
+            What it returned in each rank, in the order of ranks.
+
+        Raises:
+            RanksFailed: it raised, ended its process, or did not end in time.
+        """
+        if not self._processes:
+            self._start()
+        port = _free_port()
+        replies: dict[int, tuple[bool, Any]] = {}
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # it is dead, and says so below
+                pipe.send((port, function, args, kwargs))
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(replies) < self.size:
+            waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in replies}
+            ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                assert isinstance(pipe, connection.Connection)
+                replies[waiting[pipe]] = _receive(pipe)
+            if not all(succeeded for succeeded, _ in replies.values()):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if len(replies) == self.size and all(succeeded for succeeded, _ in replies.values()):
+            return [replies[rank][1] for rank in range(self.size)]
+        message = self._account(function, replies)
+        self.stop()
+        raise RanksFailed(message)
+
+    def _start(self) -> None:
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        for rank in range(self.size):
+            ours, theirs = multiprocessing.Pipe()
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(self.size),
+                "MASTER_ADDR": "127.0.0.1",
+                "DS_ACCELERATOR": "cpu",
+                "OMP_NUM_THREADS": "1",
+            }
+            with self._log(rank).open("w") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", f"from tests.ranks import serve; serve({theirs.fileno()})"],
+                    cwd=ROOT,
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def stop(self) -> None:
+        """End the ranks."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._processes, self._pipes = [], []
+
+    def _log(self, rank: int) -> Path:
+        return self._log_dir / f"rank{rank}-of-{self.size}.log"
+
+    def _account(self, function: Callable[..., Any], replies: dict[int, tuple[bool, Any]]) -> str:
+        lines = [f"{function.__module__}.{function.__qualname__} in {self.size} ranks:"]
+        for rank in range(self.size):
+            succeeded, said = replies.get(rank, (False, "has not ended"))
+            lines.append(f"--- rank {rank}: {'returned' if succeeded else said}")
+            output = self._log(rank).read_text(errors="replace") if self._log(rank).exists() else ""
+            if output and not succeeded:
+                lines.append(f"its output ends:\n{output[-2000:].rstrip()}")
+        return "\n".join(lines)
+
+
+def _receive(pipe: connection.Connection) -> tuple[bool, Any]:
+    try:
+        succeeded, value = pipe.recv()
+    except (EOFError, OSError):
+        return False, "its process ended"
+    return succeeded, value
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# ------------------------------------------------------------------------------------------- in a rank
+
+
+def serve(descriptor: int) -> None:
+    """Call what comes through the pipe, until it is closed."""
+    pipe: connection.Connection = connection.Connection(descriptor)
+    environment = dict(os.environ)
+    while True:
+        try:
+            # What was sent is unpickled here: this is where the test's module is imported.
+            port, function, args, kwargs = pipe.recv()
+            os.environ.clear()
+            os.environ.update(environment, MASTER_PORT=str(port))
+            returned = function(*args, **kwargs)
+            _leave_process_group()
+            pipe.send((True, returned))
+        except EOFError:
+            return
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+
+
+def _leave_process_group() -> None:
+    """Leave nothing of DeepSpeed's that outlives its engines: groups, in its caches, in torch's."""
+    if "deepspeed" not in sys.modules:
+        return
+    import gc
+
+    import deepspeed.comm as dist
+
+    if dist.is_initialized():
+        dist.barrier()  # rank 0 holds the store: it goes last, or the others lose it while they still need it
+        dist.destroy_process_group()
+    dist.comm.cdb = None
+    gc.collect()
