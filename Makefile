@@ -15,7 +15,7 @@ UNSOUND := $(shell $(SOUND) || echo unsound)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint format clean unsound
+.PHONY: help run test lint bench format clean unsound
 
 help:  ## show this list
 	@echo "usage: make TARGET [PYTHON=python3.12] [CONFIG=$(CONFIG)] [PYTEST_ARGS='-k batch']"
@@ -32,6 +32,10 @@ lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: .venv/.installed-dev  ## what the training loop costs, beside Determined's and plain DeepSpeed; about ten minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.loops
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.checkpoints
 
 format: .venv/.installed-dev  ## put style and format right where a machine can
 	$(BIN)/ruff check --fix

@@ -2,7 +2,7 @@
 # Before the trial, in the task's container: installs what setup.cfg asks for and the image lacks, at the versions of
 # constraints.txt. With nothing missing it takes a moment and no network.
 #
-# Determined sources this file from the context directory, under `set -e`: one command, no shell option or variable.
+# Determined sources this file from the context directory, under `set -e`, so what it exports the trial gets.
 DS_BUILD_OPS=0 python3 - <<'PY'
 import configparser
 import subprocess
@@ -55,3 +55,10 @@ try:
 except Exception as error:
     sys.exit(f"startup-hook: determined_ds does not import here: {type(error).__name__}: {error}")
 PY
+
+# On CPU slots the deepspeed launcher starts a rank for each NUMA node unless told how many slots there are.
+# On GPUs it counts these itself, and sets the variable anew for every rank.
+if [ -z "${LOCAL_SIZE:-}" ] && [ -n "${DET_SLOT_IDS:-}" ]; then
+    LOCAL_SIZE=$(python3 -c 'import json, os; print(max(1, len(json.loads(os.environ["DET_SLOT_IDS"]))))')
+    export LOCAL_SIZE
+fi

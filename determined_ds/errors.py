@@ -92,9 +92,7 @@ class ConfigError(DeterminedDSError):
     exit_code = EXIT_CONFIG
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
-        self.problems: tuple[Problem, ...] = (
-            (problems,) if isinstance(problems, Problem) else tuple(problems)
-        )
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         assert self.problems, "a ConfigError without a problem"
         super().__init__(self.problems)
 

@@ -45,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except Exception:
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # Determined's InvalidExperimentException is no Exception
         _say(traceback.format_exc(), 1)
         return 1
     return 0

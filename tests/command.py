@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -15,18 +16,21 @@ DET_DS = Path(sys.executable).with_name("det-ds")
 TIMEOUT_S = 180.0
 
 
-def det_ds(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def det_ds(
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run ``det-ds`` on CPUs to its end.
 
     Args:
         arguments: Of the command; with a ``--run-dir``, no process that was given it may be left at the end.
         cwd: Where it is started.
+        env: More environment variables.
     """
     words = [str(argument) for argument in arguments]
     done = subprocess.run(
         [str(DET_DS), *words, "--accelerator", "cpu"],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -67,7 +67,7 @@ class Ranks:
         """
         if not self._processes:
             self._start()
-        port = _free_port()
+        port = free_port()
         replies: dict[int, tuple[bool, Any]] = {}
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # it is dead, and says so below
@@ -148,7 +148,8 @@ def _receive(pipe: connection.Connection) -> tuple[bool, Any]:
     return succeeded, value
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -167,6 +168,7 @@ def serve(descriptor: int) -> None:
             port, function, args, kwargs = pipe.recv()
             os.environ.clear()
             os.environ.update(environment, MASTER_PORT=str(port))
+            os.chdir(ROOT)
             returned = function(*args, **kwargs)
             _leave_process_group()
             pipe.send((True, returned))

@@ -1,16 +1,18 @@
 """What ``"auto"`` means in a DeepSpeed JSON: a hyperparameter, the accelerator, or DeepSpeed's own default.
 
-A value that nothing determines is left out, so that DeepSpeed's default holds; where DeepSpeed has none worth
-having (the learning rate, the length of a schedule) it is a problem.
+The same fills what is absent of the optimizer's and the schedule's parameters. A value that nothing determines is
+left out, so that DeepSpeed's default holds; where DeepSpeed has none worth having (the learning rate, the length
+of a schedule) it is a problem.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import AUTO
-from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.deepspeed_json import AUTO, known_keys
+from determined_ds.config.document import Document, KeyPath, get_path
 from determined_ds.config.hyperparameters import FitOptions
 from determined_ds.config.topology import Topology
 from determined_ds.errors import ConfigError, Problem
@@ -27,6 +29,11 @@ HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
 # ``GRADIENT_CLIPPING_DEFAULT`` in deepspeed 0.19.8's ``runtime/constants.py``.
 GRADIENT_CLIPPING = 1.0
 NEEDED = {"lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"}
+# Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
+IF_ABSENT = {
+    "optimizer": ("lr", "betas", "eps", "weight_decay"),
+    "scheduler": ("warmup_max_lr", "warmup_num_steps", "total_num_steps"),
+}
 
 
 def fill_autos(
@@ -36,7 +43,7 @@ def fill_autos(
     topology: Topology,
     accelerator: Accelerator,
 ) -> Document:
-    """Replace every "auto", and fill what a CPU needs said.
+    """Replace every "auto", and fill what is absent and needs to be said.
 
     Args:
         ds: The DeepSpeed JSON, batch sizes already filled.
@@ -48,87 +55,153 @@ def fill_autos(
     Raises:
         ConfigError: an "auto" that nothing determines and that DeepSpeed has no default for.
     """
-    ds = _fill_precision(ds, topology, accelerator)
-    problems: list[Problem] = []
-    for path in _auto_paths(ds.data):
-        value, origin = _value_for(path, hyperparameters, fit, accelerator)
-        if value is not None:
-            ds = ds.overwritten(path, value, origin)
-        elif path[-1] in NEEDED:
-            problems.append(_undetermined(ds, path))
-        else:
-            ds = _without(ds, path)
+    filled, problems = fill_what_is_known(ds, hyperparameters, fit, topology, accelerator)
     if problems:
         raise ConfigError(problems)
+    return filled
+
+
+def fill_what_is_known(
+    ds: Document,
+    hyperparameters: Document,
+    fit: FitOptions,
+    topology: Topology,
+    accelerator: Accelerator,
+) -> tuple[Document, list[Problem]]:
+    """As :func:`fill_autos`, but hands back the problems; what they are about is left out of the document."""
+    ds = _fill_precision(ds, topology, accelerator)
+    problems: list[Problem] = []
+    autos = _auto_paths(ds.data)
+    # Where a warm-up starts depends on where it ends.
+    for path in sorted([*autos, *_absent_paths(ds)], key=lambda path: path[-1] == "warmup_min_lr"):
+        if any(isinstance(step, int) for step in path):
+            problems.append(_undetermined(ds, path, path in autos))
+            continue
+        value, origin = _value_for(path, ds, hyperparameters, fit, accelerator)
+        if value is not None:
+            ds = ds.overwritten(path, value, origin)
+            continue
+        if path[-1] == "total_num_steps" or (path in autos and path[-1] in NEEDED):
+            problems.append(_undetermined(ds, path, path in autos))
+        if path in autos:
+            ds = without(ds, path)
     if ds.get(("gradient_clipping",)) is None:
         # DeepSpeed clips unless told not to; said here, so that it is seen.
         ds = ds.overwritten(("gradient_clipping",), GRADIENT_CLIPPING, "DeepSpeed's default")
-    return _fill_optimizer(ds, accelerator)
+    return _fill_optimizer(ds, accelerator), problems
+
+
+def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
+    """Hyperparameters that would fill a value which the DeepSpeed JSON states, and differently. Warnings."""
+    problems = []
+    params = [(section, "params", leaf) for section, leaves in IF_ABSENT.items() for leaf in leaves]
+    for path in [*params, ("gradient_clipping",)]:
+        stated = ds.get(path)
+        name, value = _hyperparameter(str(path[-1]), hyperparameters)
+        if stated in (None, AUTO) or value in (None, stated):
+            continue
+        problems.append(
+            Problem(
+                key=hyperparameters.key((name,)),
+                value=value,
+                origin=hyperparameters.origin((name,)),
+                message=f"is not used: the DeepSpeed JSON states {ds.key(path)} = {stated} ({ds.origin(path)})",
+                mend=f'write "auto" there to use the hyperparameter, or remove {name}',
+                code="stated-twice",
+            )
+        )
+    return problems
 
 
 def _auto_paths(data: Any, path: KeyPath = ()) -> list[KeyPath]:
     if isinstance(data, dict):
         return [found for key, value in data.items() for found in _auto_paths(value, (*path, key))]
+    if isinstance(data, list):
+        return [found for index, value in enumerate(data) for found in _auto_paths(value, (*path, index))]
     return [path] if data == AUTO else []
 
 
+def _absent_paths(ds: Document) -> list[KeyPath]:
+    found: list[KeyPath] = [] if ds.get(("gradient_clipping",)) is not None else [("gradient_clipping",)]
+    for section, leaves in IF_ABSENT.items():
+        kind = ds.get((section, "type"))
+        if not isinstance(kind, str):
+            continue
+        takes = known_keys()[f"{section}_params"].get(kind.lower() if section == "optimizer" else kind)
+        if takes is None:  # torch's own
+            takes = ["lr"] if section == "optimizer" else []
+        found += [
+            (section, "params", leaf)
+            for leaf in leaves
+            if leaf in takes and ds.get((section, "params", leaf)) is None
+        ]
+    return found
+
+
+def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
+    """Name and value of the hyperparameter that fills a leaf; the value is None where there is none."""
+    names = HYPERPARAMETER_NAMES.get(leaf, (leaf,))
+    for name in names:
+        value = hyperparameters.get((name,))
+        if value is not None and value != AUTO:
+            return name, value
+    return names[0], None
+
+
 def _value_for(
-    path: KeyPath, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
+    path: KeyPath, ds: Document, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
 ) -> tuple[Any, str]:
     leaf = str(path[-1])
     if leaf == "pin_memory":
         return accelerator.name == "cuda", f"the accelerator: {accelerator.name}"
     if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
         return fit.max_length.value, f"fit.max_length, {hyperparameters.origin(('fit', 'max_length'))}"
-    for name in HYPERPARAMETER_NAMES.get(leaf, (leaf,)):
-        value = hyperparameters.get((name,))
-        if value is not None and value != AUTO:
-            return value, f"{name}, {hyperparameters.origin((name,))}"
+    name, value = _hyperparameter(leaf, hyperparameters)
+    if value is not None:
+        return value, f"{name}, {hyperparameters.origin((name,))}"
     if leaf == "betas":
         pair = [hyperparameters.get((name,)) for name in ("adam_beta1", "adam_beta2")]
         if None not in pair:
             return pair, f"adam_beta1, {hyperparameters.origin(('adam_beta1',))}"
     if leaf == "warmup_min_lr":
-        return _first_warmup_lr(hyperparameters)
+        return _first_warmup_lr(path, ds)
     return None, ""
 
 
-def _first_warmup_lr(hyperparameters: Document) -> tuple[float, str]:
+def _first_warmup_lr(path: KeyPath, ds: Document) -> tuple[float, str]:
     """Where a warm-up starts: at its first step's share of the peak. From 0, the first steps would teach nothing.
 
     Source: ``WarmupLR`` in deepspeed 0.19.8's ``runtime/lr_schedules.py`` takes two steps at ``warmup_min_lr``.
     """
-    peaks = [hyperparameters.get((name,)) for name in HYPERPARAMETER_NAMES["warmup_max_lr"]]
-    steps = [hyperparameters.get((name,)) for name in HYPERPARAMETER_NAMES["warmup_num_steps"]]
-    peak = next((value for value in peaks if isinstance(value, (int, float))), 0.0)
-    count = next((value for value in steps if isinstance(value, int) and value > 0), 0)
-    if peak and count:
-        return peak / count, "learning_rate / warmup_num_steps"
+    peak, count = (ds.get((*path[:-1], leaf)) for leaf in ("warmup_max_lr", "warmup_num_steps"))
+    if isinstance(peak, (int, float)) and isinstance(count, (int, float)) and count >= 1:
+        return peak / count, "warmup_max_lr / warmup_num_steps"
     return 0.0, "a warm-up from 0"
 
 
-def _undetermined(ds: Document, path: KeyPath) -> Problem:
-    names = HYPERPARAMETER_NAMES.get(str(path[-1]), (str(path[-1]),))
-    mend = f"add the hyperparameter {names[0]}, or write a number"
+def _undetermined(ds: Document, path: KeyPath, stated: bool) -> Problem:
+    name = HYPERPARAMETER_NAMES.get(str(path[-1]), (str(path[-1]),))[0]
+    mend = f"add the hyperparameter {name}, or write a number"
     if path[-1] == "total_num_steps":
         mend = "state fit.max_length in batches, or write the number of steps"
+    if isinstance(path[-1], int):
+        mend = '"auto" stands for a whole value: write the list, or "auto" in its place'
+    given = {"value": AUTO} if stated else {}
     return Problem(
         key=ds.key(path),
-        value=AUTO,
+        **given,
         origin=ds.origin(path),
-        message="nothing says what it should be",
+        message="nothing says what it should be" if stated else "missing, and nothing says what it should be",
         mend=mend,
         code="auto-undetermined",
     )
 
 
-def _without(ds: Document, path: KeyPath) -> Document:
+def without(ds: Document, path: KeyPath) -> Document:
     """The document without the leaf at ``path``, and without a section that this leaves empty."""
-    data = ds.overwritten(path, None, "").data  # a deep copy
+    data = copy.deepcopy(ds.data)
     while path:
-        parent = data
-        for step in path[:-1]:
-            parent = parent[step]
+        parent: Any = get_path(data, path[:-1])
         del parent[path[-1]]
         path = path[:-1]
         if parent:
@@ -139,6 +212,9 @@ def _without(ds: Document, path: KeyPath) -> Document:
 def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Document:
     """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
     origin = f"the accelerator: {accelerator.name}"
+    for section in ("bf16", "fp16"):
+        if ds.get((section,)) == AUTO:
+            ds = ds.overwritten((section,), {"enabled": AUTO}, origin)
     stated_fp16 = ds.get(("fp16", "enabled"))
     if ds.get(("bf16", "enabled")) == AUTO:
         on = accelerator.bf16 and stated_fp16 is not True
@@ -147,7 +223,11 @@ def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) 
         on = accelerator.name == "cuda" and not ds.get(("bf16", "enabled"), False)
         ds = ds.overwritten(("fp16", "enabled"), on, origin)
     dtype: KeyPath = ("data_types", "grad_accum_dtype")
-    if ds.get(("bf16", "enabled")) is True and topology.pipe_parallel_size > 1 and ds.get(dtype) in (None, AUTO):
+    if (
+        ds.get(("bf16", "enabled")) is True
+        and topology.pipe_parallel_size > 1
+        and ds.get(dtype) in (None, AUTO)
+    ):
         ds = ds.overwritten(dtype, "fp32", "bf16 pipelines accumulate in fp32")
     return ds
 

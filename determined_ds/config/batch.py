@@ -109,7 +109,8 @@ def _does_not_divide(
     total = given["global_batch_size"]
     assert total is not None
     factors = [
-        f"{NAMES[name]} {given[name]}" + (f" ({origins[name]})" if origins.get(name) else "") for name in stated
+        f"{NAMES[name]} {given[name]}" + (f" ({origins[name]})" if origins.get(name) else "")
+        for name in stated
     ]
     mends = [f"global_batch_size {product}"]
     if missing:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, unknown_key
-from determined_ds.config.experiment import kind_of, type_mend
+from determined_ds.config.document import Document, KeyPath, dotted, nearest, unknown_keys, words
+from determined_ds.config.findings import kind_of, type_mend
 from determined_ds.config.text import read_json
 from determined_ds.errors import ConfigError, Problem
 
@@ -46,13 +47,10 @@ def load_deepspeed_config(
         return Document(name="no deepspeed_config", data={})
     if isinstance(value, dict):
         inner: KeyPath = ("deepspeed_config",)
-        wrapped = hyperparameters.get((*inner, "val")) is value
-        if wrapped:  # {type: const, val: {...}}
-            inner = (*inner, "val")
-        if hyperparameters.get(inner) is value:
-            sub = hyperparameters.sub(inner)
-            return Document(name=sub.name, data=value, places=sub.places, overwrites=sub.overwrites)
-        return Document(name=EMBEDDED, data=value)
+        if hyperparameters.get(inner) is not value:
+            return Document(name=EMBEDDED, data=value)
+        sub = hyperparameters.sub(inner)
+        return Document(name=sub.name, data=value, places=sub.places, overwrites=sub.overwrites)
     problem = _path_problem(value, context_dir, hyperparameters)
     if problem:
         raise ConfigError(problem)
@@ -60,18 +58,23 @@ def load_deepspeed_config(
 
 
 def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> Problem | None:
-    root = context_dir.resolve()
-    target = (root / value).resolve()
-    if target.is_relative_to(root):
-        if target.is_file():
-            return None
-        message = "no such file in the context directory" if not target.exists() else "is not a file"
-        folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
-        names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
-        mend = f"there are: {', '.join(names[:12])}" if names else "give a path relative to the context directory"
-    else:
-        message = "lies outside the context directory, so a cluster would not get it"
-        mend = "move it inside, and give its path relative to the context directory"
+    relative = "give a path relative to the context directory"
+    message, mend = "", relative
+    try:
+        root = context_dir.resolve()
+        target = (root / value).resolve()
+        if not target.is_relative_to(root):
+            message = "lies outside the context directory, so a cluster would not get it"
+            mend = f"move it inside, and {relative}"
+        elif not target.is_file():
+            message = "is not a file" if target.exists() else "no such file in the context directory"
+            folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
+            names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
+            mend = f"there are: {', '.join(names[:12])}" if names else relative
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
+        message = f"is no path: {getattr(error, 'strerror', None) or error}"
+    if not message:
+        return None
     return Problem(
         key=EMBEDDED,
         value=value,
@@ -84,38 +87,152 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
 
 def key_problems(document: Document) -> list[Problem]:
     """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type."""
-    return list(_walk(document, (), known_keys()))
+    return [problem for _, problem in located_problems(document)]
 
 
-def _walk(document: Document, path: KeyPath, node: dict[str, Any]) -> Iterator[Problem]:
+def located_problems(document: Document) -> list[tuple[KeyPath, Problem]]:
+    """:func:`key_problems`, each with the path of the value at fault; () where no value is."""
+    return [*_walk(document, (), known_keys()), *_params(document), *_types(document)]
+
+
+Located = Iterator[tuple[KeyPath, Problem]]
+
+
+def _walk(document: Document, path: KeyPath, node: dict[str, Any]) -> Located:
     known: dict[str, Any] = node.get("keys", {})
-    section = document.get(path) if path else document.data
+    if not node.get("free"):
+        current = [
+            key for key, child in known.items() if "removed" not in child and "deprecated" not in child
+        ]
+        for problem in unknown_keys(document, path, known, _elsewhere(), suggested=current):
+            yield (), problem
+    section = document.get(path)
     for key, value in section.items():
-        here = (*path, key)
-        child = known.get(key)
+        here, child = (*path, key), known.get(key)
         if child is None:
-            if not node.get("free"):
-                yield unknown_key(document, here, (k for k, v in known.items() if "removed" not in v))
-        elif "removed" in child:
-            yield _problem(document, here, str(child["removed"]), "remove it", "removed-key")
+            continue
+        if "removed" in child:
+            yield here, _problem(document, here, str(child["removed"]).strip(), "remove it", "removed-key")
+        elif "deprecated" in child:
+            mend = f"write {child['deprecated']} instead"
+            yield (
+                here,
+                _problem(
+                    document, here, "is an old name, which DeepSpeed is giving up", mend, "deprecated-key"
+                ),
+            )
         elif value != AUTO:
             yield from _value(document, here, value, child)
 
 
-def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any]) -> Iterator[Problem]:
+@functools.cache
+def _elsewhere() -> dict[str, str]:
+    """Key that is read in one place only -> its dotted name, for keys that are written at another level."""
+    found: dict[str, list[str]] = {}
+
+    def walk(path: tuple[str, ...], node: dict[str, Any]) -> None:
+        for key, child in node.get("keys", {}).items():
+            if not {"removed", "deprecated"} & child.keys():
+                found.setdefault(key, []).append(dotted((*path, key)))
+                walk((*path, key), child)
+
+    walk((), known_keys())
+    return {key: names[0] for key, names in found.items() if len(names) == 1}
+
+
+# Numbers among the free parameters of optimizers and schedules; a schedule may list one a parameter group.
+NUMBERS = words("lr eps weight_decay warmup_min_lr warmup_max_lr warmup_num_steps total_num_steps")
+
+
+def _params(document: Document) -> Located:
+    for section in ("optimizer", "scheduler"):
+        params = document.get((section, "params"))
+        for key, value in params.items() if isinstance(params, dict) else ():
+            here = (section, "params", key)
+            if key in NUMBERS and value != AUTO and isinstance(value, (str, bool, dict)):
+                message = f"must be a number, not {kind_of(value)}"
+                yield here, _problem(document, here, message, type_mend(float, value), "wrong-type")
+            elif key == "betas" and value != AUTO and not _are_numbers(value):
+                mend = "write e.g. [0.9, 0.999]"
+                yield here, _problem(document, here, "must be a list of numbers", mend, "wrong-type")
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(_is(item, "number") for item in value)
+
+
+# Names that torch has beside DeepSpeed's own. A name that is none of them may be newer; one that is nearly one
+# of them is a slip.
+TORCH_TYPES = {
+    "optimizer": words("""Adadelta Adafactor Adagrad Adam Adamax AdamW ASGD LBFGS Muon NAdam Optimizer RAdam RMSprop
+    Rprop SGD SparseAdam"""),
+    "scheduler": words("""ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR
+    ExponentialLR LambdaLR LinearLR MultiplicativeLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau
+    SequentialLR StepLR"""),
+}
+# Gone from DeepSpeed 0.19; the compatibility table says so.
+ONE_BIT = frozenset({"onebitadam", "onebitlamb", "zerooneadam"})
+
+
+def _types(document: Document) -> Located:
+    for section, torch_types in TORCH_TYPES.items():
+        here = (section, "type")
+        kind = document.get(here)
+        own = known_keys()[f"{section}_types"]
+        if not isinstance(kind, str) or kind in (AUTO, *own, *torch_types) or kind.lower() in ONE_BIT:
+            continue
+        if section == "optimizer" and kind.lower() in own:  # DeepSpeed folds the case of its own
+            continue
+        known = {name.lower(): name for name in (*own, *torch_types)}
+        guess = nearest(kind.lower(), known)
+        if guess:
+            mend = f"did you mean {known[guess]}?"
+            yield here, _problem(document, here, f"no such {section}", mend, "unknown-type")
+
+
+def normalized(document: Document) -> Document:
+    """The same configuration in the form that the rest reads; it must have no :func:`key_problems`.
+
+    Whole floats become the integers that they stand for (``5e8``), and ``zero_optimization: true``, the oldest
+    form, becomes stage 1.
+    """
+    zero = document.get(("zero_optimization",))
+    if isinstance(zero, bool):
+        path: KeyPath = ("zero_optimization",)
+        document = document.overwritten(path, {"stage": int(zero)}, document.origin(path))
+    for path, value in _whole_floats(document.data, (), known_keys()):
+        document = document.overwritten(path, int(value), document.origin(path))
+    return document
+
+
+def _whole_floats(
+    data: dict[str, Any], path: KeyPath, node: dict[str, Any]
+) -> Iterator[tuple[KeyPath, float]]:
+    for key, value in data.items():
+        child = node.get("keys", {}).get(key, {})
+        if isinstance(value, dict):
+            yield from _whole_floats(value, (*path, key), child)
+        elif isinstance(value, float) and "integer" in child.get("types", ()) and value.is_integer():
+            yield (*path, key), value
+
+
+def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any]) -> Located:
     types = node.get("types")
     if types and not any(_is(value, name) for name in types):
         named = [name for name in types if name != "null"]
-        wanted = " or ".join(_WORDS[name] for name in named)
-        mend = type_mend(_KINDS[named[0]], value)
-        yield _problem(document, path, f"must be {wanted}, not {kind_of(value)}", mend, "wrong-type")
+        wanted = " or ".join(_WORDS[name] for name in named or types)
+        mend = type_mend(_KINDS[named[0]], value) if named and value is not None else "remove it"
+        message = f"must be {wanted}, not {kind_of(value)}"
+        yield path, _problem(document, path, message, mend, "wrong-type")
     elif "enum" in node and not _among(value, node):
-        allowed = ", ".join(json.dumps(item) for item in node["enum"])
-        yield _problem(document, path, "is not one of the values DeepSpeed knows", f"use {allowed}", "out-of-range")
+        allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
+        message = "is not one of the values DeepSpeed knows"
+        yield path, _problem(document, path, message, f"use {allowed}", "out-of-range")
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         bound = _bound_broken(value, node)
         if bound:
-            yield _problem(document, path, f"must be {bound}", f"write a value {bound}", "out-of-range")
+            message, mend = f"must be {bound}", f"write a value {bound}"
+            yield path, _problem(document, path, message, mend, "out-of-range")
     if isinstance(value, dict) and "keys" in node:
         yield from _walk(document, path, node)
 
@@ -126,16 +243,18 @@ def _among(value: Any, node: dict[str, Any]) -> bool:
     return value in node["enum"]
 
 
+_BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "minimum": (operator.ge, "at least"),
+    "maximum": (operator.le, "at most"),
+    "minimum_exclusive": (operator.gt, "above"),
+    "maximum_exclusive": (operator.lt, "below"),
+}
+
+
 def _bound_broken(value: float, node: dict[str, Any]) -> str | None:
-    tests = {
-        "minimum": (lambda bound: value >= bound, "at least"),
-        "maximum": (lambda bound: value <= bound, "at most"),
-        "minimum_exclusive": (lambda bound: value > bound, "above"),
-        "maximum_exclusive": (lambda bound: value < bound, "below"),
-    }
-    for name, (holds, words) in tests.items():
-        if name in node and not holds(node[name]):
-            return f"{words} {node[name]}"
+    for name, (holds, relation) in _BOUNDS.items():
+        if name in node and not holds(value, node[name]):
+            return f"{relation} {node[name]}"
     return None
 
 

@@ -73,7 +73,9 @@ class Document:
             return {key[length:]: item for key, item in table.items() if key[:length] == path and key != path}
 
         # An overwrite of an ancestor covers everything below it.
-        covering = {(key,): self.origin((*path, key)) for key in value if self._covered((*path, key))}
+        covering: dict[KeyPath, str] = {
+            (key,): self.origin((*path, key)) for key in value if self._covered((*path, key))
+        }
         return Document(
             name=self.name,
             data=value,
@@ -93,13 +95,13 @@ class Document:
         """
         data = copy.deepcopy(self.data)
         overwrites = dict(self.overwrites)
-        node = data
+        node: dict[Any, Any] = data
         for step in path[:-1]:
             if not isinstance(node.get(step), dict):
                 node[step] = {}
             node = node[step]
         for leaf, leaf_value in _leaves(value, path, node.get(path[-1])):
-            target = data
+            target: dict[Any, Any] = data
             for step in leaf[:-1]:
                 target = target.setdefault(step, {})
             target[leaf[-1]] = copy.deepcopy(leaf_value)
@@ -134,6 +136,11 @@ def repeated(name: str, path: KeyPath, first: Place, again: Place, mend: str = "
     )
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text; a table of names reads better so than as a list of strings."""
+    return frozenset(text.split())
+
+
 def dotted(path: Iterable[str | int]) -> str:
     """``("a", "b", 0)`` -> ``a.b.0``."""
     return ".".join(str(step) for step in path)
@@ -142,12 +149,12 @@ def dotted(path: Iterable[str | int]) -> str:
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     """The value at ``path`` in nested mappings and lists, or ``default``."""
     for step in path:
-        if isinstance(data, Mapping) and step in data:
-            data = data[step]
-        elif isinstance(data, list) and isinstance(step, int) and 0 <= step < len(data):
-            data = data[step]
-        else:
+        known = (
+            step in data if isinstance(data, Mapping) else isinstance(data, list) and step in range(len(data))
+        )
+        if not known:
             return default
+        data = data[step]
     return data
 
 
@@ -160,7 +167,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_keys(
-    document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+    document: Document,
+    path: KeyPath,
+    known: Iterable[str],
+    elsewhere: Mapping[str, str] | None = None,
+    *,
+    suggested: Iterable[str] | None = None,
 ) -> Iterator[Problem]:
     """The problems of all keys of the mapping at ``path`` that nobody reads.
 
@@ -169,17 +181,20 @@ def unknown_keys(
         path: Of the mapping; what is no mapping has no keys.
         known: The keys that are read there.
         elsewhere: Key -> dotted name of where it would be read.
+        suggested: The known keys that one may be advised to use; all of them if None.
     """
     section = document.get(path)
     known = frozenset(known)
+    suggested = known if suggested is None else frozenset(suggested)
     unknown = [key for key in section if key not in known] if isinstance(section, dict) else []
     for key in unknown[:MAX_UNKNOWN]:
-        yield unknown_key(document, (*path, key), known, elsewhere)
+        yield unknown_key(document, (*path, key), suggested, elsewhere)
     if len(unknown) > MAX_UNKNOWN:  # e.g. a vocabulary, given by mistake
         here = (*path, unknown[MAX_UNKNOWN])
+        rest = len(unknown) - MAX_UNKNOWN - 1
         yield Problem(
             key=document.key(here),
-            message=f"unknown key, and so are {len(unknown) - MAX_UNKNOWN - 1} more after it",
+            message=f"unknown key, and so are {rest} more after it" if rest else "unknown key",
             origin=document.origin(here),
             mend=f"check that {document.name} is the file that was meant",
             code="unknown-key",
@@ -194,7 +209,7 @@ def unknown_key(
     word = str(path[-1])
     guess = nearest(word, known)
     if elsewhere and word in elsewhere:
-        mend = f"it is read as {elsewhere[word]}: move it there"
+        mend = f"did you mean {elsewhere[word]}?"
     elif guess:
         mend = f"did you mean {guess!r}?"
     elif len(known) <= 16:

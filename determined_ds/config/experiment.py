@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable
@@ -10,24 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, unknown_key
+from determined_ds.config.document import Document, KeyPath, nearest, words
+from determined_ds.config.findings import Findings, kind_of
+from determined_ds.config.hyperparameters import OWN_KEYS
+from determined_ds.config.search_space import one_point
 from determined_ds.config.text import parse_yaml_value, read_yaml
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 
 # The fields of Determined 0.38.1's experiment configuration (its schema expconf/v0/experiment.json).
-EXPERIMENT_KEYS = frozenset(
-    """bind_mounts checkpoint_policy checkpoint_storage data data_layer debug description entrypoint
+EXPERIMENT_KEYS = words("""
+    bind_mounts checkpoint_policy checkpoint_storage data data_layer debug description entrypoint
     environment hyperparameters integrations internal labels log_policies max_restarts
     min_checkpoint_period min_validation_period name optimizations pbs perform_initial_validation
     preemption_timeout profiling project records_per_epoch reproducibility resources retention_policy
-    scheduling_unit searcher security slurm tensorboard_storage workspace""".split()
-)
-RESOURCES_KEYS = frozenset(
-    """agent_label devices is_single_node max_slots native_parallel priority resource_pool shm_size slots
-    slots_per_trial weight""".split()
-)
-SPEC_TYPES = ("categorical", "const", "double", "int", "log")
+    scheduling_unit searcher security slurm tensorboard_storage workspace""")
+RESOURCES_KEYS = words("""
+    agent_label devices is_single_node max_slots native_parallel priority resource_pool shm_size slots
+    slots_per_trial weight""")
+REPRODUCIBILITY_KEYS = frozenset({"experiment_seed"})
+SEARCHER_KEYS = words("""
+    bracket_rungs divisor max_concurrent_trials max_length max_rungs max_time max_trials metric mode name
+    num_rungs smaller_is_better source_checkpoint_uuid source_trial_id stop_once time_metric""")
+# Hyperparameters of this library that are easily written one level too high.
+ELSEWHERE = {
+    **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
+    **{key: f"resources.{key}" for key in RESOURCES_KEYS},
+    **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
+    "experiment_seed": "reproducibility.experiment_seed",
+}
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
+LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
+COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
 ENTRYPOINT_FORM = (
     "python3 -m determined.launch.deepspeed python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
 )
@@ -101,134 +113,95 @@ def with_override(document: Document, override: str, flag: str = "--set") -> Doc
         value: Any = [parse_yaml_value(part, f"{flag} {key}") for part in text.split(",")]
     else:
         value = parse_yaml_value(text, f"{flag} {key}")
+        if key in COERCED_TO_LIST and not text.startswith("["):
+            value = [value]
     return document.overwritten(path, value, f"{flag} {override}")
 
 
 def parse_experiment(document: Document) -> Experiment:
     """Check the parts of an experiment configuration that decide a run. See :func:`load_experiment`."""
-    found = _Findings(document)
-    found.unknown((), EXPERIMENT_KEYS)
+    found = Findings(document)
+    found.unknown((), EXPERIMENT_KEYS, ELSEWHERE)
     name = found.typed(("name",), str, "unnamed")
     slots = _slots(found)
-    seed = found.typed(("reproducibility", "experiment_seed"), int, 0)
-    if seed < 0:
-        found.add(("reproducibility", "experiment_seed"), "must be 0 or more", "write a seed >= 0")
-    searcher_name = found.typed(("searcher", "name"), str, "single")
-    if searcher_name not in SEARCHERS:
-        path: KeyPath = ("searcher", "name")
-        found.add(path, "no such searcher", f"use one of {', '.join(SEARCHERS[:4])}")
-    metric = found.typed(("searcher", "metric"), str, "")
-    smaller_is_better = found.typed(("searcher", "smaller_is_better"), bool, True)
+    seed = _seed(found)
+    metric, smaller_is_better = _searcher(found)
     point: dict[str, Any] = {}
     searched: list[str] = []
     hyperparameters = found.typed(("hyperparameters",), dict, {})
     for key in hyperparameters:
-        point[key] = _one_point(found, ("hyperparameters", key), hyperparameters[key], searched)
+        point[key] = one_point(found, ("hyperparameters", key), hyperparameters[key], searched)
     trial = _trial(found)
     if found.problems:
         raise ConfigError(found.problems)
-    sub = document.sub(("hyperparameters",)) if hyperparameters else None
     return Experiment(
         document=document,
         name=name,
         trial=trial,
         slots=slots,
         seed=seed,
-        hyperparameters=Document(
-            name=document.name,
-            data=point,
-            places=sub.places if sub else {},
-            overwrites=sub.overwrites if sub else {},
-            prefix="hyperparameters",
-        ),
+        hyperparameters=_hyperparameters(document, point, found.constants),
         searched=tuple(searched),
         metric=metric,
         smaller_is_better=smaller_is_better,
     )
 
 
-class _Findings:
-    """Collects every problem of a document instead of stopping at the first."""
+def _hyperparameters(document: Document, point: dict[str, Any], constants: list[KeyPath]) -> Document:
+    """The document of one point; what was wrapped as ``{type: const, val: ...}`` keeps its places."""
+    if not point:
+        return Document(name=document.name, data=point, prefix="hyperparameters")
+    sub = document.sub(("hyperparameters",))
+    inner = [(path[1:], (*path[1:], "val")) for path in constants]
 
-    def __init__(self, document: Document) -> None:
-        self.document = document
-        self.problems: list[Problem] = []
+    def unwrapped(path: KeyPath) -> KeyPath:
+        for outer, wrapped in inner:
+            if len(path) > len(wrapped) and path[: len(wrapped)] == wrapped:
+                return (*outer, *path[len(wrapped) :])
+        return path
 
-    def add(self, path: KeyPath, message: str, mend: str, code: str = "invalid") -> None:
-        self.problems.append(
-            Problem(
-                key=self.document.key(path),
-                value=self.document.get(path),
-                origin=self.document.origin(path),
-                message=message,
-                mend=mend,
-                code=code,
-            )
-        )
-
-    def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
-        section = self.document.get(path) if path else self.document.data
-        for key in section if isinstance(section, dict) else ():
-            if key not in known:
-                self.problems.append(unknown_key(self.document, (*path, key), known))
-
-    def typed(self, path: KeyPath, kind: type, default: Any) -> Any:
-        """The value at ``path`` if it is of ``kind``; else the default, and a problem unless it is absent."""
-        value = self.document.get(path)
-        parent = self.document.get(path[:-1]) if len(path) > 1 else self.document.data
-        if parent is not None and not isinstance(parent, dict):
-            self.add(path[:-1], f"must be a mapping, not {kind_of(parent)}", "write `key: value` below it")
-            return default
-        if value is None:
-            return default
-        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-            return value
-        self.add(path, f"must be {KINDS[kind]}, not {kind_of(value)}", type_mend(kind, value), "wrong-type")
-        return default
+    return Document(
+        name=document.name,
+        data=point,
+        places={unwrapped(path): place for path, place in sub.places.items()},
+        overwrites={unwrapped(path): origin for path, origin in sub.overwrites.items()},
+        prefix="hyperparameters",
+    )
 
 
-KINDS: dict[type, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    dict: "a mapping",
-    list: "a list",
-    float: "a number",
-}
-
-
-def kind_of(value: Any) -> str:
-    """What a YAML value is, in words: ``a string``, ``an integer``, ``null`` ..."""
-    if value is None:
-        return "null"
-    return KINDS.get(type(value), type(value).__name__)
-
-
-def type_mend(kind: type, value: Any) -> str:
-    """How to write a value of the right type; unquotes numbers where that is all it takes."""
-    if kind in (int, float) and isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return f"write {KINDS[kind]}"
-        if math.isfinite(number) and (kind is float or number.is_integer()):
-            return f"remove the quotes: {int(number) if number.is_integer() else number}"
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return f"write {int(value)}"
-    return f"write {KINDS[kind]}"
-
-
-def _slots(found: _Findings) -> int:
-    found.unknown(("resources",), RESOURCES_KEYS)
-    slots = found.typed(("resources", "slots_per_trial"), int, 1)
+def _slots(found: Findings) -> int:
+    found.section(("resources",), RESOURCES_KEYS - {"slots"}, {"slots": "resources.slots_per_trial"})
+    path: KeyPath = ("resources", "slots_per_trial")
+    slots: int = found.typed(path, int, 1)
     if slots < 1:
-        path: KeyPath = ("resources", "slots_per_trial")
-        found.add(path, "must be 1 or more", "write the number of devices a trial trains on")
-        return 1
-    return int(slots)
+        found.add(path, "must be 1 or more", "write the number of devices a trial trains on", "out-of-range")
+    return max(slots, 1)
 
 
-def _trial(found: _Findings) -> str:
+def _seed(found: Findings) -> int:
+    found.section(("reproducibility",), REPRODUCIBILITY_KEYS)
+    path: KeyPath = ("reproducibility", "experiment_seed")
+    seed = int(found.typed(path, int, 0))
+    if seed < 0:
+        found.add(path, "must be 0 or more", "write a seed >= 0", "out-of-range")
+    elif seed > LARGEST_SEED:
+        found.add(path, f"must be at most {LARGEST_SEED}", "write a smaller seed", "out-of-range")
+    return seed
+
+
+def _searcher(found: Findings) -> tuple[str, bool]:
+    found.section(("searcher",), SEARCHER_KEYS)
+    path: KeyPath = ("searcher", "name")
+    name = found.typed(path, str, "single")
+    if name not in SEARCHERS:
+        guess = nearest(name, SEARCHERS)
+        hint = f"did you mean {guess}? " if guess else ""
+        found.add(path, "no such searcher", f"{hint}use one of {', '.join(SEARCHERS[:4])}", "out-of-range")
+    metric: str = found.typed(("searcher", "metric"), str, "")
+    return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
+
+
+def _trial(found: Findings) -> str:
     entrypoint = found.document.get(("entrypoint",))
     try:
         return trial_of_entrypoint(entrypoint)
@@ -236,6 +209,9 @@ def _trial(found: _Findings) -> str:
         mend = error.problems[0].mend
         found.add(("entrypoint",), error.problems[0].message, mend, "entrypoint")
         return ""
+
+
+WORD = r"[^\W\d]\w*"
 
 
 def trial_of_entrypoint(entrypoint: Any) -> str:
@@ -265,54 +241,8 @@ def trial_of_entrypoint(entrypoint: Any) -> str:
     if "determined_ds.train" not in words:
         raise refuse("does not run determined_ds.train")
     rest = words[words.index("determined_ds.train") + 1 :]
-    if not rest or not re.fullmatch(r"[\w.]+:\w+", rest[0]):
-        raise refuse("determined_ds.train needs MODULE:CLASS")
+    if not rest:
+        raise refuse("names no trial after determined_ds.train")
+    if not re.fullmatch(rf"{WORD}(?:\.{WORD})*:{WORD}", rest[0]):
+        raise refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after determined_ds.train")
     return rest[0]
-
-
-def _one_point(found: _Findings, path: KeyPath, value: Any, searched: list[str]) -> Any:
-    """One point of the search space below ``path``: constants unwrapped, specs at their middle."""
-    if not isinstance(value, dict):
-        return value
-    if "type" not in value:
-        return {key: _one_point(found, (*path, key), item, searched) for key, item in value.items()}
-    kind = value["type"]
-    if kind not in SPEC_TYPES:
-        found.add(
-            path,
-            "a mapping with a key `type` is read by Determined as a hyperparameter to search",
-            "wrap it: {type: const, val: {...}}, or keep a DeepSpeed JSON in a file",
-            "hyperparameter-spec",
-        )
-        return None
-    if kind == "const":
-        return value.get("val")
-    searched.append(found.document.key(path))
-    try:
-        return middle_of(value)
-    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError):
-        found.add(path, f"is no complete {kind} hyperparameter", _spec_form(kind), "hyperparameter-spec")
-        return None
-
-
-def _spec_form(kind: str) -> str:
-    if kind == "categorical":
-        return "write {type: categorical, vals: [...]}"
-    base = ", base: 10" if kind == "log" else ""
-    return f"write {{type: {kind}, minval: ..., maxval: ...{base}}} with minval < maxval"
-
-
-def middle_of(spec: dict[str, Any]) -> Any:
-    """The value in the middle of a hyperparameter's range; the first of a list.
-
-    A ``log`` hyperparameter ranges over base**minval .. base**maxval.
-    """
-    if spec["type"] == "categorical":
-        return spec["vals"][0]
-    low, high = spec["minval"], spec["maxval"]
-    if not low < high:
-        raise ValueError("minval must be below maxval")
-    if spec["type"] == "int":
-        return (int(low) + int(high)) // 2
-    middle = (low + high) / 2
-    return float(spec["base"] ** middle) if spec["type"] == "log" else float(middle)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, nearest, unknown_key
-from determined_ds.config.experiment import KINDS, kind_of, type_mend
+from determined_ds.config.document import Document, KeyPath, nearest, unknown_key, unknown_keys
+from determined_ds.config.findings import KINDS, kind_of, type_mend
 from determined_ds.errors import ConfigError, Problem
 
 LARGEST = 2**31 - 1
@@ -59,6 +59,7 @@ class Hyperparameters:
 
 
 SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
+UNITS = ("batches", "epochs")
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "fit")
 
@@ -70,6 +71,14 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
         ConfigError: every wrong type, size and name at once. A name that differs from one of the library's
             by a slip of the keyboard is refused too, since nobody would read it.
     """
+    hyperparameters, problems = read_hyperparameters(document)
+    if problems:
+        raise ConfigError(problems)
+    return hyperparameters
+
+
+def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Problem]]:
+    """As :func:`parse_hyperparameters`, but hands back the problems; what is wrong is taken as absent."""
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for name in SIZES:
@@ -83,23 +92,25 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
     if ds_config is not None and not isinstance(ds_config, (str, dict)):
         mend = "write a path inside the context directory, or {type: const, val: {...}}"
         problems.append(_wrong(document, ("deepspeed_config",), "a path or a mapping", mend))
+        ds_config = None
     overwrite = document.get(("overwrite_deepspeed_args",))
     if overwrite is not None and not isinstance(overwrite, dict):
         mend = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
         problems.append(_wrong(document, ("overwrite_deepspeed_args",), "a mapping", mend))
         overwrite = None
     values["fit"] = _fit(document, problems)
-    if problems:
-        raise ConfigError(problems)
-    return Hyperparameters(
+    read = Hyperparameters(
         **values, deepspeed_config=ds_config, overwrite_deepspeed_args=dict(overwrite or {})
     )
+    return read, problems
 
 
 def _is_slip(key: str) -> bool:
     guess = nearest(key, OWN_KEYS)
     # Close by spelling and of the same length: "global_batchsize" is a slip, "batch_size" a model's own name.
-    return guess is not None and guess != "fit" and abs(len(guess) - len(key)) <= 2 and _edits(key, guess) <= 2
+    return (
+        guess is not None and guess != "fit" and abs(len(guess) - len(key)) <= 2 and _edits(key, guess) <= 2
+    )
 
 
 def _edits(left: str, right: str) -> int:
@@ -111,22 +122,31 @@ def _edits(left: str, right: str) -> int:
     return row[-1]
 
 
-def _wrong(document: Document, path: KeyPath, wanted: str, mend: str) -> Problem:
-    value = document.get(path)
+def _problem(document: Document, path: KeyPath, message: str, mend: str, code: str) -> Problem:
     return Problem(
         key=document.key(path),
-        value=value,
+        value=document.get(path),
         origin=document.origin(path),
-        message=f"must be {wanted}, not {kind_of(value)}",
+        message=message,
         mend=mend,
-        code="wrong-type",
+        code=code,
     )
 
 
+def _wrong(document: Document, path: KeyPath, wanted: str, mend: str) -> Problem:
+    message = f"must be {wanted}, not {kind_of(document.get(path))}"
+    return _problem(document, path, message, mend, "wrong-type")
+
+
 def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
-    value = document.get(path)
-    if value is None or value == "auto":
+    """An integer >= 1; None where it is absent or "auto"."""
+    if document.get(path) in (None, "auto"):
         return None
+    return _number(document, path, problems)
+
+
+def _number(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
+    value = document.get(path)
     if isinstance(value, bool) or not isinstance(value, int):
         problems.append(_wrong(document, path, KINDS[int], type_mend(int, value)))
         return None
@@ -136,16 +156,9 @@ def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | N
 def _in_range(document: Document, path: KeyPath, value: int, problems: list[Problem]) -> int | None:
     if 1 <= value <= LARGEST:
         return value
-    problems.append(
-        Problem(
-            key=document.key(path),
-            value=value,
-            origin=document.origin(path),
-            message="must be 1 or more" if value < 1 else f"must be at most {LARGEST}",
-            mend="write a positive number" if value < 1 else "write a smaller number",
-            code="out-of-range",
-        )
-    )
+    message = "must be 1 or more" if value < 1 else f"must be at most {LARGEST}"
+    mend = "write a positive number" if value < 1 else "write a smaller number"
+    problems.append(_problem(document, path, message, mend, "out-of-range"))
     return None
 
 
@@ -154,7 +167,9 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
     if fit is None:
         return FitOptions()
     if not isinstance(fit, dict):
-        problems.append(_wrong(document, ("fit",), "a mapping", "write e.g. fit: {max_length: {batches: 200}}"))
+        problems.append(
+            _wrong(document, ("fit",), "a mapping", "write e.g. fit: {max_length: {batches: 200}}")
+        )
         return FitOptions()
     known = FitOptions.__dataclass_fields__
     values: dict[str, Any] = {}
@@ -173,7 +188,7 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
                 values[key] = value
             else:
                 mend = f"use one of {', '.join(CHECKPOINT_POLICIES)}"
-                problems.append(_wrong(document, path, "a policy", mend))
+                problems.append(_problem(document, path, "is no checkpoint policy", mend, "out-of-range"))
         elif isinstance(value, bool):
             values[key] = value
         else:
@@ -186,34 +201,27 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     value = document.get(path)
     form = "write {batches: N} or {epochs: N}"
     if not isinstance(value, dict):
-        mend = f"write {{batches: {value}}}" if isinstance(value, int) else form
+        plain = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        mend = f"write {{batches: {value}}}" if plain else form
         problems.append(_wrong(document, path, "a mapping with batches or epochs", mend))
         return None
-    for key in value:
-        if key not in ("batches", "epochs"):
-            problems.append(unknown_key(document, (*path, key), ("batches", "epochs")))
-            return None
+    unknown = list(unknown_keys(document, path, UNITS))
+    if unknown:
+        problems += unknown
+        return None
     given = {unit: number for unit, number in value.items() if number is not None}
     if len(given) != 1:
         message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
-        mend = "keep one; --set KEY.epochs=null takes the other away" if given else form
-        key, origin = document.key(path), document.origin(path)
-        problems.append(Problem(key=key, value=value, origin=origin, message=message, mend=mend))
+        mend = f"keep one; --set {document.key(path)}.epochs=null takes the other away" if given else form
+        problems.append(_problem(document, path, message, mend, "invalid"))
         return None
     ((unit, number),) = given.items()
-    return _length_value(document, (*path, unit), unit, number, problems)
-
-
-def _length_value(
-    document: Document, path: KeyPath, unit: str, number: Any, problems: list[Problem]
-) -> Length | None:
-    if isinstance(number, list) and path[-2] != "max_length":
-        numbers = [_size(document, (*path, index), problems) for index in range(len(number))]
-        if not number:
-            problems.append(_wrong(document, path, "a list of numbers", "write e.g. [5, 30]"))
-        return Length(unit=unit, value=tuple(sorted(n for n in numbers if n is not None)))
-    if number == "auto" or isinstance(number, bool) or not isinstance(number, int):
-        problems.append(_wrong(document, path, KINDS[int], type_mend(int, number)))
+    here = (*path, unit)
+    if not isinstance(number, list) or path[-1] == "max_length":
+        size = _number(document, here, problems)
+        return None if size is None else Length(unit=unit, value=size)
+    if not number:
+        problems.append(_problem(document, here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
         return None
-    size = _in_range(document, path, number, problems)
-    return None if size is None else Length(unit=unit, value=size)
+    numbers = [_number(document, (*here, index), problems) for index in range(len(number))]
+    return Length(unit=unit, value=tuple(sorted({size for size in numbers if size is not None})))

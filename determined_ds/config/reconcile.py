@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import fill_autos
-from determined_ds.config.batch import NAMES, Batch, complete_batch
-from determined_ds.config.deepspeed_json import AUTO, key_problems
-from determined_ds.config.document import Document, dotted
-from determined_ds.config.hyperparameters import LARGEST, FitOptions, Hyperparameters, parse_hyperparameters
+from determined_ds.config.autofill import disagreements, fill_what_is_known, without
+from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
+from determined_ds.config.deepspeed_json import AUTO, located_problems, normalized
+from determined_ds.config.document import Document, KeyPath, dotted
+from determined_ds.config.hyperparameters import (
+    LARGEST,
+    SIZES,
+    FitOptions,
+    Hyperparameters,
+    read_hyperparameters,
+)
 from determined_ds.config.rules import Facts, broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.errors import ConfigError, Problem
@@ -76,26 +82,37 @@ def reconcile(
     Raises:
         ConfigError: every reason why it cannot run, each with key, value, origin and mend.
     """
-    problems: list[Problem] = []
-    hp = _collect(problems, lambda: parse_hyperparameters(hyperparameters)) or Hyperparameters()
+    hp, problems = read_hyperparameters(hyperparameters)
     if hp.overwrite_deepspeed_args:
         ds = _with_overwrites(ds, hyperparameters, hp.overwrite_deepspeed_args)
-    problems += key_problems(ds)
+    ds, stripped = _sound(ds, problems)
+    warnings = disagreements(ds, hyperparameters)
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
-    if problems or topology is None:
-        raise ConfigError(problems)
-    batch = _collect(problems, lambda: _batch(hp, hyperparameters, ds, topology))
-    if batch is None:
-        raise ConfigError(problems)
-    filled = _collect(problems, lambda: _fill(ds, hyperparameters, hp, topology, batch, accelerator))
-    warnings: list[Problem] = []
-    if filled is not None:
-        facts = Facts(
-            ds=filled, topology=topology, batch=batch, accelerator=accelerator, machines=machines
-        )
-        for rule, problem in broken_rules(facts, slots_origin=slots_origin):
+    # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
+    # cannot be counted, nor the batch, what depends on them is left out.
+    layout = topology or Topology(
+        pipe_parallel_size=hp.pipe_parallel_size,
+        model_parallel_size=hp.model_parallel_size,
+        data_parallel_world_size=max(1, slots // (hp.pipe_parallel_size * hp.model_parallel_size)),
+    )
+    faulty = stripped | {
+        (name,) for name in SIZES if hyperparameters.key((name,)) in {p.key for p in problems}
+    }
+    counted = layout.slots == slots and not faulty & {("pipe_parallel_size",), ("model_parallel_size",)}
+    batch = None
+    if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
+        batch = _collect(problems, lambda: _batch(hp, hyperparameters, ds, layout))
+    assumed = batch or _one_sample_each(layout)
+    filled, undetermined = fill_what_is_known(
+        _fill_batch(ds, hyperparameters, hp, assumed), hyperparameters, hp.fit, layout, accelerator
+    )
+    problems += undetermined
+    filled, _ = _sound(filled, problems)
+    facts = Facts(ds=filled, topology=layout, batch=assumed, accelerator=accelerator, machines=machines)
+    for rule, problem in broken_rules(facts, slots_origin=slots_origin):
+        if counted or "{slots}" not in rule.message:
             (warnings if rule.warning else problems).append(problem)
-    if problems or filled is None:
+    if problems or topology is None or batch is None:
         raise ConfigError(problems)
     return ResolvedConfig(
         topology=topology,
@@ -115,6 +132,25 @@ def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
     except ConfigError as error:
         problems.extend(error.problems)
         return None
+
+
+def _sound(ds: Document, problems: list[Problem]) -> tuple[Document, set[KeyPath]]:
+    """What remains of a DeepSpeed JSON without its faulty values, which are told; and their paths."""
+    stripped: set[KeyPath] = set()
+    for path, problem in located_problems(ds):
+        if problem not in problems:
+            problems.append(problem)
+        if path:
+            stripped.add(path)
+    for path in stripped:
+        if ds.get(path) is not None:
+            ds = without(ds, path)
+    return normalized(ds), stripped
+
+
+def _one_sample_each(layout: Topology) -> Batch:
+    replicas = layout.data_parallel_world_size
+    return Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
 
 def _with_overwrites(ds: Document, hyperparameters: Document, overwrites: dict[str, Any]) -> Document:
@@ -149,7 +185,7 @@ def _topology(hp: Hyperparameters, document: Document, slots: int, slots_origin:
         data_parallel_world_size=hp.data_parallel_world_size,
         origins={
             "slots": slots_origin,
-            "data_parallel_world_size": document.origin(("data_parallel_world_size",)),
+            **{name: document.origin((name,)) for name in SIZES if document.get((name,)) is not None},
         },
     )
 
@@ -169,49 +205,65 @@ def _batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topo
         value = ds.get((key,))
         if value is None or value == AUTO:
             continue
-        if not 1 <= value <= LARGEST:
-            mend = 'write a positive number, or "auto"' if value < 1 else "write a smaller number"
-            origin, message = ds.origin((key,)), f"must be between 1 and {LARGEST}"
-            problems.append(
-                Problem(key=key, value=value, origin=origin, message=message, mend=mend, code="out-of-range")
-            )
-            continue
-        given[name], origins[name] = int(value), ds.origin((key,))
-    if hp.global_batch_size is not None:
-        origin = document.origin(("global_batch_size",))
-        stated = given.get("global_batch_size", hp.global_batch_size)
-        if stated != hp.global_batch_size:
+        if value > LARGEST:
+            origin, message = ds.origin((key,)), f"must be at most {LARGEST}"
             problems.append(
                 Problem(
-                    key="hyperparameters.global_batch_size",
-                    value=hp.global_batch_size,
+                    key=key,
+                    value=value,
                     origin=origin,
-                    message=f"differs from train_batch_size = {stated} ({origins['global_batch_size']})",
-                    mend='state it once: set train_batch_size to "auto" in the DeepSpeed JSON',
-                    code="batch-twice",
+                    message=message,
+                    mend='write a smaller number, or "auto"',
+                    code="out-of-range",
                 )
             )
-        given["global_batch_size"], origins["global_batch_size"] = hp.global_batch_size, origin
+            continue
+        given[name], origins[name] = value, ds.origin((key,))
     if problems:
         raise ConfigError(problems)
-    return complete_batch(**given, origins=origins)
+    if hp.global_batch_size is None:
+        return complete_batch(**given, origins=origins)
+    origin = document.origin(("global_batch_size",))
+    other, other_origin = given.get("global_batch_size"), origins.get("global_batch_size", "")
+    ours = {**given, "global_batch_size": hp.global_batch_size}
+    batch = _collect(
+        problems, lambda: complete_batch(**ours, origins={**origins, "global_batch_size": origin})
+    )
+    if other not in (None, hp.global_batch_size):
+        # That the rest does not fit either is news only where it fits neither of the two.
+        if batch is None and _collect([], lambda: complete_batch(**given, origins={})) is not None:
+            problems.clear()
+        problems.insert(0, _stated_twice(document, hp.global_batch_size, origin, other, other_origin))
+    if problems or batch is None:
+        raise ConfigError(problems)
+    return batch
 
 
-def _fill(
-    ds: Document,
-    document: Document,
-    hp: Hyperparameters,
-    topology: Topology,
-    batch: Batch,
-    accelerator: Accelerator,
-) -> Document:
+def _stated_twice(
+    document: Document, value: int, origin: str, other: int | None, other_origin: str
+) -> Problem:
+    return Problem(
+        key=document.key(("global_batch_size",)),
+        value=value,
+        origin=origin,
+        message=f"differs from train_batch_size = {other} ({other_origin})",
+        mend='state it once: write "auto" for train_batch_size, and global_batch_size is used',
+        code="batch-twice",
+    )
+
+
+def _fill_batch(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> Document:
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) in (None, AUTO):
-            stated = name == "global_batch_size" and hp.global_batch_size is not None
-            origin = (
-                f"global_batch_size, {document.origin(('global_batch_size',))}"
-                if stated
-                else "derived: " + " x ".join(f"{NAMES[n]} {getattr(batch, n)}" for n in NAMES if n != name)
-            )
+            origin = _derivation(name, batch)
+            if name == "global_batch_size" and hp.global_batch_size is not None:
+                origin = f"global_batch_size, {document.origin(('global_batch_size',))}"
             ds = ds.overwritten((key,), getattr(batch, name), origin)
-    return fill_autos(ds, document, hp.fit, topology, accelerator)
+    return ds
+
+
+def _derivation(name: str, batch: Batch) -> str:
+    factors = " x ".join(f"{NAMES[factor]} {getattr(batch, factor)}" for factor in FACTORS if factor != name)
+    if name == "global_batch_size":
+        return f"derived: {factors}"
+    return f"derived: global_batch_size {batch.global_batch_size} / ({factors})"

@@ -12,6 +12,7 @@ from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import Batch
+from determined_ds.config.deepspeed_json import ONE_BIT
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.topology import Topology
 from determined_ds.errors import Problem
@@ -47,6 +48,10 @@ class Facts:
         section = self.zero(what)
         device = section.get("device") if isinstance(section, dict) else None
         return None if device in (None, "none") else str(device)
+
+    @property
+    def offload_ratio(self) -> float:
+        return float(self.ds.get((ZERO, "offload_optimizer", "ratio"), 1))
 
     def enabled(self, section: str) -> bool:
         return bool(self.ds.get((section, "enabled"), False))
@@ -104,7 +109,8 @@ class Rule:
 
 
 ZERO = "zero_optimization"
-ONE_BIT = {"onebitadam", "onebitlamb", "zerooneadam"}
+FP32 = ("fp32", "float32", "torch.float32", "float")
+CONFIG = "deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._do_error_check"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -186,7 +192,11 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         rule
-        for key in ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+        for key in (
+            "zero_quantized_weights",
+            "zero_quantized_nontrainable_weights",
+            "zero_quantized_gradients",
+        )
         for rule in (
             Rule(
                 code="zeropp-quantized-stage",
@@ -202,25 +212,80 @@ RULES: tuple[Rule, ...] = (
                 breaks=lambda f, key=key: bool(f.zero(key)) and f.accelerator.name != "cuda",  # type: ignore[misc]
                 message="ZeRO++ quantization runs in CUDA kernels, and there is no CUDA device",
                 mend=f"run it on GPUs, or set {key} to false",
-                source="deepspeed 0.19.8 op_builder/quantizer.py: the CPU builder raises",
+                source="deepspeed 0.19.8 ops/op_builder/cpu/no_impl.py NotImplementedBuilder",
             ),
         )
     ),
     Rule(
-        code="onebit-cuda",
+        code="onebit",
         key=("optimizer", "type"),
-        breaks=lambda f: f.optimizer_type.lower() in ONE_BIT and f.accelerator.name != "cuda",
-        message="1-bit optimizers need a compression backend, which runs on GPUs",
-        mend="use AdamW here",
-        source="deepspeed 0.19.8 runtime/comm/compressed.py",
+        breaks=lambda f: f.optimizer_type.lower() in ONE_BIT,
+        message="1-bit optimizers are gone from DeepSpeed, and their compression backends with them",
+        mend="use AdamW",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer",
+    ),
+    *(
+        Rule(
+            code="master-weights-stage",
+            key=(section, f"{section}_master_weights_and_grads"),
+            breaks=lambda f, section=section: (  # type: ignore[misc]
+                bool(f.ds.get((section, f"{section}_master_weights_and_grads"))) and f.zero_stage < 1
+            ),
+            message="16-bit master weights need ZeRO stage 1, 2 or 3, not {zero_stage}",
+            mend=f"set zero_optimization.stage to 1, or remove {section}_master_weights_and_grads",
+            source=CONFIG,
+        )
+        for section in ("fp16", "bf16")
     ),
     Rule(
-        code="onebit-zero-stage",
-        key=("optimizer", "type"),
-        breaks=lambda f: f.optimizer_type.lower() in ONE_BIT and f.zero_stage > 1,
-        message="1-bit optimizers do not run with ZeRO stage {zero_stage}",
-        mend="set zero_optimization.stage to 0 or 1, or use AdamW",
-        source="deepspeed 0.19.8 runtime/fp16/onebit",
+        code="bf16-optimizer-states",
+        key=("bf16", "bf16_optimizer_states"),
+        breaks=lambda f: (
+            bool(f.ds.get(("bf16", "bf16_optimizer_states")))
+            and not (f.zero_stage and f.ds.get(("bf16", "bf16_master_weights_and_grads")))
+        ),
+        message="bf16 optimizer states need bf16_master_weights_and_grads, and ZeRO stage 1, 2 or 3",
+        mend="enable bf16.bf16_master_weights_and_grads and ZeRO, or remove bf16_optimizer_states",
+        source=CONFIG,
+    ),
+    Rule(
+        code="allreduce-sum",
+        key=("gradient_allreduce_op",),
+        breaks=lambda f: (
+            str(f.ds.get(("gradient_allreduce_op",))).lower() == "sum"
+            and (f.zero_stage == 3 or bool(f.zero("zenflow")) or bool(f.ds.get(("compile", "deepcompile"))))
+        ),
+        message="gradients cannot be summed with ZeRO stage 3, ZenFlow or DeepCompile",
+        mend='set gradient_allreduce_op to "mean"',
+        source=CONFIG,
+    ),
+    Rule(
+        code="compute-grad-norm-stage",
+        key=(ZERO, "compute_grad_norm"),
+        breaks=lambda f: f.zero("compute_grad_norm") is False and f.zero_stage not in (1, 2),
+        message="the gradient's norm can be left out at ZeRO stage 1 or 2 only, not {zero_stage}",
+        mend="set zero_optimization.stage to 1 or 2, or remove compute_grad_norm",
+        source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.compute_grad_norm_valid",
+    ),
+    Rule(
+        code="offload-ratio-stage",
+        key=(ZERO, "offload_optimizer", "ratio"),
+        breaks=lambda f: f.offload_ratio < 1 and f.zero_stage != 3,
+        message="the optimizer can be offloaded in part at ZeRO stage 3 only, not {zero_stage}",
+        mend="set offload_optimizer.ratio to 1, or zero_optimization.stage to 3",
+        source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.offload_ratio_check",
+    ),
+    Rule(
+        code="loss-scale",
+        key=("fp16", "loss_scale"),
+        breaks=lambda f: (
+            f.enabled("fp16")
+            and not f.ds.get(("fp16", "loss_scale"), 0)
+            and min(f.ds.get(("fp16", key), 1) for key in ("loss_scale_window", "min_loss_scale")) <= 0
+        ),
+        message="dynamic loss scaling needs loss_scale_window and min_loss_scale above 0",
+        mend="write values above 0, or a fixed loss_scale",
+        source="deepspeed 0.19.8 runtime/precision_config.py DeepSpeedFP16Config",
     ),
     Rule(
         code="more-ranks-than-devices",
@@ -242,9 +307,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="pipeline-bf16-grad-dtype",
         key=("data_types", "grad_accum_dtype"),
-        breaks=lambda f: f.pipe > 1
-        and f.enabled("bf16")
-        and f.ds.get(("data_types", "grad_accum_dtype")) not in ("fp32", "float32"),
+        breaks=lambda f: (
+            f.pipe > 1 and f.enabled("bf16") and f.ds.get(("data_types", "grad_accum_dtype")) not in FP32
+        ),
         message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
         mend='add "data_types": {{"grad_accum_dtype": "fp32"}}',
         source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
@@ -258,17 +323,23 @@ def broken_rules(facts: Facts, *, slots_origin: str = "") -> Iterator[tuple[Rule
     for rule in RULES:
         if rule.breaks(facts):
             on_slots = rule.key == ("slots_per_trial",)
-            yield (
-                rule,
-                Problem(
-                    key=facts.ds.key(rule.key),
-                    value=facts.slots if on_slots else facts.ds.get(rule.key),
-                    origin=slots_origin if on_slots else facts.ds.origin(rule.key),
-                    message=_fill(rule.message, facts),
-                    mend=_fill(rule.mend, facts),
-                    code=rule.code,
-                ),
+            value = {"value": facts.slots} if on_slots else _given(facts.ds, rule.key)
+            problem = Problem(
+                key=facts.ds.key(rule.key),
+                **value,
+                origin=slots_origin if on_slots else facts.ds.origin(rule.key),
+                message=_fill(rule.message, facts),
+                mend=_fill(rule.mend, facts),
+                code=rule.code,
             )
+            yield rule, problem
+
+
+def _given(ds: Document, path: KeyPath) -> dict[str, Any]:
+    """The value at ``path``, for a problem; nothing for a key that is missing."""
+    missing = object()
+    value = ds.get(path, missing)
+    return {} if value is missing else {"value": value}
 
 
 class _Lookup(dict[str, Any]):

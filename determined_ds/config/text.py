@@ -140,7 +140,7 @@ class _JSONReader:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             mend = "check that it is a configuration"
-            raise refusal(self.name, f"more than {MAX_NODES} values", mend, self._place(at))
+            raise refusal(self.name, f"over {MAX_NODES} values", mend, self._place(at))
         if len(path) > MAX_DEPTH:
             raise self._too_deep(self._place(at))
         if self.text[at] == "{":
@@ -161,7 +161,11 @@ class _JSONReader:
         value, end = self._scan(self.text, at)
         if isinstance(value, float) and not math.isfinite(value):  # NaN, Infinity, 1e999
             word = self.text[at:end]
-            message = f"{word} is not JSON" if word.isalpha() or word[1:].isalpha() else f"{word} is no finite number"
+            message = (
+                f"{word} is not JSON"
+                if word.isalpha() or word[1:].isalpha()
+                else f"{word} is no finite number"
+            )
             raise refusal(self.name, message, "write a finite number", self._place(at))
         if isinstance(value, int) and value.bit_length() > MAX_BITS:
             message = f"an integer of more than {MAX_BITS} bits"
@@ -174,12 +178,12 @@ class _JSONReader:
         while self.text[at] != "}":
             place = self._place(at)
             key, at = json.decoder.scanstring(self.text, at + 1)  # type: ignore[attr-defined]
+            inner = (*path, key)
             if key in result:
-                first = self.places[(*path, key)]
-                self.problems.append(repeated(self.name, (*path, key), first, place))
-            self.places.setdefault((*path, key), place)
+                self.problems.append(repeated(self.name, inner, self.places[inner], place))
+            self.places.setdefault(inner, place)
             at = self._skip(self._skip(at) + 1)  # over the colon
-            result[key], at = self._value(at, (*path, key))
+            result[key], at = self._value(at, inner)
             at = self._skip(at)
             if self.text[at] == ",":
                 at = self._skip(at + 1)

@@ -81,13 +81,13 @@ def _compose(text: str, name: str) -> yaml.Node | None:
         for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            place = Place(event.start_mark.line + 1, event.start_mark.column + 1)
-            if depth > MAX_DEPTH:
-                message = f"nested deeper than {MAX_DEPTH} levels"
-                raise refusal(name, message, "check that it is a configuration", place)
-            if count > MAX_NODES:
-                message = f"more than {MAX_NODES} values"
-                raise refusal(name, message, "check that it is a configuration", place)
+            if depth > MAX_DEPTH or count > MAX_NODES:
+                much = (
+                    f"nested deeper than {MAX_DEPTH} levels"
+                    if depth > MAX_DEPTH
+                    else f"over {MAX_NODES} values"
+                )
+                raise refusal(name, much, "check that it is a configuration", _place(event))
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
         return node
     except yaml.YAMLError as error:
@@ -100,6 +100,11 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
     if mark is None:
         return refusal(name, f"is not YAML: {problem}", "mend the YAML")
     place = Place(mark.line + 1, mark.column + 1)
+    if problem == "second occurrence":
+        return refusal(name, "is not YAML: the anchor is defined twice", "give the second another name", place)
+    begin = getattr(error, "context_mark", None)
+    if begin is not None and begin.line != mark.line:
+        problem += f", in what begins on line {begin.line + 1}"
     mend = "mend the YAML there"
     lines = text.split("\n")
     before = lines[mark.line][: mark.column + 1] if mark.line < len(lines) else ""
@@ -114,7 +119,8 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
     return refusal(name, f"is not YAML: {problem}", mend, place)
 
 
-def _place(node: yaml.Node) -> Place:
+def _place(node: Any) -> Place:
+    """Where a node or an event begins."""
     return Place(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
@@ -136,8 +142,9 @@ class _NodeReader:
         if isinstance(node, yaml.MappingNode):
             result: dict[str, Any] = {}
             for key, value in self._merged(node, path, 0):
-                self.places[(*path, key.value)] = _place(key)
-                result[key.value] = self.value(value, (*path, key.value))
+                inner = (*path, key.value)
+                self.places[inner] = _place(key)
+                result[key.value] = self.value(value, inner)
             return result
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
@@ -188,7 +195,7 @@ class _NodeReader:
                 raise refusal(self.name, "<< merges mappings, and this is none", mend, _place(source))
         return list(sources)
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
+    def _scalar(self, node: yaml.Node) -> Any:
         kind = node.tag.removeprefix(_PREFIX)
         text: str = node.value
         try:
@@ -203,7 +210,9 @@ class _NodeReader:
             if kind == "float":
                 number = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
                 if not math.isfinite(number):
-                    raise refusal(self.name, f"{text} is no finite number", "write a finite number", _place(node))
+                    raise refusal(
+                        self.name, f"{text} is no finite number", "write a finite number", _place(node)
+                    )
                 return number
         except (KeyError, ValueError):
             raise refusal(self.name, f"{text!r} is no {kind}", "write a plain value", _place(node)) from None
@@ -213,7 +222,7 @@ class _NodeReader:
         message = f"the tag {node.tag!r} means nothing here"
         return refusal(self.name, message, "write a plain value, without !", _place(node))
 
-    def _int(self, text: str, node: yaml.Node) -> int | float:
+    def _int(self, text: str, node: yaml.Node) -> int:
         plain = text.replace("_", "").lower()
         sign = -1 if plain.startswith("-") else 1
         digits = plain.lstrip("+-")

@@ -27,6 +27,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
+from determined_ds.trial.engine import mend_engine
 
 DEEPSPEED_CONFIG = "deepspeed_config.json"
 
@@ -83,7 +84,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ``mpu`` itself.
         """
         if self._called_wrap_mpu:
-            raise det.errors.InvalidExperimentException("wrap_mpu was called twice: a trial has one MPU")
+            message, mend = "was called twice: a trial has one MPU", "call it once"
+            raise ConfigError(Problem(key="context.wrap_mpu", message=message, mend=mend))
         self._called_wrap_mpu = True
         self._mpu = mpu
         return mpu
@@ -92,6 +94,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         """Register a DeepSpeed engine. See Determined's method of this name."""
         chosen = self._mpu if self._called_wrap_mpu else None
         engine = super().wrap_model_engine(model)
+        mend_engine(engine)
         if chosen is not None:
             self._mpu = chosen
         return engine
@@ -273,7 +276,7 @@ def _core_context(
     if on_cluster:
         return core.init(
             distributed=distributed,
-            preempt_mode=core.PreemptMode.WorkersAskChief,
+            preempt_mode=core.PreemptMode.ChiefOnly,
             tensorboard_mode=core.TensorboardMode.MANUAL,
         )
     if isinstance(experiment, Experiment):

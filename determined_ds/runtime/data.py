@@ -21,6 +21,7 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.runtime.worker_seeds import SeededDataset, SeededSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,13 @@ def training_data(
         sampler = GlobalBatchSampler(
             loader.batch_sampler, batch=batch, replica=replica, seed=seed, start_batch=start_batch
         )
-    torch_loader = _with_sampler(loader, sampler, seed + start_batch)
+    batches: Any = sampler
+    if loader.num_workers > 0:
+        loader = copy.copy(loader)
+        loader.dataset = SeededDataset(loader.dataset)
+        first = start_batch * len(sampler) // sampler.batches_per_epoch
+        batches = SeededSampler(sampler, first=first, replica=replica, seed=seed)
+    torch_loader = _with_sampler(loader, batches, seed + start_batch)
     return TrainingData(batches=iter(torch_loader), batches_per_epoch=sampler.batches_per_epoch)
 
 
@@ -308,7 +315,7 @@ class ValidationLoader:
 
     def __init__(self, loader: Any, *, replica: int, replicas: int) -> None:
         if isinstance(loader, pytorch.DataLoader):
-            everything = list(loader.batch_sampler)
+            everything = list(loader.batch_sampler or ())
             if not everything:
                 raise _no_validation()
             own = everything[replica::replicas]
@@ -319,7 +326,7 @@ class ValidationLoader:
             if not len(loader):
                 raise _no_validation()
             self._loader = self.padding = loader
-            # Unknown before they are loaded: all alike but for the last, which is then never mixed with others.
+            # Unknown before they are loaded: all alike but for the last, which is then mixed with no other.
             self.sizes = [2] * (len(loader) - 1) + [1]
         self.num_batches = len(self._loader)
 

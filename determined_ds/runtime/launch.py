@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 
 # Seconds that the ranks which are left have to end by themselves when one has died.
-GRACE_S = 10
+GRACE_S = 5
 
 
 def launch(
@@ -48,12 +49,15 @@ def launch(
         training failed; 128 + the signal's number after a second one.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.api import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in ("torch", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     _prepare_environment(num_ranks, accelerator, context_dir)
+    # Where a rank has died, torch waits for the others by this default, whatever its own shutdown_timeout says.
+    PContext.close.__defaults__ = (None, GRACE_S)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -82,7 +86,10 @@ def launch(
             return _report_failure(error, run_dir)
     if not stopping.signals:
         return 0
-    print(f"resume with: {resume_with}", file=sys.stderr)
+    if any((run_dir / "checkpoints").glob("[!.]*")):
+        print(f"resume with: {resume_with}", file=sys.stderr)
+    else:
+        print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
     return 0 if len(stopping.signals) == 1 else 128 + stopping.signals[-1]
 
 
@@ -136,10 +143,13 @@ def _report_failure(error: Any, run_dir: Path) -> int:
     else:
         text, code = f"it ended without a word: {first.message}", EXIT_TRAINING_FAILED
     if code == EXIT_CONFIG:
-        print(f"error: {text}", file=sys.stderr)
+        for problem in re.split(r"\n(?=\S)", text.rstrip()):
+            print(f"error: {problem}", file=sys.stderr)
         return code
     print(f"\nrank {rank} failed first:\n\n{text.rstrip()}\n", file=sys.stderr)
-    print(f"the output of the other ranks is in {run_dir / 'logs'}", file=sys.stderr)
+    logs = sorted((run_dir / "logs").rglob("stderr.log"), key=lambda path: path.stat().st_mtime)
+    if logs:
+        print(f"what the other ranks wrote is in {logs[-1].parent.parent}", file=sys.stderr)
     return EXIT_TRAINING_FAILED
 
 

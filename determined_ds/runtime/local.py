@@ -132,13 +132,13 @@ def sync_to_disk_folder(path: Path) -> None:
 
 
 class SignalPreemptContext(core.DummyPreemptContext):
-    """Preemption by SIGTERM: the chief has been told, and the others ask the chief."""
+    """Preemption by SIGTERM."""
 
     def __init__(self, distributed: core.DistributedContext) -> None:
-        super().__init__(distributed, core.PreemptMode.WorkersAskChief)
+        super().__init__(distributed, core.PreemptMode.ChiefOnly)
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        return bool(self._dist.broadcast(STOP.is_set()))
+        return STOP.is_set()
 
 
 def local_core_context(

@@ -79,6 +79,9 @@ class LocalRun:
         if self.checkpoint:
             at = self.checkpoint.steps_completed
             lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}")
+            length = self.resolved.fit.max_length
+            if length and length.unit == "batches" and at >= _last(length.value):
+                lines.append(f"  nothing is left to train: fit.max_length is {_last(length.value)} batches")
         return lines
 
     def launch(self, *, test: bool = False) -> int:
@@ -171,6 +174,10 @@ def _forget_after(metrics: Path, steps: int) -> None:
     metrics.write_text("".join(kept))
 
 
+def _last(value: int | tuple[int, ...]) -> int:
+    return value if isinstance(value, int) else max(value)
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
@@ -223,10 +230,11 @@ def prepare_run(
     resolved = _resolve(found, experiment, context_dir, accelerator)
     where = run_dir or _new_run_dir(RUNS / _slug(experiment.name), now)
     starts = found.of(lambda: _start_in(where, resume=resume, stated=run_dir is not None))
+    checkpoint, damages = starts or (None, ())
+    if checkpoint:
+        found.of(lambda: _check_writers(checkpoint, experiment))
     found.raise_any()
     assert resolved is not None
-    assert starts is not None
-    checkpoint, damages = starts
     return LocalRun(
         experiment=experiment,
         resolved=resolved,
@@ -336,13 +344,33 @@ def _refuse_to_overwrite(run_dir: Path) -> None:
         raise ConfigError(_run_dir_problem(run_dir, message, mend))
 
 
-def _checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint, tuple[str, ...]]:
+def _check_writers(checkpoint: Checkpoint, experiment: Experiment) -> None:
+    """A checkpoint has one part for each rank that wrote it."""
+    writers = len(list(checkpoint.path.glob("det_state_dict_rank*.pth")))
+    if writers in (0, experiment.slots):  # 0: not one of ours; the ranks will say
+        return
+    path = ("resources", "slots_per_trial")
+    raise ConfigError(
+        Problem(
+            key=experiment.document.key(path),
+            value=experiment.slots,
+            origin=experiment.document.origin(path),
+            message=f"checkpoint {checkpoint.uuid} was written by {_count(writers, 'rank')}",
+            mend=f"resume with --slots {writers}, or start anew in another --run-dir, without --resume",
+            code="resume-slots",
+        )
+    )
+
+
+def _checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
     if not stated:  # of which run? The newest one of the same experiment is a good guess
         siblings = run_dir.parent.glob("*")
         runs = sorted((path for path in siblings if checkpoints_in(path / CHECKPOINTS)), reverse=True)
         mend = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
     good, damages = newest_good_checkpoint(run_dir / CHECKPOINTS)
+    if good is None and not damages and (run_dir / EXPERIMENT).is_file():
+        return None, ("it was ended before its first checkpoint, and starts from the beginning",)
     if good is None:
         message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
         mend = "give the --run-dir of the run to go on with, or start anew in another, without --resume"

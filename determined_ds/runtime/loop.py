@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import pathlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from determined import pytorch, tensorboard
+from determined import pytorch
 
-from determined_ds.errors import CheckpointError, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
 from determined_ds.runtime.boundaries import Due, Schedule
 from determined_ds.runtime.checkpoint import Checkpoints, TrialState, spoil
 from determined_ds.runtime.data import training_data
@@ -155,16 +154,13 @@ class TrainingLoop:
                 self._do(due)
             if due.end:
                 return
-            if (due or self._stops.due(self._state.batches_trained)) and self._stop_requested():
+            if self._stops.due(self._state.batches_trained):
+                self._stops.ask(self._state.batches_trained)
+            if self._stops.requested:
+                self._checkpoint()
+                done, total = self._state.batches_trained, self._schedule.num_batches
+                self._progress.note(f"stopped     batch {done} of {total}, as requested")
                 return
-
-    def _stop_requested(self) -> bool:
-        if not self._stops.ask(self._state.batches_trained):
-            return False
-        self._checkpoint()
-        done, total = self._state.batches_trained, self._schedule.num_batches
-        self._progress.note(f"stopped     batch {done} of {total}, as requested")
-        return True
 
     def _train_one(self, batches: Iterator[Any] | None) -> None:
         index = self._state.batches_trained
@@ -214,24 +210,22 @@ class TrainingLoop:
             self._validate()
         if due.checkpoint:
             self._checkpoint()
-        if self._context.get_enable_tensorboard_logging():
-            self._context._maybe_reset_tbd_writer()
-            self._core.train.upload_tensorboard_files(
-                self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
-            )
-
-    def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
-        return self._is_chief or not path.match("*tfevents*")
+        if due.validate or due.checkpoint:
+            self._reporter.upload()
+            if not due.end:  # they may have taken long
+                self._stops.ask(self._state.batches_trained)
 
     def _report(self) -> None:
-        metrics, bad = self._reporter.reduce(self._sums, self._guard.flag)
-        if bad and self._options.stop_on_nan:
+        done = self._state.batches_trained
+        riders = torch.cat([self._guard.flag.reshape(1), self._stops.vote(done)])
+        metrics, (num_bad, *votes) = self._reporter.reduce(self._sums, riders)
+        if num_bad and self._options.stop_on_nan:
             self._guard.stop(self._context.distributed, self._last_uuid)
+        self._stops.count(votes, done)
         metrics.update(self._position())
         for callback in self.callbacks:
             callback.on_training_workload_end(avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
-        done = self._state.batches_trained
         self._reporter.training(done, metrics, progress=min(1.0, done / self._schedule.num_batches))
 
     def _check_loss(self) -> None:
@@ -268,8 +262,14 @@ class TrainingLoop:
             return False
         if name not in metrics:
             known = ", ".join(sorted(metrics))
-            raise TrainingError(
-                f"searcher.metric is {name!r}, and the trial reports {known}: set it to one of them"
+            raise ConfigError(
+                Problem(
+                    key="searcher.metric",
+                    value=name,
+                    message=f"the trial reports {known}",
+                    mend=f"set searcher.metric to one of: {known}",
+                    code="searcher-metric",
+                )
             )
         if best_before is None:
             return True

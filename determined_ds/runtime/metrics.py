@@ -160,6 +160,11 @@ class MetricSums:
         return names
 
 
+def sum_over_ranks(vector: torch.Tensor) -> None:
+    """Sum a vector over ranks, in place; a collective."""
+    _all_reduce(vector, dist.ReduceOp.SUM)
+
+
 def _alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() < 2
 

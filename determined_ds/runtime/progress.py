@@ -11,7 +11,7 @@ from typing import Any
 def show(name: str, value: Any) -> str:
     """A metric for people: four significant digits, thousands grouped."""
     if isinstance(value, float):
-        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        text = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
         return f"{name} {text}"
     return f"{name} {value}"
 

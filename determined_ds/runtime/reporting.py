@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 import resource
 import sys
 from typing import Any
 
 import torch
-from determined import pytorch
+from determined import core, pytorch, tensorboard
 
 from determined_ds.runtime.metrics import MetricSums
 from determined_ds.runtime.progress import Progress
@@ -36,28 +37,28 @@ class Reporter:
         self._training_s += seconds
         self._num_batches += 1
 
-    def reduce(self, sums: MetricSums, bad: torch.Tensor) -> tuple[dict[str, Any], bool]:
+    def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
         """The training metrics since the last report over all ranks, by one collective.
 
         Args:
             sums: The metrics of this rank.
-            bad: 1.0 where this rank has seen a loss that is not finite.
+            riders: More numbers to be summed over ranks by the same collective.
 
         Returns:
-            The metrics, and whether any rank has seen such a loss.
+            The metrics, and the summed riders.
         """
         distributed = self._context.distributed
         memory = torch.zeros(distributed.size, dtype=torch.float64)
         memory[distributed.rank] = peak_memory_bytes(self._context.device)
-        riders = torch.cat([bad.reshape(1), memory.to(bad.device)])
-        reduced, (num_bad, *memory_by_rank) = sums.reduce_with(riders)
+        reduced, ridden = sums.reduce_with(torch.cat([riders, memory.to(riders.device)]))
+        memory_by_rank = [int(number) for number in ridden[len(riders) :]]
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
-        metrics["peak_memory_bytes"] = int(max(memory_by_rank))
-        metrics["peak_memory_bytes_by_rank"] = [int(number) for number in memory_by_rank]
-        return metrics, num_bad > 0
+        metrics["peak_memory_bytes"] = max(memory_by_rank)
+        metrics["peak_memory_bytes_by_rank"] = memory_by_rank
+        return metrics, ridden[: len(riders)]
 
     def _throughput(self) -> dict[str, Any]:
         """Over replicas: samples are counted once, however many ranks hold a replica."""
@@ -92,6 +93,22 @@ class Reporter:
         self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
         self._progress.report("validation", batches_trained, metrics)
         return None if best_before is None else float(best_before)
+
+    def upload(self) -> None:
+        """Put what was written for TensorBoard where it is read: on a cluster, to its storage."""
+        if not self._context.get_enable_tensorboard_logging():
+            return
+        if isinstance(self._core.train, core.DummyTrainContext):
+            if self._is_chief:
+                self._context.get_tensorboard_writer().flush()
+            return
+        self._context._maybe_reset_tbd_writer()
+        self._core.train.upload_tensorboard_files(
+            self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
+        )
+
+    def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
+        return self._is_chief or not path.match("*tfevents*")
 
     def _write_tensorboard(self, kind: str, batches_trained: int, metrics: dict[str, Any]) -> None:
         """Scalars under the names that Determined's harness gives them, e.g. ``Determined/loss``."""

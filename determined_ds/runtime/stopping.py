@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import TrainingError
+from determined_ds.runtime.metrics import sum_over_ranks
 
 ASK_EVERY_S = 5.0
 
@@ -16,7 +17,8 @@ class StopRequests:
     """Asks for preemption, and for the trial's own wish to stop, in step on all ranks.
 
     At every boundary, and at least every :data:`ASK_EVERY_S` seconds whatever the periods: the chief measures how
-    many batches that is, and says at each asking when the next will be, so that no batch in between pays for it.
+    many batches that is, and all ranks learn with each answer when they ask next, so that no batch in between
+    pays for it. An asking is two numbers in a reduction, which may be one that is made anyway.
 
     Args:
         context: The trial's context.
@@ -24,6 +26,8 @@ class StopRequests:
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self._is_chief = context.distributed.rank == 0
+        self.requested = False
         self._next = 0
         self._asked_at_batch = 0
         self._asked_at_s = time.monotonic()
@@ -37,17 +41,29 @@ class StopRequests:
         """Whether it is time to ask, boundary or not."""
         return batches_trained >= self._next
 
-    def ask(self, batches_trained: int) -> bool:
-        """Whether to stop; a collective."""
-        stop = bool(self._context._core.preempt.should_preempt())
-        now = time.monotonic()
-        batches = max(1, batches_trained - self._asked_at_batch)
-        batch_s = max(1e-6, (now - self._asked_at_s) / batches)
-        votes = self._context.distributed.allgather((self._context.get_stop_requested(), batch_s))
+    def vote(self, batches_trained: int) -> torch.Tensor:
+        """This rank's two numbers, to be summed over ranks: whether to stop, and the chief's seconds a batch."""
+        stop = bool(self._context.get_stop_requested())
+        batch_s = 0.0
+        if self._is_chief:
+            stop = bool(self._context._core.preempt.should_preempt()) or stop
+            batches = max(1, batches_trained - self._asked_at_batch)
+            batch_s = max(1e-6, (time.monotonic() - self._asked_at_s) / batches)
+        return torch.tensor([float(stop), batch_s], dtype=torch.float64, device=self._context.device)
+
+    def count(self, votes: list[float], batches_trained: int) -> None:
+        """Take in the summed votes: whether a stop is requested, and when to ask next."""
+        stop, batch_s = votes
+        self.requested = self.requested or stop > 0
         # A quarter of the time, since the next batches may be slower than the last.
-        self._next = batches_trained + max(1, int(ASK_EVERY_S / 4 / votes[0][1]))
-        self._asked_at_batch, self._asked_at_s = batches_trained, now
-        return stop or any(vote for vote, _ in votes)
+        self._next = batches_trained + max(1, int(ASK_EVERY_S / 4 / batch_s))
+        self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
+
+    def ask(self, batches_trained: int) -> None:
+        """Vote by a reduction of its own; a collective."""
+        votes = self.vote(batches_trained)
+        sum_over_ranks(votes)
+        self.count(votes.tolist(), batches_trained)
 
 
 class LossGuard:
@@ -83,13 +99,14 @@ class LossGuard:
         """
         firsts = distributed.allgather(int(self._first_bad))
         batch = min(first for first in firsts if first >= 0)
-        ranks = ", ".join(str(rank) for rank, first in enumerate(firsts) if first == batch)
+        at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
+        ranks = f"rank {at[0]}" if len(at) == 1 else f"ranks {', '.join(at)}"
         kept = (
             f"the last good checkpoint is {last_checkpoint}"
             if last_checkpoint
             else "no checkpoint was made yet"
         )
         raise TrainingError(
-            f"the loss was not finite at batch {batch}, on rank {ranks}: {kept}. Lower the learning rate, warm up "
+            f"the loss was not finite at batch {batch}, on {ranks}: {kept}. Lower the learning rate, warm up "
             "longer, clip gradients, or look at the data of that batch; fit.stop_on_nan: false goes on regardless"
         )

@@ -17,6 +17,7 @@ from determined_ds.config.document import Document
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.devices import detect_accelerator
+from determined_ds.trial.engine import mend_engine
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -64,6 +65,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             model_parameters=None if optimizer is not None else self.build_parameters(model),
             config=ds_config,
         )
+        mend_engine(engine)
         return self.context.wrap_model_engine(engine)
 
     @property

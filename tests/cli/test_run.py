@@ -1,4 +1,4 @@
-"""The run directory, going on with a run, and what a failure looks like, by real runs of a model of one's own."""
+"""The run directory, going on with a run, and what a failure looks like: real runs of a tiny model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.config.experiment import load_experiment
+from determined_ds.errors import EXIT_CONFIG
 from determined_ds.runtime.local_run import LocalRun, prepare_run
 from tests.cli.conftest import OWN_MODEL
 from tests.command import ROOT, det_ds
 
 BATCHES = "hyperparameters.fit.max_length.batches"
-# Seconds that a run may go on after one of its ranks has died: the grace that the others get, and as much again.
+# Seconds that a run may go on after one of its ranks has died: twice the grace that the others get.
 END_S = 20.0
 
 
@@ -40,7 +41,7 @@ def prepared(context: Path, run_dir: Path | None, *overrides: str, resume: bool 
     )
 
 
-# ---------------------------------------------------------------------------------- a run, and going on with it
+# --------------------------------------------------------------------- a run, and going on with it
 
 
 class Run:
@@ -95,7 +96,7 @@ def test_metrics_are_one_object_a_line(run: Run) -> None:
     for record in records:
         assert record["group"] in ("training", "validation")
         assert isinstance(record["steps_completed"], int)
-        assert all(isinstance(value, int | float) for value in record["metrics"].values())
+        assert isinstance(record["metrics"]["batches"], int)
     assert list(series(run.kept, "training", "loss")) == [1, 2, 3, 4]
     assert list(series(run.kept, "validation", "validation_loss")) == [2, 4]
 
@@ -158,7 +159,7 @@ def test_a_run_that_is_well_says_nothing_on_stderr(run: Run) -> None:
     assert run.first.stderr == ""
 
 
-# ---------------------------------------------------------------------------------------------- a rank that fails
+# --------------------------------------------------------------------- a rank that fails
 
 
 def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     assert str(own_model / "run" / "logs") in done.stderr
 
 
-# --------------------------------------------------------------------------------- what takes no start of ranks
+# --------------------------------------------------------------------- what takes no start of ranks
 
 
 @pytest.fixture
@@ -281,6 +282,23 @@ def test_damaged_checkpoints_are_said_and_passed_over(
     assert f"warning: checkpoint {damaged} is damaged" in result.stderr
     assert launched[0]["arguments"] == ["--resume", good]
     assert max(series(copied, "training", "loss")) == 4
+
+
+def test_resuming_with_other_slots_is_refused(run: Run, launched: list[Any]) -> None:
+    words = ["run", str(run.run_dir / "experiment.yaml"), str(run.context), "--accelerator", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--run-dir", str(run.run_dir), "--resume", "--slots", "4"])
+    assert result.exit_code == EXIT_CONFIG
+    assert "resources.slots_per_trial = 4 (--slots)" in result.stderr
+    assert "written by 2 ranks" in result.stderr
+    assert "resume with --slots 2" in result.stderr
+    assert launched == []
+
+
+def test_a_run_that_is_at_its_end_says_so(run: Run) -> None:
+    header = prepared(run.context, run.run_dir, resume=True).header()
+    assert header[-1] == "  nothing is left to train: fit.max_length is 6 batches"
+    header = prepared(run.context, run.run_dir, f"{BATCHES}=7", resume=True).header()
+    assert header[-1].startswith("  resume     batch 6, checkpoint ")
 
 
 @pytest.mark.parametrize(

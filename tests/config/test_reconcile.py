@@ -1,0 +1,402 @@
+"""One configuration, decided before anything runs: complete, with the origin of each value, or every reason why not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.experiment import load_experiment
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.rules import RULES
+from determined_ds.errors import ConfigError
+from tests.config.making import CPU, CUDA, EXPERIMENTS, OLD_CUDA, ROOT, decide, refusal, refusals
+
+
+def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
+    """What an experiment of the repository comes to."""
+    experiment = load_experiment(path, overrides, name=path.name)
+    hp = experiment.hyperparameters
+    value = parse_hyperparameters(hp).deepspeed_config
+    ds = load_deepspeed_config(value, context_dir=ROOT, hyperparameters=hp)
+    return reconcile(hp, ds, slots=experiment.slots, accelerator=accelerator)
+
+
+def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from leaves(value, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, data
+
+
+# -------------------------------------------------------------------------------------------- what is decided
+
+
+@pytest.mark.parametrize("accelerator", [CPU, CUDA], ids=lambda accelerator: accelerator.name)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_the_experiments_of_the_repository_are_decided_to_the_last_value(
+    path: Path, accelerator: Accelerator
+) -> None:
+    if "zeropp" in path.stem and accelerator is CPU:
+        codes = {problem.code for problem in refusals(lambda: decided(path, accelerator=accelerator))}
+        assert codes == {"zeropp-quantized-cuda"}
+        return
+    resolved = decided(path, accelerator=accelerator)
+    batch, topology = resolved.batch, resolved.topology
+    assert batch.global_batch_size == 32
+    assert batch.replicas == topology.data_parallel_world_size
+    assert resolved.warnings == ()
+    values = dict(leaves(resolved.ds_config))
+    assert values["train_batch_size"] == batch.global_batch_size
+    assert values["train_micro_batch_size_per_gpu"] == batch.micro_batch_size
+    assert values["gradient_accumulation_steps"] == batch.accumulation
+    assert values["zero_optimization.stage"] == resolved.zero_stage
+    assert values["bf16.enabled"] is accelerator.bf16
+    assert set(resolved.origins) == set(values)
+    assert all(resolved.origins.values())
+    assert "auto" not in values.values()
+
+
+def test_every_value_has_its_origin() -> None:
+    resolved = decide(
+        "global_batch_size: 8\nlearning_rate: 0.1\noverwrite_deepspeed_args:\n  zero_optimization: {stage: 2}",
+        '{\n"train_micro_batch_size_per_gpu": 2,\n"zero_optimization": {"stage": 1, "overlap_comm": true},\n'
+        '"optimizer": {"type": "AdamW",\n"params": {"lr": "auto"}}, "bf16": {"enabled": "auto"}}',
+    )
+    assert resolved.origins == {
+        "train_batch_size": "global_batch_size, hp.yaml:1",
+        "train_micro_batch_size_per_gpu": "ds.json:2",
+        "gradient_accumulation_steps": "derived: global_batch_size 8 / (train_micro_batch_size_per_gpu 2"
+        " x data_parallel_world_size 2)",
+        "zero_optimization.stage": "overwrite_deepspeed_args, hp.yaml:4",
+        "zero_optimization.overlap_comm": "ds.json:3",
+        "optimizer.type": "ds.json:4",
+        "optimizer.params.lr": "learning_rate, hp.yaml:2",
+        "optimizer.params.torch_adam": "the accelerator: cpu",
+        "bf16.enabled": "the accelerator: cpu",
+        "gradient_clipping": "DeepSpeed's default",
+    }
+
+
+def test_overwrite_and_set_win_over_the_json() -> None:
+    const = ROOT / "experiments" / "gpt2" / "const.yaml"
+    key = "hyperparameters.overwrite_deepspeed_args.zero_optimization"
+    resolved = decided(
+        const, f"{key}.stage=2", f"{key}.overlap_comm=false", "hyperparameters.learning_rate=1e-4"
+    )
+    assert resolved.ds_config["zero_optimization"] == {"stage": 2, "overlap_comm": False}
+    assert resolved.ds_config["optimizer"]["params"]["lr"] == 1e-4
+    assert resolved.origins["zero_optimization.stage"] == f"--set {key}.stage=2"
+    assert (
+        resolved.origins["optimizer.params.lr"] == "learning_rate, --set hyperparameters.learning_rate=1e-4"
+    )
+    assert resolved.zero_stage == 2
+
+
+def test_what_is_overwritten_is_what_determined_overwrites() -> None:
+    from determined.pytorch.deepspeed import overwrite_deepspeed_config
+
+    ds = {
+        "zero_optimization": {"stage": 1, "overlap_comm": True},
+        "steps_per_print": 5,
+        "gradient_clipping": 1.0,
+    }
+    over: dict[str, Any] = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": False},
+        "steps_per_print": None,
+        "timers": {},
+    }
+    resolved = decide({"global_batch_size": 2, "overwrite_deepspeed_args": over}, ds)
+    expected = overwrite_deepspeed_config(ds, over)
+    assert {key: resolved.ds_config[key] for key in expected} == expected
+
+
+def test_the_configuration_cannot_be_changed_after_it_is_decided() -> None:
+    resolved = decide()
+    resolved.ds_config["zero_optimization"] = {"stage": 3}
+    resolved.ds_config.clear()
+    assert resolved.ds_config["train_batch_size"] == 8
+    assert resolved.zero_stage == 0
+
+
+def test_what_is_given_is_left_as_it_was() -> None:
+    hp = {"global_batch_size": 8, "overwrite_deepspeed_args": {"zero_optimization": {"stage": 1}}}
+    ds = {"zero_optimization": True, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    before = json.dumps([hp, ds])
+    decide({**hp, "learning_rate": 1}, ds)
+    assert json.dumps([hp, ds]) == before
+
+
+def test_whole_floats_are_integers_and_true_is_stage_1() -> None:
+    resolved = decide("{}", '{"train_batch_size": 8.0, "zero_optimization": true}')
+    assert repr(resolved.ds_config["train_batch_size"]) == "8"
+    assert resolved.zero_stage == 1
+
+
+def test_the_batch_may_be_stated_in_the_json_alone() -> None:
+    assert decide("{}", {"train_batch_size": 8}).batch.micro_batch_size == 4
+    assert decide("{}", {"train_micro_batch_size_per_gpu": 3}).batch.global_batch_size == 6
+    assert decide("global_batch_size: 8", {"train_batch_size": 8}).batch.global_batch_size == 8
+
+
+# ------------------------------------------------------------------------------------------- why it cannot run
+
+
+def test_one_error_names_every_mismatch() -> None:
+    hp = """
+global_batch_size: 9
+data_parallel_world_size: 3
+pipe_parallel_size: 2
+overwrite_deepspeed_args: {zero_optimization: {stage: 2}}
+fit: {max_lenght: {batches: 1}}
+learning_rate: "0.1"
+"""
+    ds = """{
+"train_micro_batch_size_per_gpu": 2,
+"zero_optimisation": {},
+"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}, "overlap_comm": "yes"},
+"optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+"sparse_attention": {},
+"fp16": {"enabled": true}
+}"""
+    problems = refusals(lambda: decide(hp, ds, slots=4, slots_origin="const.yaml:5"))
+    found = {(problem.key, problem.code, problem.origin) for problem in problems}
+    assert found == {
+        ("hyperparameters.fit.max_lenght", "unknown-key", "hp.yaml:6"),
+        ("zero_optimisation", "unknown-key", "ds.json:3"),
+        ("zero_optimization.overlap_comm", "wrong-type", "ds.json:4"),
+        ("sparse_attention", "removed-key", "ds.json:7"),
+        ("hyperparameters.data_parallel_world_size", "topology", "hp.yaml:3"),
+        ("hyperparameters.global_batch_size", "batch", "hp.yaml:2"),
+        ("scheduler.params.warmup_num_steps", "auto-undetermined", "ds.json:6"),
+        ("scheduler.params.warmup_max_lr", "wrong-type", "learning_rate, hp.yaml:7"),
+        ("optimizer.params.lr", "wrong-type", "learning_rate, hp.yaml:7"),
+        ("zero_optimization.stage", "pipeline-zero-stage", "overwrite_deepspeed_args, hp.yaml:5"),
+        ("zero_optimization.offload_param", "offload-param-stage", "ds.json:4"),
+        ("fp16.enabled", "fp16-unsupported", "ds.json:8"),
+    }
+    assert len(problems) == len(found)
+
+
+def test_a_wrong_size_is_not_told_again_by_what_follows_from_it() -> None:
+    """What would be derived from it is not known, so nothing is said of it; the rest is."""
+    wrong_json = refusal(lambda: decide("global_batch_size: 9", {"train_micro_batch_size_per_gpu": "3"}))
+    assert wrong_json.key == "train_micro_batch_size_per_gpu"
+    assert refusal(lambda: decide("global_batch_size: nine")).key == "hyperparameters.global_batch_size"
+    assert refusal(lambda: decide("global_batch_size: 9\npipe_parallel_size: two")).value == "two"
+    slots = refusal(lambda: decide("global_batch_size: 9\npipe_parallel_size: 2", slots=3))
+    assert (slots.key, slots.code) == ("slots_per_trial", "topology")
+    both = refusals(lambda: decide("global_batch_size: nine", {"fp16": {"enabled": True}}))
+    assert {problem.code for problem in both} == {"wrong-type", "fp16-unsupported"}
+
+
+def test_a_batch_stated_twice_is_refused_with_both_places() -> None:
+    problem = refusal(lambda: decide("global_batch_size: 8", '{\n"train_batch_size": 16}'))
+    assert str(problem) == (
+        "hyperparameters.global_batch_size = 8 (hp.yaml:1): differs from train_batch_size = 16 (ds.json:2)\n"
+        '  mend: state it once: write "auto" for train_batch_size, and global_batch_size is used'
+    )
+    neither = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 3}'
+    assert [p.code for p in refusals(lambda: decide("global_batch_size: 8", neither))] == [
+        "batch-twice",
+        "batch",
+    ]
+    only_ours = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 8}'
+    assert refusal(lambda: decide("global_batch_size: 8", only_ours)).code == "batch-twice"
+
+
+def test_a_batch_that_does_not_divide_names_all_that_was_stated() -> None:
+    ds = '{\n"train_micro_batch_size_per_gpu": 2,\n"gradient_accumulation_steps": 3}'
+    assert str(refusal(lambda: decide("global_batch_size: 8", ds))) == (
+        "hyperparameters.global_batch_size = 8 (hp.yaml:1): is not train_micro_batch_size_per_gpu 2 (ds.json:2)"
+        " x gradient_accumulation_steps 3 (ds.json:3) x data_parallel_world_size 2 (2 slots) = 12\n"
+        "  mend: use global_batch_size 12, or gradient_accumulation_steps 2"
+    )
+
+
+def test_no_batch_at_all_is_refused() -> None:
+    problem = refusal(lambda: decide("{}"))
+    assert problem.key == "hyperparameters.global_batch_size"
+    assert "missing" in problem.message
+
+
+@pytest.mark.parametrize(
+    "key", ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+)
+@pytest.mark.parametrize("value", [0, -1, "8", True, None, 2.5, 10**18])
+def test_a_batch_size_of_the_json_is_a_positive_integer(key: str, value: Any) -> None:
+    if value is None:
+        assert decide("global_batch_size: 8", {key: None}).ds_config[key] >= 1
+        return
+    problem = refusal(lambda: decide("global_batch_size: 8", {key: value}))
+    assert (problem.key, problem.value) == (key, value)
+
+
+def test_ranks_are_counted_over_all_machines() -> None:
+    two = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
+    problem = refusal(lambda: decide(slots=4, accelerator=two, slots_origin="--slots"))
+    assert (problem.key, problem.value, problem.origin) == ("slots_per_trial", 4, "--slots")
+    assert "--slots 2" in problem.mend
+    assert CPU.max_ranks == 4 * CPU.num_devices
+
+
+# ------------------------------------------------------------------------------------ what DeepSpeed says to it
+
+
+@pytest.fixture(scope="module")
+def deepspeed_config() -> Iterator[Any]:
+    """DeepSpeed's own reading of a configuration, for a number of replicas; nothing is started."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime import config as upstream
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+    def read(ds_config: dict[str, Any], replicas: int) -> Any:
+        mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
+        with mock.patch.object(upstream.dist, "get_rank", return_value=0):
+            return upstream.DeepSpeedConfig(ds_config, mpu)
+
+    yield read
+    patch.undo()
+
+
+SMALL = st.sampled_from([1, 2, 3, 4, 8])
+SETTINGS = {
+    "fp16": st.fixed_dictionaries(
+        {"enabled": st.sampled_from([True, False, "auto"])},
+        optional={
+            "loss_scale": st.sampled_from([0, 128]),
+            "min_loss_scale": st.sampled_from([0, 1]),
+            "loss_scale_window": st.sampled_from([0, 100]),
+            "fp16_master_weights_and_grads": st.booleans(),
+        },
+    ),
+    "bf16": st.fixed_dictionaries(
+        {"enabled": st.sampled_from([True, False, "auto"])},
+        optional={"bf16_master_weights_and_grads": st.booleans(), "bf16_optimizer_states": st.booleans()},
+    ),
+    "gradient_allreduce_op": st.sampled_from(["mean", "sum", "auto"]),
+    "gradient_clipping": st.sampled_from([0, 0.5, "auto"]),
+    "steps_per_print": st.sampled_from([1, 10, None, "auto"]),
+    "scheduler": st.sampled_from(
+        [
+            {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}},
+            {"type": "WarmupDecayLR"},
+            {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}},
+        ]
+    ),
+    "data_types": st.fixed_dictionaries(
+        {"grad_accum_dtype": st.sampled_from(["fp32", "bf16", None, "auto"])}
+    ),
+}
+OFFLOAD = st.fixed_dictionaries(
+    {"device": st.sampled_from(["none", "cpu", "nvme"])},
+    optional={"pin_memory": st.just("auto"), "nvme_path": st.just("/nvme")},
+)
+ZERO = {
+    "offload_optimizer": st.none()
+    | st.tuples(OFFLOAD, st.sampled_from([0.5, 1, 1.0])).map(lambda pair: {**pair[0], "ratio": pair[1]}),
+    "offload_param": st.none() | OFFLOAD,
+    "reduce_bucket_size": st.sampled_from([5e8, 1000, "auto"]),
+    "overlap_comm": st.sampled_from([True, False, None, "auto"]),
+    "compute_grad_norm": st.booleans(),
+    "zero_hpz_partition_size": SMALL,
+    "zero_quantized_weights": st.booleans(),
+}
+
+
+def few(options: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of the settings, so few that they often go together."""
+    keys = st.lists(st.sampled_from(sorted(options)), max_size=2, unique=True)
+    return keys.flatmap(lambda chosen: st.fixed_dictionaries({key: options[key] for key in chosen}))
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> dict[str, Any]:
+    """A topology and a batch that agree, and settings of which some exclude each other."""
+    model, data, micro, steps = (draw(SMALL) for _ in range(4))
+    pipe = draw(st.sampled_from([1, 1, 1, 2, 4]))
+    hp: dict[str, Any] = {"pipe_parallel_size": pipe, "model_parallel_size": model, "learning_rate": 0.1}
+    hp["fit"] = {"max_length": {"batches": 20}}
+    batch = {"train_batch_size": micro * steps * data, "train_micro_batch_size_per_gpu": micro}
+    batch["gradient_accumulation_steps"] = steps
+    known = draw(
+        st.sampled_from([("train_batch_size", "gradient_accumulation_steps"), tuple(batch), tuple(batch)[:2]])
+    )
+    ds: dict[str, Any] = {
+        key: batch[key] if key in known else draw(st.sampled_from(["auto", None])) for key in batch
+    }
+    if draw(st.booleans()):
+        hp["global_batch_size"] = ds.pop("train_batch_size")
+    if draw(st.booleans()):
+        hp["data_parallel_world_size"] = draw(st.sampled_from([data, "auto"]))
+    ds |= draw(few(SETTINGS))
+    ds["optimizer"] = {
+        "type": draw(st.sampled_from(["AdamW", "adam", "SGD", "Lamb"])),
+        "params": {"lr": "auto"},
+    }
+    stage, zero = draw(st.sampled_from([0, 1, 2, 2.0, 3, 3, "auto", True, False])), draw(few(ZERO))
+    ds["zero_optimization"] = stage if isinstance(stage, bool) else {"stage": stage, **zero}
+    expected = {"batch": batch, "replicas": data, "slots": pipe * model * data}
+    return {"hp": hp, "ds": ds, "accelerator": draw(st.sampled_from([CPU, CUDA, OLD_CUDA])), **expected}
+
+
+@settings(max_examples=4000)
+@given(setup=setups())
+def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
+    setup: dict[str, Any], deepspeed_config: Any
+) -> None:
+    big = Accelerator(**{**vars(setup["accelerator"]), "num_devices": 512})
+    try:
+        resolved = decide(setup["hp"], setup["ds"], slots=setup["slots"], accelerator=big)
+    except ConfigError as refused:
+        codes = {problem.code for problem in refused.problems}
+        assert codes <= {rule.code for rule in RULES}, "the sizes agree: only a rule can be broken"
+        return
+    told = json.loads(json.dumps(resolved.ds_config, allow_nan=False))
+    assert told == resolved.ds_config
+    assert {key: told[key] for key in setup["batch"]} == setup["batch"]
+    assert resolved.topology.data_parallel_world_size == setup["replicas"]
+    theirs = deepspeed_config(told, setup["replicas"])
+    assert {key: getattr(theirs, key) for key in setup["batch"]} == setup["batch"]
+    assert int(theirs.zero_optimization_stage) == resolved.zero_stage
+    assert theirs.gradient_clipping == resolved.ds_config["gradient_clipping"]
+    assert theirs.bfloat16_config.enabled == resolved.ds_config.get("bf16", {}).get("enabled", False)
+
+
+REFUSED_BY_DEEPSPEED = [
+    {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+    {"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}},
+    {"zero_optimization": {"stage": 3, "compute_grad_norm": False}},
+    {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+    {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+    {"bf16": {"enabled": True, "bf16_optimizer_states": True}, "zero_optimization": {"stage": 1}},
+    {"fp16": {"enabled": True, "loss_scale_window": 0}},
+    {"amp": {}},
+    {"zero_optimization": {"stagee": 1}},
+    {"zero_optimization": {"stage": 4}},
+]
+
+
+@pytest.mark.parametrize("ds", REFUSED_BY_DEEPSPEED, ids=lambda ds: "-".join(ds))
+def test_what_deepspeed_refuses_is_refused_before(ds: dict[str, Any], deepspeed_config: Any) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfigError
+
+    with pytest.raises((AssertionError, ValueError, DeepSpeedConfigError)):
+        deepspeed_config({"train_batch_size": 2, **ds}, 2)
+    refusals(lambda: decide("global_batch_size: 2", ds, accelerator=CUDA))

@@ -1,0 +1,194 @@
+"""Every template is what it says: the master takes it, it reconciles, and it runs through the real entry."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from determined.common import context, util
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.experiment import Experiment, load_experiment
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.runtime.trial_file import check_trial_file
+from tests.command import ROOT, det_ds
+from tests.experiments.master_schemas import create_errors, errors
+
+EXPERIMENTS = ROOT / "experiments"
+TEMPLATES = sorted(str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*/*.yaml"))
+JSONS = sorted(str(path.relative_to(ROOT)) for path in (EXPERIMENTS / "deepspeed").glob("*.json"))
+CLUSTER_STORAGE = {"type": "shared_fs", "host_path": "/determined"}
+
+CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)
+CUDA = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)
+NEEDS_CUDA = ["experiments/gpt2/zeropp.yaml"]
+RUN_ANYWHERE = [path for path in TEMPLATES if path not in NEEDS_CUDA]
+
+
+def comments(path: str) -> list[str]:
+    return (ROOT / path).read_text().splitlines()[:3]
+
+
+def resolved(experiment: Experiment, accelerator: Accelerator) -> ResolvedConfig:
+    document = experiment.hyperparameters
+    value = parse_hyperparameters(document).deepspeed_config
+    ds = load_deepspeed_config(value, context_dir=ROOT, hyperparameters=document)
+    return reconcile(document, ds, slots=experiment.slots, accelerator=accelerator)
+
+
+def test_there_is_a_template_for_every_strategy() -> None:
+    names = {Path(path).stem for path in TEMPLATES if path.startswith("experiments/gpt2/")}
+    assert names >= {"const", "search", *(Path(path).stem for path in JSONS)}
+
+
+@pytest.mark.parametrize("path", TEMPLATES)
+def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
+    for line, start in zip(comments(path), ("# Shows: ", "# Needs: ", "# Gave: "), strict=True):
+        assert line.startswith(start)
+        assert line.removeprefix(start).strip()
+    assert ("CUDA" in comments(path)[1]) == (path in NEEDS_CUDA)
+
+
+@pytest.mark.parametrize("path", TEMPLATES)
+def test_the_master_takes_it(path: str) -> None:
+    with (ROOT / path).open() as file:
+        config = util.safe_load_yaml_with_exceptions(file)  # as `det experiment create` reads it
+    assert errors(config, checkpoint_storage=CLUSTER_STORAGE) == []
+    assert create_errors(config) == []
+
+
+@pytest.mark.parametrize("path", TEMPLATES)
+def test_its_trial_is_there(path: str) -> None:
+    experiment = load_experiment(ROOT / path)
+    check_trial_file(experiment.trial, ROOT, experiment.document)
+
+
+@pytest.mark.parametrize(
+    ("path", "accelerator"),
+    [
+        *(pytest.param(path, CPU, id=f"{path}-cpu") for path in RUN_ANYWHERE),
+        *(pytest.param(path, CUDA, id=f"{path}-cuda") for path in TEMPLATES),
+    ],
+)
+def test_it_reconciles_without_a_warning(path: str, accelerator: Accelerator) -> None:
+    found = resolved(load_experiment(ROOT / path), accelerator)
+    assert [str(warning) for warning in found.warnings] == []
+    assert "auto" not in json.dumps(found.ds_config)
+
+
+def choices(spec: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
+    """Dotted key and values of every hyperparameter with a list of them."""
+    if isinstance(spec, dict) and spec.get("type") == "categorical":
+        yield ".".join(path), spec["vals"]
+    elif isinstance(spec, dict):
+        for key, value in spec.items():
+            yield from choices(value, (*path, key))
+
+
+def test_every_point_of_the_search_reconciles() -> None:
+    path = ROOT / "experiments/gpt2/search.yaml"
+    config = load_experiment(path).config
+    keys, values = zip(*choices(config["hyperparameters"], ("hyperparameters",)), strict=True)
+    points = list(itertools.product(*values))
+    assert len(points) >= 12
+    for point in points:
+        overrides = [f"{key}={value}" for key, value in zip(keys, point, strict=True)]
+        for accelerator in (CPU, CUDA):
+            assert resolved(load_experiment(path, overrides), accelerator).warnings == ()
+
+
+def test_every_deepspeed_json_is_used() -> None:
+    used = {load_experiment(ROOT / path).hyperparameters.get(("deepspeed_config",)) for path in TEMPLATES}
+    assert used == set(JSONS)
+
+
+@pytest.mark.parametrize("path", RUN_ANYWHERE)
+def test_it_runs(path: str, tmp_path: Path) -> None:
+    done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "test passed: trained, validated, saved, loaded back" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["metrics"].get("loss", record["metrics"].get("validation_loss")) for record in records]
+    assert losses
+    assert all(math.isfinite(loss) for loss in losses)
+    assert {record["group"] for record in records} == {"training", "validation"}
+
+
+@pytest.mark.parametrize("path", NEEDS_CUDA)
+def test_it_is_refused_without_a_gpu(path: str, tmp_path: Path) -> None:
+    done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path / "run")
+    assert done.returncode == 2
+    assert (
+        "zero_optimization.zero_quantized_weights = True (experiments/deepspeed/zeropp.json:" in done.stderr
+    )
+    assert "there is no CUDA device" in done.stderr
+    assert "mend: run it on GPUs" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------- what goes to the cluster
+
+
+# Determined's client matches .detignore by a class of pathspec's that is to be renamed.
+IGNORES_THE_MATCHER = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+
+def sent_from(folder: Path) -> dict[str, int]:
+    """The files that `det experiment create CONFIG folder` sends, and their sizes in bytes."""
+    files = context.read_v1_context(folder)
+    return {file.path: len(base64.b64decode(file.content or "")) for file in files if file.type == ord("0")}
+
+
+@IGNORES_THE_MATCHER
+def test_what_the_cluster_gets() -> None:
+    sent = sent_from(ROOT)
+    assert sum(sent.values()) < 2**20
+    assert {path.split("/")[0] for path in sent if "/" in path} == {
+        "determined_ds",
+        "experiments",
+        "model_defs",
+    }
+    assert {*TEMPLATES, *JSONS, "startup-hook.sh", "setup.cfg", "constraints.txt"} <= set(sent)
+    assert {
+        "determined_ds/train.py",
+        "determined_ds/config/deepspeed_keys.json",
+        "model_defs/gpt2/trial.py",
+    } <= {*sent}
+
+
+@IGNORES_THE_MATCHER
+def test_what_the_cluster_does_not_get(tmp_path: Path) -> None:
+    """Neither tests, runs, environments and caches nor secrets, wherever they lie."""
+    (tmp_path / ".detignore").write_text((ROOT / ".detignore").read_text())
+    wanted = [
+        "determined_ds/train.py",
+        "model_defs/mine/trial.py",
+        "experiments/mine/const.yaml",
+        "setup.cfg",
+    ]
+    unwanted = [
+        "tests/test_a.py",
+        "runs/gpt2/1/metrics.jsonl",
+        "experiments/runs/1/checkpoint.pt",
+        ".venv/lib/torch.so",
+        ".git/HEAD",
+        "data.bin",
+        "determined_ds/__pycache__/train.pyc",
+        "model_defs/mine/.env",
+        "model_defs/mine/server.pem",
+        "experiments/id_rsa",
+        "determined_ds.egg-info/PKG-INFO",
+    ]
+    for name in (*wanted, *unwanted):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert sorted(sent_from(tmp_path)) == sorted(wanted)

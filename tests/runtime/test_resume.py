@@ -1,0 +1,89 @@
+"""A run killed with SIGKILL at any moment and resumed ends bit for bit as one that was never interrupted.
+
+Parameters, optimizer state, generators, callbacks, unreported metrics, custom reducers and the order of the data:
+with dropout, an augmentation that draws random numbers, accumulation and data-loader workers.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.command import ROOT, det_ds
+from tests.runtime.victim import differences, last_words
+
+NUM_BATCHES = 17
+KILLS = 6
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "zero0": {"zero": 0},
+    "zero1": {"zero": 1, "accumulation": 2},
+    "zero2": {"zero": 2, "num_workers": 2},
+    "zero3": {"zero": 3},
+    "pipeline": {"zero": 1, "pipe": 2, "accumulation": 2, "num_workers": 2},
+}
+
+
+def experiment(*, zero: int, pipe: int = 1, accumulation: int = 1, num_workers: int = 0) -> dict[str, Any]:
+    trial = "PipelineVictim" if pipe > 1 else "Victim"
+    ds_config = {
+        "gradient_accumulation_steps": accumulation,
+        "zero_optimization": {"stage": zero},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
+    }
+    return {
+        "name": "victim",
+        "entrypoint": f"python3 -m determined_ds.train tests.runtime.victim:{trial}",
+        "resources": {"slots_per_trial": 2},
+        "hyperparameters": {
+            "global_batch_size": 8,
+            "pipe_parallel_size": pipe,
+            "num_workers": num_workers,
+            "deepspeed_config": {"type": "const", "val": ds_config},
+            "fit": {
+                "max_length": {"batches": NUM_BATCHES},
+                "validation_period": {"batches": 5},
+                "checkpoint_period": {"batches": 3},
+                "reporting_period": {"batches": 4},
+            },
+        },
+        "searcher": {"name": "single", "metric": "validation_loss"},
+        "reproducibility": {"experiment_seed": 7},
+    }
+
+
+def run(config: Path, run_dir: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """``det-ds run`` to its end, with the victim's orders in the environment."""
+    return det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)
+
+
+def kill_points(strategy: str) -> list[str]:
+    """Six moments, drawn from a seed: in, before and after a batch, in a validation, in and after a checkpoint."""
+    draw = random.Random(strategy)
+    points = [f"before:{draw.randint(1, 3)}", f"torn:{draw.choice([3, 6, 9])}"]
+    points.append(f"saved:{draw.choice([5, 6, 9, 10, 12, 15])}")
+    points.append(f"validating:{draw.choice([5, 10, 15])}")
+    points += [f"{draw.choice(['before', 'after'])}:{draw.randint(4, NUM_BATCHES)}" for _ in range(2)]
+    return sorted(points, key=lambda point: int(point.partition(":")[2]))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, tmp_path: Path) -> None:
+    config = tmp_path / "victim.yaml"
+    config.write_text(yaml.safe_dump(experiment(**STRATEGIES[strategy])))
+    whole = run(config, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    options: tuple[str, ...] = ()
+    for point in kill_points(strategy):
+        killed = run(config, tmp_path / "killed", *options, KILL_AT=point)
+        assert killed.returncode == 1, (point, killed.stdout, killed.stderr)
+        options = ("--resume",)
+    resumed = run(config, tmp_path / "killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []

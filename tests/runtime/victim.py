@@ -1,0 +1,192 @@
+"""A trial that kills its own rank with SIGKILL, at points that a test names in ``KILL_AT``.
+
+Each point is ``PLACE:BATCH``; a rank dies at the first one that it comes to. It is run as
+``tests.runtime.victim:Victim`` or ``tests.runtime.victim:PipelineVictim``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from determined import pytorch
+
+from determined_ds import DataLoader, DataParallelTrial, PipelineTrial
+from determined_ds.trial.base import ReconciledTrial
+
+FEATURES = 12
+OUTPUTS = 2  # every parameter divides by two ranks: ZeRO's padding is never initialised, and would differ
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Samples with noise of torch's own generator, drawn anew each time: an augmentation."""
+
+    def __init__(self, count: int, noise: float) -> None:
+        self.inputs = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(1))
+        self.noise = noise
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = self.inputs[index]
+        return inputs + self.noise * torch.randn(FEATURES), inputs[:OUTPUTS]
+
+
+class Remembering(pytorch.PyTorchCallback):
+    """A callback with a state: the epochs it has seen, and the best loss, as early stopping keeps it."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.best = float("inf")
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        self.epochs.append(epoch_idx)
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.best = min(self.best, metrics["validation_loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs, "best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epochs, self.best = list(state_dict["epochs"]), state_dict["best"]
+
+
+class _Mortal(ReconciledTrial):
+    def prepare(self) -> None:
+        points = os.environ.get("KILL_AT", "")
+        self.kill_at = {tuple(point.split(":")) for point in points.split(",") if point}
+        self.remembering = Remembering()
+        self.seen = self.context.wrap_reducer(_total, name="seen", for_validation=False)
+
+    def die(self, place: str, batch: int) -> None:
+        own = f"rank{self.context.distributed.rank}"
+        if {(place, str(batch)), (own, str(batch))} & self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def build_training_data_loader(self) -> DataLoader:
+        hparams = self.context.get_hparams()
+        workers = hparams.get("num_workers", 0)
+        return self.training_loader(Noisy(40, 0.1), num_workers=workers)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.validation_loader(Noisy(10, 0.0))
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"remembering": self.remembering}
+
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.die("before", batch_idx + 1)
+        metrics = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        if os.environ.get("NAN_AT") == f"{self.context.distributed.rank}:{batch_idx + 1}":
+            metrics = {"loss": torch.tensor(float("nan"))}
+        self.seen.update(float(torch.rand(())))  # a custom reducer, fed with the generator's own numbers
+        self.die("after", batch_idx + 1)
+        return metrics
+
+    def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
+        self.die("validating", getattr(self.context, "_current_batch_idx", -1) + 1)
+        return super().evaluate_batch(dataloader_iter, batch_idx)
+
+    def save(self, context: Any, path: Path) -> None:
+        batch = context._current_batch_idx + 1
+        if ("torn", str(batch)) in self.kill_at and context.distributed.rank == 0:
+            (path / "half-written").write_bytes(b"x" * 1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().save(context, path)
+        self.die("saved", batch)
+
+
+def _total(values: list[float]) -> float:
+    return sum(values)
+
+
+def _block() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, FEATURES), torch.nn.ReLU(), torch.nn.Dropout(0.2))
+
+
+class Victim(_Mortal, DataParallelTrial):
+    """Data parallel."""
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(_block(), _block(), torch.nn.Linear(FEATURES, OUTPUTS))
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+
+class HeldVictim(Victim):
+    """Never gets beyond its first batch."""
+
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        print("holding", flush=True)
+        while True:
+            signal.pause()
+
+
+class PipelineVictim(_Mortal, PipelineTrial):
+    """Two stages."""
+
+    partition_method = "uniform"
+
+    def build_layers(self) -> list[Any]:
+        return [_block(), _block(), _block(), torch.nn.Linear(FEATURES, OUTPUTS)]
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+
+def last_words(run_dir: Path) -> dict[str, Any]:
+    """All that a run ends with, for a comparison bit by bit: its metrics, and the tensors of its last checkpoint."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    timed = ("per_second", "peak_memory")
+    metrics = [
+        (
+            r["group"],
+            r["steps_completed"],
+            {k: v for k, v in r["metrics"].items() if not any(t in k for t in timed)},
+        )
+        for r in records
+    ]
+    from determined_ds.runtime.checkpoint import ALLOWED, only_data
+    from determined_ds.runtime.checkpoint_files import checkpoints_in
+
+    newest = checkpoints_in(run_dir / "checkpoints")[0].path
+    states = {}
+    with only_data():
+        assert ALLOWED
+        for file in sorted([*newest.rglob("*.pt"), *newest.rglob("*.pth")]):
+            states[str(file.relative_to(newest))] = torch.load(file, map_location="cpu")
+    return {"metrics": metrics, "states": states}
+
+
+def differences(left: Any, right: Any, path: str = "") -> list[str]:
+    """Where two nested states differ, tensors to the last bit."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return [] if left.dtype == right.dtype and torch.equal(left, right) else [f"{path}: tensors differ"]
+    if isinstance(left, dict) and isinstance(right, dict):
+        found = (
+            [] if left.keys() == right.keys() else [f"{path}: {sorted(map(str, left.keys() ^ right.keys()))}"]
+        )
+        return found + [
+            d
+            for key in left.keys() & right.keys()
+            for d in differences(left[key], right[key], f"{path}/{key}")
+        ]
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        if len(left) != len(right):
+            return [f"{path}: {len(left)} and {len(right)} items"]
+        return [
+            d
+            for i, (a, b) in enumerate(zip(left, right, strict=True))
+            for d in differences(a, b, f"{path}[{i}]")
+        ]
+    if hasattr(left, "__dict__") and hasattr(right, "__dict__"):
+        return differences(vars(left), vars(right), path)
+    return [] if left == right else [f"{path}: {left!r} and {right!r}"]

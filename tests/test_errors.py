@@ -1,0 +1,88 @@
+"""What a user is told: every problem at once, each with key, value, origin, message and mend."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+from determined_ds import errors
+from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
+
+FULL = Problem(
+    key="hyperparameters.global_batch_size",
+    value=9,
+    origin="const.yaml:14",
+    message="is not a multiple of 2",
+    mend="use 8 or 10",
+)
+
+
+def raised() -> list[type[DeterminedDSError]]:
+    """Every error of the package."""
+    members = [value for value in vars(errors).values() if inspect.isclass(value)]
+    return [value for value in members if issubclass(value, DeterminedDSError)]
+
+
+def test_the_tree_that_is_drawn_is_the_tree_of_the_classes() -> None:
+    assert errors.__doc__
+    parents: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in errors.__doc__.splitlines():
+        drawn = re.match(r"    ([│├└─ ]*)(\w+)", line)
+        if drawn:
+            indent, name = len(drawn.group(1)), drawn.group(2)
+            above = [(depth, other) for depth, other in above if depth < indent]
+            parents[name] = above[-1][1] if above else "Exception"
+            above.append((indent, name))
+    assert parents == {error.__name__: error.__bases__[0].__name__ for error in raised()}
+
+
+@pytest.mark.parametrize("error", raised())
+def test_a_config_error_exits_2_and_any_other_1(error: type[DeterminedDSError]) -> None:
+    assert error.exit_code == (errors.EXIT_CONFIG if issubclass(error, ConfigError) else 1)
+    assert errors.EXIT_CONFIG == 2
+
+
+def test_a_problem_says_all_in_two_lines() -> None:
+    assert str(FULL) == (
+        "hyperparameters.global_batch_size = 9 (const.yaml:14): is not a multiple of 2\n  mend: use 8 or 10"
+    )
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    assert str(Problem(key="entrypoint", message="missing")) == "entrypoint: missing"
+    assert str(Problem(key="a", value=None, message="must be a number")) == "a = None: must be a number"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10_000, list(range(10_000)), 10**119, 1 << 100_000],
+    ids=["text", "list", "digits", "bits"],
+)
+def test_a_long_value_is_cut(value: object) -> None:
+    """Also an integer that Python refuses to write out."""
+    assert len(str(Problem(key="a", value=value, message="wrong"))) < 150
+
+
+def test_an_error_shows_all_of_its_problems_in_order() -> None:
+    other = Problem(key="fit", message="must be a mapping")
+    assert str(ConfigError([FULL, other])) == f"{FULL}\n{other}"
+    assert ConfigError(FULL).problems == (FULL,)
+
+
+def test_an_error_needs_a_problem() -> None:
+    with pytest.raises(AssertionError):
+        ConfigError([])
+
+
+@pytest.mark.parametrize("travel", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_an_error_can_be_sent_to_another_process(travel: object) -> None:
+    error = EntrypointError([FULL, Problem(key="entrypoint", message="missing")])
+    arrived = travel(error)  # type: ignore[operator]
+    assert type(arrived) is EntrypointError
+    assert str(arrived) == str(error)
+    assert arrived.problems == error.problems

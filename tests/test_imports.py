@@ -1,0 +1,80 @@
+"""`import determined_ds` costs nothing, and every public name is there when it is asked for."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import determined_ds
+import determined_ds.config
+
+HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
+PURE = [
+    f"determined_ds.config.{module.name}" for module in pkgutil.iter_modules(determined_ds.config.__path__)
+]
+
+
+def python(code: str) -> str:
+    """What a fresh Python prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["determined_ds"],
+        ["determined_ds.errors"],
+        PURE,
+        ["determined_ds.devices"],
+        ["determined_ds.cli.main"],
+    ],
+    ids=["determined_ds", "errors", "config", "devices", "cli"],
+)
+def test_nothing_heavy_is_loaded(modules: list[str]) -> None:
+    assert modules
+    loaded = python(f"import sys, {', '.join(modules)}; print(*sys.modules)").split()
+    assert set(modules) <= set(loaded)
+    assert not HEAVY & set(loaded)
+
+
+def test_a_pure_name_stays_light() -> None:
+    """Asking the package for a name of the pure rooms loads that room only."""
+    loaded = python("import sys, determined_ds as d; d.reconcile, d.ConfigError; print(*sys.modules)").split()
+    assert not HEAVY & set(loaded)
+
+
+def test_every_public_name_resolves() -> None:
+    code = "import determined_ds as d; print(*(n for n in d.__all__ if getattr(d, n).__name__ == n))"
+    assert python(code).split()[-len(determined_ds.__all__) :] == determined_ds.__all__
+
+
+def test_dir_lists_every_public_name() -> None:
+    assert set(determined_ds.__all__) <= set(dir(determined_ds))
+    assert dir(determined_ds) == sorted(set(dir(determined_ds)))
+
+
+def test_any_other_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="DataParallelTrail"):
+        determined_ds.DataParallelTrail
+
+
+def test_a_type_checker_sees_the_names_that_run_time_resolves() -> None:
+    assert determined_ds.__file__
+    tree = ast.parse(Path(determined_ds.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    assert isinstance(block.test, ast.Name)
+    assert block.test.id == "TYPE_CHECKING"
+    seen: dict[str, str | None] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        seen |= {alias.asname or alias.name: node.module for alias in node.names}
+    assert seen == determined_ds._HOMES
+    assert determined_ds.__all__ == sorted(seen)
