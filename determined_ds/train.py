@@ -9,11 +9,9 @@ with the run directory in ``--run-dir``.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
-from determined_ds.runtime.signals import stop_on_signal
+from determined_ds.runtime.signals import die_with_parent, stop_on_signal
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -36,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", metavar="UUID", help="checkpoint to go on from")
     options = parser.parse_args(argv)
     if options.run_dir is not None:
-        _die_with_parent()
+        die_with_parent()
         stop_on_signal()
     try:
         _train(options)
@@ -131,12 +129,6 @@ def _say(message: str, exit_code: int) -> None:
     extra = {"timestamp": str(int(now)), "precise_timestamp": now, "exit_code": exit_code}
     with open(path, "w") as file:
         json.dump({"message": {"message": message, "extraInfo": extra}}, file)
-
-
-def _die_with_parent() -> None:
-    """End this rank if its launcher is killed, so that none is left running (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

@@ -193,7 +193,9 @@ def _searcher(found: Findings) -> tuple[str, bool]:
     found.section(("searcher",), SEARCHER_KEYS)
     path: KeyPath = ("searcher", "name")
     name = found.typed(path, str, "single")
-    if name not in SEARCHERS:
+    if found.document.get(path, "absent") is None:
+        found.add(path, "must be a string, not null", f"use one of {', '.join(SEARCHERS[:4])}", "wrong-type")
+    elif name not in SEARCHERS:
         guess = nearest(name, SEARCHERS)
         hint = f"did you mean {guess}? " if guess else ""
         found.add(path, "no such searcher", f"{hint}use one of {', '.join(SEARCHERS[:4])}", "out-of-range")

@@ -58,7 +58,7 @@ def _steps_completed(path: Path) -> int:
 
 def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is still what was written, and what is wrong with the ones after it."""
-    damages = []
+    damages: list[str] = []
     for checkpoint in checkpoints_in(folder):
         damage = damage_of(checkpoint.path)
         if damage is None:

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed_json import load_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment
@@ -23,7 +25,7 @@ from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
 from determined_ds.config.text import read_json
 from determined_ds.devices import detect_accelerator
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
@@ -218,46 +220,85 @@ def open_context(
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
             process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
     """
-    info = det.get_cluster_info()
-    on_cluster = info is not None and info.task_type == "TRIAL"
-    if on_cluster:
-        assert info is not None
-        exp_conf, hparams = info.trial._config, info.trial.hparams
-        seed, steps_completed = info.trial.trial_seed, info.trial._steps_completed
-    else:
-        seed, steps_completed = _seed(experiment, exp_conf), 0
+    task = _task(hparams, exp_conf, experiment)
     devices = detect_accelerator(accelerator)
     distributed = distributed or join_process_group(devices)
-    hyperparameters = experiment.hyperparameters if experiment and not on_cluster else None
-    if hyperparameters is None:
-        hyperparameters = Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
-    if experiment is not None and exp_conf is None:
-        exp_conf = experiment.config
-    run_dir = Path(_run_dir(run_dir, distributed)) if not on_cluster else Path(tempfile.mkdtemp())
-    with _core_context(on_cluster, run_dir, distributed, experiment or exp_conf) as core_context:
+    folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, distributed))
+    with _core_context(task, folder, distributed) as core_context:
         try:
-            resolved = _reconcile(hyperparameters, distributed, devices)
+            resolved = _reconcile(task, distributed, devices)
+            seed_everything(task.seed)
+            yield DeepSpeedTrialContext(
+                core_context=core_context,
+                resolved=resolved,
+                hyperparameters=task.hyperparameters,
+                ds_config_path=_write_ds_config(folder, resolved, distributed),
+                trial_seed=task.seed,
+                exp_conf=task.exp_conf,
+                steps_completed=task.steps_completed,
+                enable_tensorboard_logging=enable_tensorboard_logging,
+            )
+        except DataError:
+            raise
         except ConfigError as error:
-            if on_cluster and (exp_conf or {}).get("searcher", {}).get("name", "single") != "single":
+            if task.on_cluster and task.is_search:
                 raise det.InvalidHP(str(error)) from error
             raise
-        seed_everything(seed)
-        yield DeepSpeedTrialContext(
-            core_context=core_context,
-            resolved=resolved,
-            hyperparameters=hyperparameters,
-            ds_config_path=_write_ds_config(run_dir, resolved, distributed),
-            trial_seed=seed,
-            exp_conf=exp_conf,
-            steps_completed=steps_completed,
-            enable_tensorboard_logging=enable_tensorboard_logging,
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What is to be trained, from wherever it was said."""
+
+    hyperparameters: Document
+    exp_conf: dict[str, Any] | None
+    seed: int
+    steps_completed: int = 0
+    on_cluster: bool = False
+
+    def _searcher(self, key: str, default: Any) -> Any:
+        return ((self.exp_conf or {}).get("searcher") or {}).get(key, default)
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self._searcher("name", "single") != "single")
+
+    @property
+    def metric(self) -> str:
+        return str(self._searcher("metric", ""))
+
+    @property
+    def smaller_is_better(self) -> bool:
+        return bool(self._searcher("smaller_is_better", True))
+
+    @property
+    def slots(self) -> int | None:
+        """``resources.slots_per_trial``, where the experiment says it."""
+        slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
+        return slots if isinstance(slots, int) else None
+
+
+def _task(
+    hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, experiment: Experiment | None
+) -> _Task:
+    info = det.get_cluster_info()
+    if info is not None and info.task_type == "TRIAL":
+        return _Task(
+            hyperparameters=_hyperparameters(info.trial.hparams),
+            exp_conf=info.trial._config,
+            seed=info.trial.trial_seed,
+            steps_completed=info.trial._steps_completed,
+            on_cluster=True,
         )
-
-
-def _seed(experiment: Experiment | None, exp_conf: dict[str, Any] | None) -> int:
     if experiment is not None:
-        return experiment.seed
-    return int(((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
+        hyperparameters = experiment.hyperparameters
+        return _Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.seed)
+    seed = int(((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
+    return _Task(hyperparameters=_hyperparameters(hparams), exp_conf=exp_conf, seed=seed)
+
+
+def _hyperparameters(hparams: dict[str, Any] | None) -> Document:
+    return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:
@@ -267,40 +308,39 @@ def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.Distribut
     return str(distributed.broadcast(made))
 
 
-def _core_context(
-    on_cluster: bool,
-    run_dir: Path,
-    distributed: core.DistributedContext,
-    experiment: Experiment | dict[str, Any] | None,
-) -> core.Context:
-    if on_cluster:
+def _core_context(task: _Task, run_dir: Path, distributed: core.DistributedContext) -> core.Context:
+    if task.on_cluster:
         return core.init(
             distributed=distributed,
             preempt_mode=core.PreemptMode.ChiefOnly,
             tensorboard_mode=core.TensorboardMode.MANUAL,
         )
-    if isinstance(experiment, Experiment):
-        metric, smaller = experiment.metric, experiment.smaller_is_better
-    else:
-        searcher = (experiment or {}).get("searcher") or {}
-        metric, smaller = searcher.get("metric", ""), searcher.get("smaller_is_better", True)
-    return local_core_context(run_dir, distributed, metric=metric, smaller_is_better=smaller)
+    return local_core_context(
+        run_dir, distributed, metric=task.metric, smaller_is_better=task.smaller_is_better
+    )
 
 
-def _reconcile(
-    hyperparameters: Document, distributed: core.DistributedContext, accelerator: Any
-) -> ResolvedConfig:
-    hp = parse_hyperparameters(hyperparameters)
-    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=hyperparameters)
-    # Ranks of several machines are each checked against their own devices by the launcher.
+def _reconcile(task: _Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
+    if task.on_cluster and task.slots not in (None, distributed.size):
+        message = f"{_count(distributed.size, 'rank')} started for them"
+        mend = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
+        key = "resources.slots_per_trial"
+        raise ConfigError(Problem(key=key, value=task.slots, message=message, mend=mend, code="ranks"))
+    document = task.hyperparameters
+    hp = parse_hyperparameters(document)
+    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
     return reconcile(
-        hyperparameters,
+        document,
         ds,
         slots=distributed.size,
         accelerator=accelerator,
         slots_origin="the launched ranks",
         machines=distributed.cross_size,
     )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing} was" if number == 1 else f"{number} {thing}s were"
 
 
 def _write_ds_config(run_dir: Path, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.runtime.signals import die_with_parent
 from determined_ds.runtime.worker_seeds import SeededDataset, SeededSampler
 
 
@@ -106,8 +108,17 @@ def _with_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_
     clone = copy.copy(loader)
     clone.batch_sampler = sampler
     clone.generator = loader.generator or torch.Generator().manual_seed(seed)
+    if loader.num_workers > 0:
+        clone.worker_init_fn = functools.partial(_start_worker, loader.worker_init_fn)
     made: torch_data.DataLoader[Any] = clone.get_data_loader()
     return made
+
+
+def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
+    """In a worker process, as it starts: what the author asked for, and an end with the rank it works for."""
+    die_with_parent()
+    if own is not None:
+        own(worker)
 
 
 def _epoch_order(sampler: Any, num_samples: int, seed: int) -> Callable[[int], list[int]]:

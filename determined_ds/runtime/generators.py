@@ -18,7 +18,8 @@ def seed_everything(seed: int) -> None:
 
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The state of every generator, of types that can be read back safely."""
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert isinstance(keys, np.ndarray)
     state: dict[str, Any] = {
         "cpu_rng_state": torch.random.get_rng_state(),
         "np_rng_state": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),

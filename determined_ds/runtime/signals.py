@@ -1,8 +1,10 @@
-"""A rank's ear for the signals that stop a run. Loads nothing, so that a rank listens from its first moment."""
+"""How processes of a run hear that it ends. Loads nothing, so that a rank listens from its first moment."""
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -18,3 +20,9 @@ def stop_on_signal() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent is killed, so that none is left running (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -72,7 +72,9 @@ class Trainer:
         if checkpoint_policy not in ("best", "all", "none"):
             raise _refuse("checkpoint_policy", checkpoint_policy, "no such policy", "use best, all or none")
         if checkpoint_policy == "best" and not metric:
-            logger.warning("warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept")
+            logger.warning(
+                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+            )
             checkpoint_policy = "all"
         if profiling_enabled:
             self._context._core.profiler.on()

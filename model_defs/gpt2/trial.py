@@ -45,7 +45,9 @@ class _GPT2(ReconciledTrial):
         """Matrices decay; biases and norms, which are vectors, do not."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         vectors = {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}
-        return [group for group in ({"params": [p for p in trained if p.ndim >= 2]}, vectors) if group["params"]]
+        return [
+            group for group in ({"params": [p for p in trained if p.ndim >= 2]}, vectors) if group["params"]
+        ]
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)

@@ -42,7 +42,9 @@ def measure(folder: str) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in ("write", "read", "copy", "bytes")}
     with open_context(hparams=hparams, run_dir=folder, accelerator="cpu") as context:
         trial = Toy(context)
-        trial.train_batch(iter(trial.training_loader(trial.data)), 0, 0)  # Adam's state comes with its first step
+        trial.train_batch(
+            iter(trial.training_loader(trial.data)), 0, 0
+        )  # Adam's state comes with its first step
         checkpoints = Checkpoints(trial, context, {}, {}, total_limit=1)
         state = TrialState()
         for _ in range(TURNS):
@@ -51,7 +53,9 @@ def measure(folder: str) -> dict[str, list[float]]:
             seconds["read"].append(_timed(lambda: checkpoints.load(state.kept[-1], trial_id=0), context))
             if torch.distributed.get_rank() == 0:
                 path = checkpoints_in(Path(folder) / "checkpoints")[0].path
-                seconds["bytes"].append(float(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())))
+                seconds["bytes"].append(
+                    float(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+                )
                 seconds["copy"].append(_copy(path, Path(folder) / "copy"))
             context.distributed.allgather(None)
     return seconds
@@ -89,7 +93,9 @@ def main() -> int:
         ratios = [a / b for a, b in zip(found[name], found["copy"], strict=True)]
         rate = size / statistics.median(found[name]) / 1e6
         rows.append(f"| {name} | {rate:,.0f} | {statistics.median(ratios):.2f} x its time |")
-    text = "\n".join([*rows, "", f"A checkpoint of {size / 1e6:,.0f} MB, two ranks, ZeRO 1. Median of {TURNS} turns."])
+    text = "\n".join(
+        [*rows, "", f"A checkpoint of {size / 1e6:,.0f} MB, two ranks, ZeRO 1. Median of {TURNS} turns."]
+    )
     Path(__file__).with_name("checkpoints.md").write_text(text + "\n")
     print("\n" + text)
     return 0

@@ -94,7 +94,9 @@ def main() -> int:
             print(rows[-1], flush=True)
         ranks.stop()
     date = time.strftime("%Y-%m-%d")
-    text = "\n".join([*rows, "", f"{_machine()}, {date}. Median of {TURNS} turns, lowest and highest in brackets."])
+    text = "\n".join(
+        [*rows, "", f"{_machine()}, {date}. Median of {TURNS} turns, lowest and highest in brackets."]
+    )
     Path(__file__).with_name("loops.md").write_text(text + "\n")
     print("\n" + text)
     return 0
@@ -110,7 +112,9 @@ def _machine() -> str:
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    return (
+        f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    )
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ entrypoint: python3 train.py
         ("reproducibility.experiment_seed", LARGEST_SEED + 1, "must be at most", "smaller"),
         ("searcher.smaller_is_better", "yes", "must be true or false, not a string", "write true or false"),
         ("searcher.name", "singel", "no such searcher", "did you mean single?"),
+        ("searcher.name", None, "must be a string, not null", "use one of single"),
     ],
 )
 def test_a_wrong_value_is_told_once(section: str, value: Any, said: str, mend: str) -> None:
@@ -270,7 +271,7 @@ WORDS = ["a", "a b", "1", "1.5", "1x", "null", "true", "", "a/b.json"]
 VALUES = st.recursive(
     st.integers(-(2**63), 2**63) | st.booleans() | st.none() | st.floats(-1e6, 1e6) | st.sampled_from(WORDS),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("pqr"), inner, min_size=1, max_size=2)
     ),
     max_leaves=5,
 )
@@ -285,6 +286,12 @@ def test_settings_are_laid_one_over_the_other(pairs: list[tuple[str, Any]]) -> N
     except (TypeError, AttributeError):  # det fails where a mapping is laid over a value that is none
         return
     assert as_we_get_it("name: x", overrides) == expected
+
+
+def test_a_null_elsewhere_stays_null() -> None:
+    """By design not as `det` has it: there, every null of a name that the key holds becomes `{}`."""
+    assert as_the_master_gets_it("a: {path: null}", ["data.path=x"])["a"] == {"path": {}}
+    assert as_we_get_it("a: {path: null}", ["data.path=x"])["a"] == {"path": None}
 
 
 def test_the_last_setting_wins_and_is_the_origin() -> None:

@@ -356,7 +356,7 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
     return {"hp": hp, "ds": ds, "accelerator": draw(st.sampled_from([CPU, CUDA, OLD_CUDA])), **expected}
 
 
-@settings(max_examples=4000)
+@settings(max_examples=400)
 @given(setup=setups())
 def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
     setup: dict[str, Any], deepspeed_config: Any

@@ -417,7 +417,7 @@ def mutated(text: bytes, edits: list[tuple[str, float, float, bytes]]) -> bytes:
     return text
 
 
-@settings(max_examples=4000)
+@settings(max_examples=400)
 @given(source=st.sampled_from([*EXPERIMENTS, *DS_CONFIGS]), edits=st.lists(EDITS, min_size=1, max_size=5))
 def test_whatever_is_done_to_a_text_it_is_read_or_refused_with_its_place(
     source: Path, edits: list[tuple[str, float, float, bytes]], tmp_path: Path

@@ -1,4 +1,4 @@
-"""When a run reports, validates, checkpoints and ends: what Determined's documentation of ``fit`` says, to the batch."""
+"""When a run reports, validates, checkpoints and ends: as Determined's documentation of ``fit`` says, to the batch."""
 
 from __future__ import annotations
 

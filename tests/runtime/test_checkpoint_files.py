@@ -20,7 +20,12 @@ from determined_ds.runtime.checkpoint_files import (
     write_manifest,
 )
 
-FILES = {"latest": b"model0", "model0/weights.pt": bytes(range(256)) * 40, "trial_state.json": b"{}\n", "empty": b""}
+FILES = {
+    "latest": b"model0",
+    "model0/weights.pt": bytes(range(256)) * 40,
+    "trial_state.json": b"{}\n",
+    "empty": b"",
+}
 
 
 def checkpoint(folder: Path, uuid: str, steps: int) -> Path:

@@ -238,7 +238,9 @@ def go_on_from_theirs(run_dir: str) -> Any:
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         theirs = determined_context(context, hparams, checkpoint_storage=f"{run_dir}/checkpoints")
         trained = trial_class()(theirs)
-        det_ds.Trainer(trained, theirs).fit(max_length=Batch(4), reporting_period=Batch(4), checkpoint_policy="none")
+        det_ds.Trainer(trained, theirs).fit(
+            max_length=Batch(4), reporting_period=Batch(4), checkpoint_policy="none"
+        )
         [uuid] = os.listdir(f"{run_dir}/checkpoints")
         trial = trial_class()(context)
         Trainer(trial, context).fit(max_length=Batch(6), latest_checkpoint=uuid)
@@ -265,7 +267,13 @@ def load_evil(run_dir: str, name: str) -> str:
     from determined.pytorch import Batch
 
     from determined_ds import Trainer, TrainingError, open_context
-    from determined_ds.runtime.checkpoint_files import METADATA, checkpoints_in, files_of, fingerprint, write_manifest
+    from determined_ds.runtime.checkpoint_files import (
+        METADATA,
+        checkpoints_in,
+        files_of,
+        fingerprint,
+        write_manifest,
+    )
 
     with open_context(hparams=hyperparameters(), run_dir=run_dir, accelerator="cpu") as context:
         trial = trial_class()(context)

@@ -25,7 +25,9 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def run_until(config: Path, run_dir: Path, word: str, then: Callable[[subprocess.Popen[str]], None]) -> tuple[int, str]:
+def run_until(
+    config: Path, run_dir: Path, word: str, then: Callable[[subprocess.Popen[str]], None]
+) -> tuple[int, str]:
     """Start a run that would take for ever, do something when its output has a word, and see how it ends."""
     longer = "hyperparameters.fit.max_length.batches=1000000"
     command = [str(DET_DS), "run", str(config), str(ROOT), "--run-dir", str(run_dir), "--set", longer]
@@ -137,7 +139,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(config: Path, tmp_pa
     assert resumed.returncode == 0, resumed.stderr
     assert f"checkpoint {newest.uuid} is damaged" in resumed.stderr
     assert "optim_states.pt" in resumed.stderr
-    assert differences(last_words(tmp_path / "whole")["metrics"], last_words(tmp_path / "run")["metrics"]) == []
+    assert (
+        differences(last_words(tmp_path / "whole")["metrics"], last_words(tmp_path / "run")["metrics"]) == []
+    )
 
 
 def test_save_total_limit_keeps_the_best_and_the_newest(config: Path, tmp_path: Path) -> None:
