@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.document import Document, KeyPath, Place, refusal, repeated
-from determined_ds.config.yaml_text import MAX_BITS, MAX_DEPTH, MAX_NODES, parse_yaml, parse_yaml_value
+from determined_ds.config.yaml_text import (
+    MAX_BITS,
+    MAX_DEPTH,
+    MAX_NODES,
+    dump_yaml,
+    parse_yaml,
+    parse_yaml_value,
+)
 from determined_ds.errors import ConfigError, Problem
 
-__all__ = ["parse_json", "parse_yaml", "parse_yaml_value", "read_json", "read_yaml"]
+__all__ = ["dump_yaml", "parse_json", "parse_yaml", "parse_yaml_value", "read_json", "read_yaml"]
 
 MAX_BYTES = 4 * 2**20
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -39,8 +40,15 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag in (_PREFIX + "bool", _PREFIX + "null", _MERGE)]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a string that either parser would take for something else: ``"1e-3"``, ``"08"``, ``"1:30"``."""
+
+
 for _name, _regexp in (("int", _INT), ("float", f"{_FLOAT}|{_NON_FINITE}")):
-    _Loader.add_implicit_resolver(_PREFIX + _name, re.compile(f"^(?:{_regexp})$"), list("-+.0123456789"))
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(_PREFIX + _name, re.compile(f"^(?:{_regexp})$"), list("-+.0123456789"))
 
 
 def parse_yaml(text: str, name: str) -> Document:
@@ -66,6 +74,11 @@ def parse_yaml_value(text: str, name: str) -> Any:
     """
     node = _compose(text, name)
     return None if node is None else _NodeReader(name, octal=False).value(node, ())
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """YAML text that :func:`parse_yaml` reads back as ``data``, keys in their order."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
@@ -101,7 +114,9 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
         return refusal(name, f"is not YAML: {problem}", "mend the YAML")
     place = Place(mark.line + 1, mark.column + 1)
     if problem == "second occurrence":
-        return refusal(name, "is not YAML: the anchor is defined twice", "give the second another name", place)
+        return refusal(
+            name, "is not YAML: the anchor is defined twice", "give the second another name", place
+        )
     begin = getattr(error, "context_mark", None)
     if begin is not None and begin.line != mark.line:
         problem += f", in what begins on line {begin.line + 1}"

@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "pure",
     deadline=None,
-    derandomize=False,
-    max_examples=1000,
+    derandomize=True,
+    max_examples=100,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("pure")

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.text import (
     MAX_BYTES,
+    dump_yaml,
     parse_json,
     parse_yaml,
     parse_yaml_value,
@@ -23,7 +24,6 @@ from determined_ds.config.text import (
     read_yaml,
 )
 from determined_ds.config.yaml_text import MAX_NODES
-from determined_ds.errors import ConfigError
 from tests.config.making import DS_CONFIGS, EXPERIMENTS, refusal, refusals
 
 KEYS = st.text("abcdefé_XYZ", min_size=1, max_size=6)
@@ -73,6 +73,15 @@ def test_yaml_is_read_with_every_place(data: dict[str, Any], flow: bool | None) 
     assert document.data == data
     for path in keys(data):
         assert re.match(rf"[\"'?]? ?{path[-1]}", at(text, document, path))
+
+
+NUMERALS = st.text("0123456789eE.:_-+xob", max_size=6)
+
+
+@given(st.dictionaries(NUMERALS | KEYS, NUMERALS | SCALARS | st.lists(NUMERALS), max_size=4))
+def test_what_is_written_is_read_back(data: dict[str, Any]) -> None:
+    """Also a string that looks like a number to one parser only: a revision "7e12345" stays a string."""
+    assert parse_yaml(dump_yaml(data), "a.yaml").data == data
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -376,67 +385,3 @@ class TestFiles:
     def test_unreadable(self, read: Any, tmp_path: Path) -> None:
         (tmp_path / "f").touch(mode=0)
         assert "cannot be read" in refusal(lambda: read(tmp_path / "f")).message
-
-
-# ------------------------------------------------------------------------------------------------------ fuzz
-
-WORDS = [
-    b"<<: ",
-    b"&a ",
-    b"*a",
-    b"1e999",
-    b"!!int ",
-    b"- ",
-    b"? ",
-    b"...\n",
-    b"---\n",
-    b"NaN",
-    b"//",
-    b"9" * 80,
-]
-ENCODED = [b"\xff", b"\xc3", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\u0000", b'"\\ud800"']
-SIGNS = [bytes([sign]) for sign in b"\0\t\n\r :-#&*!|>'\"%@`{}[],?<=~."]
-SNIPPETS = [*SIGNS, *WORDS, *ENCODED]
-POSITIONS = st.floats(0, 1, exclude_max=True)
-EDITS = st.tuples(
-    st.sampled_from(["flip", "cut", "insert", "copy"]), POSITIONS, POSITIONS, st.sampled_from(SNIPPETS)
-)
-
-
-def mutated(text: bytes, edits: list[tuple[str, float, float, bytes]]) -> bytes:
-    for kind, one, other, snippet in edits:
-        start, end = sorted((int(one * len(text)), int(other * len(text))))
-        if kind == "flip":
-            text = text[:start] + snippet + text[start + len(snippet) :]
-        elif kind == "cut":
-            text = text[:start] + text[min(end, start + 40) :]
-        elif kind == "insert":
-            text = text[:start] + snippet + text[start:]
-        else:
-            text = text[:end] + text[start : start + 40] + text[end:]
-    return text
-
-
-@settings(max_examples=400)
-@given(source=st.sampled_from([*EXPERIMENTS, *DS_CONFIGS]), edits=st.lists(EDITS, min_size=1, max_size=5))
-def test_whatever_is_done_to_a_text_it_is_read_or_refused_with_its_place(
-    source: Path, edits: list[tuple[str, float, float, bytes]], tmp_path: Path
-) -> None:
-    """And what is read can be told again: it is plain JSON."""
-    content = mutated(source.read_bytes(), edits)
-    path = tmp_path / source.name
-    path.write_bytes(content)
-    read = read_yaml if source.suffix == ".yaml" else read_json
-    try:
-        document = read(path, name="f")
-    except ConfigError as error:
-        for problem in error.problems:
-            assert re.match(r"f(:\d+:\d+)?$|.*\(f:\d+\)", str(problem).split(":  ")[0].split(": ")[0])
-            assert problem.mend
-        return
-    told = json.loads(json.dumps(document.data, allow_nan=False))
-    assert told == document.data
-    if source.suffix == ".json":
-        assert document.data == json.loads(content.decode("utf-8-sig"))
-    for key in document.places:
-        assert document.get(key, "missing") != "missing"

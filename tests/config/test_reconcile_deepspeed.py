@@ -1,0 +1,164 @@
+"""What is decided, DeepSpeed reads as it was meant; what DeepSpeed would refuse is refused before."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.rules import RULES
+from determined_ds.errors import ConfigError
+from tests.config.making import CPU, CUDA, OLD_CUDA, decide, refusals
+
+
+@pytest.fixture(scope="module")
+def deepspeed_config() -> Iterator[Any]:
+    """DeepSpeed's own reading of a configuration, for a number of replicas; nothing is started."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime import config as upstream
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+    def read(ds_config: dict[str, Any], replicas: int) -> Any:
+        mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
+        with mock.patch.object(upstream.dist, "get_rank", return_value=0):
+            return upstream.DeepSpeedConfig(ds_config, mpu)
+
+    yield read
+    patch.undo()
+
+
+SMALL = st.sampled_from([1, 2, 3, 4, 8])
+SETTINGS = {
+    "fp16": st.fixed_dictionaries(
+        {"enabled": st.sampled_from([True, False, "auto"])},
+        optional={
+            "loss_scale": st.sampled_from([0, 128]),
+            "min_loss_scale": st.sampled_from([0, 1]),
+            "loss_scale_window": st.sampled_from([0, 100]),
+            "fp16_master_weights_and_grads": st.booleans(),
+        },
+    ),
+    "bf16": st.fixed_dictionaries(
+        {"enabled": st.sampled_from([True, False, "auto"])},
+        optional={"bf16_master_weights_and_grads": st.booleans(), "bf16_optimizer_states": st.booleans()},
+    ),
+    "gradient_allreduce_op": st.sampled_from(["mean", "sum", "auto"]),
+    "gradient_clipping": st.sampled_from([0, 0.5, "auto"]),
+    "steps_per_print": st.sampled_from([1, 10, None, "auto"]),
+    "scheduler": st.sampled_from(
+        [
+            {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}},
+            {"type": "WarmupDecayLR"},
+            {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}},
+        ]
+    ),
+    "data_types": st.fixed_dictionaries(
+        {"grad_accum_dtype": st.sampled_from(["fp32", "bf16", None, "auto"])}
+    ),
+}
+OFFLOAD = st.fixed_dictionaries(
+    {"device": st.sampled_from(["none", "cpu", "nvme"])},
+    optional={"pin_memory": st.just("auto"), "nvme_path": st.just("/nvme")},
+)
+ZERO = {
+    "offload_optimizer": st.none()
+    | st.tuples(OFFLOAD, st.sampled_from([0.5, 1, 1.0])).map(lambda pair: {**pair[0], "ratio": pair[1]}),
+    "offload_param": st.none() | OFFLOAD,
+    "reduce_bucket_size": st.sampled_from([5e8, 1000, "auto"]),
+    "overlap_comm": st.sampled_from([True, False, None, "auto"]),
+    "compute_grad_norm": st.booleans(),
+    "zero_hpz_partition_size": SMALL,
+    "zero_quantized_weights": st.booleans(),
+}
+
+
+def few(options: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Some of the settings, so few that they often go together."""
+    keys = st.lists(st.sampled_from(sorted(options)), max_size=2, unique=True)
+    return keys.flatmap(lambda chosen: st.fixed_dictionaries({key: options[key] for key in chosen}))
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> dict[str, Any]:
+    """A topology and a batch that agree, and settings of which some exclude each other."""
+    model, data, micro, steps = (draw(SMALL) for _ in range(4))
+    pipe = draw(st.sampled_from([1, 1, 1, 2, 4]))
+    hp: dict[str, Any] = {"pipe_parallel_size": pipe, "model_parallel_size": model, "learning_rate": 0.1}
+    hp["fit"] = {"max_length": {"batches": 20}}
+    batch = {"train_batch_size": micro * steps * data, "train_micro_batch_size_per_gpu": micro}
+    batch["gradient_accumulation_steps"] = steps
+    known = draw(
+        st.sampled_from([("train_batch_size", "gradient_accumulation_steps"), tuple(batch), tuple(batch)[:2]])
+    )
+    ds: dict[str, Any] = {
+        key: batch[key] if key in known else draw(st.sampled_from(["auto", None])) for key in batch
+    }
+    if draw(st.booleans()):
+        hp["global_batch_size"] = ds.pop("train_batch_size")
+    if draw(st.booleans()):
+        hp["data_parallel_world_size"] = draw(st.sampled_from([data, "auto"]))
+    ds |= draw(few(SETTINGS))
+    ds["optimizer"] = {
+        "type": draw(st.sampled_from(["AdamW", "adam", "SGD", "Lamb"])),
+        "params": {"lr": "auto"},
+    }
+    stage, zero = draw(st.sampled_from([0, 1, 2, 2.0, 3, 3, "auto", True, False])), draw(few(ZERO))
+    ds["zero_optimization"] = stage if isinstance(stage, bool) else {"stage": stage, **zero}
+    expected = {"batch": batch, "replicas": data, "slots": pipe * model * data}
+    return {"hp": hp, "ds": ds, "accelerator": draw(st.sampled_from([CPU, CUDA, OLD_CUDA])), **expected}
+
+
+@settings(max_examples=400)
+@given(setup=setups())
+def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
+    setup: dict[str, Any], deepspeed_config: Any
+) -> None:
+    big = Accelerator(**{**vars(setup["accelerator"]), "num_devices": 512})
+    try:
+        resolved = decide(setup["hp"], setup["ds"], slots=setup["slots"], accelerator=big)
+    except ConfigError as refused:
+        codes = {problem.code for problem in refused.problems}
+        assert codes <= {rule.code for rule in RULES}, "the sizes agree: only a rule can be broken"
+        return
+    told = json.loads(json.dumps(resolved.ds_config, allow_nan=False))
+    assert told == resolved.ds_config
+    assert {key: told[key] for key in setup["batch"]} == setup["batch"]
+    assert resolved.topology.data_parallel_world_size == setup["replicas"]
+    theirs = deepspeed_config(told, setup["replicas"])
+    assert {key: getattr(theirs, key) for key in setup["batch"]} == setup["batch"]
+    assert int(theirs.zero_optimization_stage) == resolved.zero_stage
+    assert theirs.gradient_clipping == resolved.ds_config["gradient_clipping"]
+    assert theirs.bfloat16_config.enabled == resolved.ds_config.get("bf16", {}).get("enabled", False)
+
+
+REFUSED_BY_DEEPSPEED = [
+    {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+    {"gradient_allreduce_op": "sum", "zero_optimization": {"stage": 3}},
+    {"zero_optimization": {"stage": 3, "compute_grad_norm": False}},
+    {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+    {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+    {"bf16": {"enabled": True, "bf16_optimizer_states": True}, "zero_optimization": {"stage": 1}},
+    {"fp16": {"enabled": True, "loss_scale_window": 0}},
+    {"amp": {}},
+    {"zero_optimization": {"stagee": 1}},
+    {"zero_optimization": {"stage": 4}},
+]
+
+
+@pytest.mark.parametrize("ds", REFUSED_BY_DEEPSPEED, ids=lambda ds: "-".join(ds))
+def test_what_deepspeed_refuses_is_refused_before(ds: dict[str, Any], deepspeed_config: Any) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfigError
+
+    with pytest.raises((AssertionError, ValueError, DeepSpeedConfigError)):
+        deepspeed_config({"train_batch_size": 2, **ds}, 2)
+    refusals(lambda: decide("global_batch_size: 2", ds, accelerator=CUDA))
