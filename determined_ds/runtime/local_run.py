@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from determined_ds.config.deepspeed_json import load_deepspeed_config
 from determined_ds.config.experiment import Experiment, parse_experiment, with_override
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from determined_ds.config.text import read_yaml
+from determined_ds.config.text import dump_yaml, read_yaml
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
@@ -126,24 +123,12 @@ class LocalRun:
             **self.experiment.config,
             "hyperparameters": _as_constants(self.experiment.hyperparameters.data),
         }
-        text = yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
-        (self.run_dir / EXPERIMENT).write_text(text, encoding="utf-8")
+        (self.run_dir / EXPERIMENT).write_text(dump_yaml(config), encoding="utf-8")
         metrics = self.run_dir / METRICS
         if self.checkpoint:
             _forget_after(metrics, self.checkpoint.steps_completed)
         else:
             metrics.write_text("")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that Determined's master would read as numbers, like ``1e-3``; PyYAML would not."""
-
-
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+0123456789."),
-)
 
 
 def _as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:

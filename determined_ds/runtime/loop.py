@@ -267,7 +267,7 @@ class TrainingLoop:
                     key="searcher.metric",
                     value=name,
                     message=f"the trial reports {known}",
-                    mend=f"set searcher.metric to one of: {known}",
+                    mend=f"name one of them: {known}",
                     code="searcher-metric",
                 )
             )

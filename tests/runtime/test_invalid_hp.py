@@ -37,7 +37,7 @@ def open_on_cluster(
         return made
 
     with (
-        mock.patch.object(det, "get_cluster_info", lambda: info),
+        mock.patch.object(det, "get_cluster_info", return_value=info),
         mock.patch.object(context.core, "init", init),
     ):
         try:
