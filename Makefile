@@ -34,8 +34,7 @@ lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 	$(BIN)/lint-imports
 
 bench: .venv/.installed-dev  ## what the training loop costs, beside Determined's and plain DeepSpeed; about ten minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.loops
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.checkpoints
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
 format: .venv/.installed-dev  ## put style and format right where a machine can
 	$(BIN)/ruff check --fix

@@ -31,6 +31,8 @@ from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
 from determined_ds.trial.engine import mend_engine
 
+logger = logging.getLogger("determined_ds")
+
 DEEPSPEED_CONFIG = "deepspeed_config.json"
 
 
@@ -227,6 +229,9 @@ def open_context(
     with _core_context(task, folder, distributed) as core_context:
         try:
             resolved = _reconcile(task, distributed, devices)
+            if task.on_cluster and distributed.rank == 0:  # off it, the launcher has said them already
+                for warning in resolved.warnings:
+                    logger.warning("%s", warning)
             seed_everything(task.seed)
             yield DeepSpeedTrialContext(
                 core_context=core_context,

@@ -195,8 +195,9 @@ class TrainingLoop:
             if not isinstance(metrics, dict):
                 kind = type(metrics).__name__
                 raise TrainingError(f"train_batch returned {kind}: return a dict of metrics, or the loss")
-            self._guard.look(metrics.get("loss"), index + 1)
             self._sums.add(metrics)
+        # Once a batch: a loss that is not finite stays in the sum that it was added to.
+        self._guard.look(self._sums.running("loss"), index + 1)
 
     # ------------------------------------------------------------------------------------ what is due
 

@@ -52,6 +52,8 @@ class MetricSums:
             weight: Samples that the values are means over; 0 leaves no trace.
         """
         for name, value in metrics.items():
+            if self._added_in_place(name, value, weight):
+                continue
             scalar = self._scalar(name, value)
             if not weight:
                 continue
@@ -67,6 +69,21 @@ class MetricSums:
             else:
                 pick = torch.maximum if kind == Reducer.MAX else torch.minimum
                 self._values[name] = pick(before, scalar)
+
+    def _added_in_place(self, name: str, value: Any, weight: float) -> bool:
+        """The way of nearly every metric: a scalar of this device, added to its sum by one operation."""
+        before = self._values.get(name)
+        if before is None or not weight or not isinstance(value, torch.Tensor) or value.ndim:
+            return False
+        if value.device != self._device or self._reducer(name) != Reducer.AVG:
+            return False
+        before.add_(value.detach(), alpha=weight)
+        self._weights[name] += weight
+        return True
+
+    def running(self, name: str) -> torch.Tensor | None:
+        """The sum of a metric since the last reduction, on the device; None where there is none yet."""
+        return self._values.get(name)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
         try:

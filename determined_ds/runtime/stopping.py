@@ -75,16 +75,17 @@ class LossGuard:
 
     def __init__(self, device: torch.device) -> None:
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
-        self._never = self._first_bad.clone()
 
-    def look(self, loss: Any, batch: int) -> None:
-        """Look at the loss of batch ``batch`` (from 1) without waiting for it."""
-        if isinstance(loss, torch.Tensor):
-            bad = ~torch.isfinite(loss.detach()).all()
-            this = torch.where(bad, batch, self._never)
-            self._first_bad = torch.where(self._first_bad < 0, this, self._first_bad)
-        elif isinstance(loss, float) and loss - loss != 0.0 and int(self._first_bad) < 0:
-            self._first_bad = torch.full_like(self._never, batch)
+    def look(self, loss: torch.Tensor | None, batch: int) -> None:
+        """Look at the loss of batch ``batch`` (from 1), or at a sum that holds it, without waiting for it.
+
+        Args:
+            loss: A scalar; None where the trial reports no loss.
+            batch: Its number, from 1.
+        """
+        if loss is not None:
+            new = (self._first_bad < 0) & ~torch.isfinite(loss)
+            self._first_bad = torch.where(new, batch, self._first_bad)
 
     @property
     def flag(self) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -81,8 +80,9 @@ def _copy(source: Path, target: Path) -> float:
     return took
 
 
-def main() -> int:
-    """Measure, print the table, and write it beside this file."""
+def table() -> str:
+    """Measure, and return the table."""
+    # Beside this file, since a checkpoint goes to a disk and a temporary folder may be memory.
     with tempfile.TemporaryDirectory(dir=".") as folder:
         ranks = Ranks(2, Path(folder) / "logs")
         found = ranks.run(measure, str(Path(folder).resolve() / "run"))[0]
@@ -93,13 +93,4 @@ def main() -> int:
         ratios = [a / b for a, b in zip(found[name], found["copy"], strict=True)]
         rate = size / statistics.median(found[name]) / 1e6
         rows.append(f"| {name} | {rate:,.0f} | {statistics.median(ratios):.2f} x its time |")
-    text = "\n".join(
-        [*rows, "", f"A checkpoint of {size / 1e6:,.0f} MB, two ranks, ZeRO 1. Median of {TURNS} turns."]
-    )
-    Path(__file__).with_name("checkpoints.md").write_text(text + "\n")
-    print("\n" + text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return "\n".join([*rows, "", f"A checkpoint of {size / 1e6:,.0f} MB, two ranks, ZeRO 1."])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
+from determined_ds.runtime import stopping
 from determined_ds.runtime.checkpoint_files import checkpoints_in, damage_of
+from determined_ds.runtime.reporting import engine_metrics
 from tests.command import DET_DS, ROOT, det_ds, processes_of
 from tests.runtime.test_resume import experiment, run
 from tests.runtime.victim import differences, last_words
@@ -127,14 +132,24 @@ def test_a_rank_that_dies_takes_the_run_down_and_is_named(config: Path, tmp_path
     assert "SIGKILL" in failed.stderr
 
 
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(config: Path, tmp_path: Path) -> None:
     assert run(config, tmp_path / "run").returncode == 0
     assert run(config, tmp_path / "whole").returncode == 0
     newest = checkpoints_in(tmp_path / "run" / "checkpoints")[0]
-    for file in newest.path.rglob("*optim_states.pt"):
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
+    for file in [path for path in newest.path.rglob("*") if path.is_file()]:  # each of them in turn is enough
+        content = file.read_bytes()
+        flip_a_bit(file)
+        assert damage_of(newest.path) is not None, file.name
         file.write_bytes(content)
+    assert damage_of(newest.path) is None
+    for file in newest.path.rglob("*optim_states.pt"):
+        flip_a_bit(file)
     resumed = run(config, tmp_path / "run", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert f"checkpoint {newest.uuid} is damaged" in resumed.stderr
@@ -153,3 +168,54 @@ def test_save_total_limit_keeps_the_best_and_the_newest(config: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     assert len(steps_of(tmp_path / "run")) == 2
     assert steps_of(tmp_path / "run")[-1] == 17
+
+
+class Stage:
+    """What ``StopRequests`` looks at: a context of one rank, and the chief's clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.asked_at_s: list[float] = []
+        self.distributed = SimpleNamespace(rank=0, size=1)
+        self.device = torch.device("cpu")
+        self._core = SimpleNamespace(preempt=self)
+        monkeypatch.setattr(stopping.time, "monotonic", lambda: self.now_s)
+
+    def should_preempt(self) -> bool:
+        self.asked_at_s.append(self.now_s)
+        return False
+
+    def get_stop_requested(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("batch_s", [0.001, 0.05, 0.9, 4.0, 30.0])
+def test_preemption_is_asked_for_often_enough_whatever_the_periods(
+    monkeypatch: pytest.MonkeyPatch, batch_s: float
+) -> None:
+    """At least every five seconds, or every batch where one takes longer; and not at every short batch."""
+    stage = Stage(monkeypatch)
+    stops = stopping.StopRequests(stage)
+    stops.start(0)
+    num_batches = max(20, int(30 / batch_s))
+    for batch in range(1, num_batches + 1):
+        stage.now_s += batch_s
+        if stops.due(batch):
+            stops.ask(batch)
+    gaps = [b - a for a, b in itertools.pairwise(stage.asked_at_s)]
+    assert max(gaps) <= max(stopping.ASK_EVERY_S, batch_s) + 1e-9
+    assert len(stage.asked_at_s) <= max(num_batches, 40)
+    if batch_s < 0.1:
+        assert len(stage.asked_at_s) < num_batches / 10
+
+
+def test_steps_skipped_for_overflow_are_reported() -> None:
+    """An engine in fp16 stands in: no CPU here trains in it."""
+    engine = SimpleNamespace(
+        optimizer=SimpleNamespace(cur_scale=4096.0),
+        skipped_steps=3,
+        get_lr=lambda: [0.5],
+        get_global_grad_norm=lambda: None,
+        fp16_enabled=lambda: True,
+    )
+    assert engine_metrics(engine) == {"lr": 0.5, "loss_scale": 4096.0, "skipped_steps": 3}
