@@ -28,7 +28,7 @@ def measure(folder: str) -> dict[str, list[float]]:
     from determined_ds import open_context
     from determined_ds.runtime.checkpoint import Checkpoints, TrialState
     from determined_ds.runtime.checkpoint_files import checkpoints_in
-    from tests.benchmarks.parts import Toy
+    from tests.benchmarks.parts import Saved
 
     hparams = {
         "global_batch_size": 8,
@@ -40,7 +40,7 @@ def measure(folder: str) -> dict[str, list[float]]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in ("write", "read", "copy", "bytes")}
     with open_context(hparams=hparams, run_dir=folder, accelerator="cpu") as context:
-        trial = Toy(context)
+        trial = Saved(context)
         trial.train_batch(
             iter(trial.training_loader(trial.data)), 0, 0
         )  # Adam's state comes with its first step
