@@ -212,7 +212,11 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     given = {unit: number for unit, number in value.items() if number is not None}
     if len(given) != 1:
         message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
-        mend = f"keep one; --set {document.key(path)}.epochs=null takes the other away" if given else form
+        mend = form
+        if given:  # the one that was laid over the file is the one that is meant
+            said = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
+            other = "batches" if said == ["epochs"] else "epochs"
+            mend = f"keep one; --set {document.key(path)}.{other}=null takes the other away"
         problems.append(_problem(document, path, message, mend, "invalid"))
         return None
     ((unit, number),) = given.items()

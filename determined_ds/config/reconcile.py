@@ -90,11 +90,7 @@ def reconcile(
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
     # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
     # cannot be counted, nor the batch, what depends on them is left out.
-    layout = topology or Topology(
-        pipe_parallel_size=hp.pipe_parallel_size,
-        model_parallel_size=hp.model_parallel_size,
-        data_parallel_world_size=max(1, slots // (hp.pipe_parallel_size * hp.model_parallel_size)),
-    )
+    layout = topology or _nearest_layout(hp, slots)
     faulty = stripped | {
         (name,) for name in SIZES if hyperparameters.key((name,)) in {p.key for p in problems}
     }
@@ -146,6 +142,16 @@ def _sound(ds: Document, problems: list[Problem]) -> tuple[Document, set[KeyPath
         if ds.get(path) is not None:
             ds = without(ds, path)
     return normalized(ds), stripped
+
+
+def _nearest_layout(hp: Hyperparameters, slots: int) -> Topology:
+    """What the rest can be looked at with, where the slots cannot be laid out as asked."""
+    per_replica = hp.pipe_parallel_size * hp.model_parallel_size
+    return Topology(
+        pipe_parallel_size=hp.pipe_parallel_size,
+        model_parallel_size=hp.model_parallel_size,
+        data_parallel_world_size=max(1, slots // per_replica),
+    )
 
 
 def _one_sample_each(layout: Topology) -> Batch:

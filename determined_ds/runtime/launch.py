@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import signal
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 
 # Seconds that the ranks which are left have to end by themselves when one has died.
 GRACE_S = 5
+ASK_AGAIN_S = 0.5
 
 
 def launch(
@@ -48,6 +52,25 @@ def launch(
         The exit code: 0, also when stopped at the user's request; 2 for a configuration that cannot run; 1 where
         training failed; 128 + the signal's number after a second one.
     """
+    _prepare_environment(num_ranks, accelerator, context_dir)
+    command = ["-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
+    command += ["--accelerator", accelerator.name, *arguments]
+    os.chdir(context_dir)
+    stopping = _Stopping()
+    error = _run_ranks(command, num_ranks, run_dir)
+    if error is not None and not (stopping.signals and _only_signalled(error)):
+        return _report_failure(error, run_dir)
+    if not stopping.signals:
+        return 0
+    if any((run_dir / "checkpoints").glob("[!.]*")):
+        print(f"resume with: {resume_with}", file=sys.stderr)
+    else:
+        print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
+    return 0 if len(stopping.signals) == 1 else 128 + stopping.signals[-1]
+
+
+def _run_ranks(command: list[str], num_ranks: int, run_dir: Path) -> Any:
+    """Run the ranks to their end by torch's launcher; its account of the failures, None where there are none."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.api import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -55,8 +78,7 @@ def launch(
 
     for name in ("torch", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    _prepare_environment(num_ranks, accelerator, context_dir)
-    # Where a rank has died, torch waits for the others by this default, whatever its own shutdown_timeout says.
+    # Where a rank has died, torch waits for the others by this default, whatever its shutdown_timeout says.
     PContext.close.__defaults__ = (None, GRACE_S)
     config = LaunchConfig(
         min_nodes=1,
@@ -75,22 +97,11 @@ def launch(
             redirects=dict.fromkeys(range(1, num_ranks), Std.ALL) or Std.NONE,
         ),
     )
-    command = ["-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
-    command += ["--accelerator", accelerator.name, *arguments]
-    os.chdir(context_dir)
-    stopping = _Stopping()
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        if not stopping.signals or not _only_signalled(error):
-            return _report_failure(error, run_dir)
-    if not stopping.signals:
-        return 0
-    if any((run_dir / "checkpoints").glob("[!.]*")):
-        print(f"resume with: {resume_with}", file=sys.stderr)
-    else:
-        print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
-    return 0 if len(stopping.signals) == 1 else 128 + stopping.signals[-1]
+        return error
+    return None
 
 
 @dataclass
@@ -105,16 +116,24 @@ class _Stopping:
 
     def _handle(self, number: int, _frame: Any) -> None:
         self.signals.append(number)
-        again = len(self.signals) > 1
-        if not again:
-            name = signal.Signals(number).name
-            print(
-                f"\n{name}: stopping after this batch, with a checkpoint; again stops at once",
-                file=sys.stderr,
-            )
-        for rank in psutil.Process().children():
-            if rank.is_running():
-                rank.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+        if len(self.signals) > 1:
+            _signal_ranks(signal.SIGKILL)
+            return
+        name = signal.Signals(number).name
+        print(f"\n{name}: stopping after this batch, with a checkpoint; again stops at once", file=sys.stderr)
+        threading.Thread(target=self._keep_asking, daemon=True).start()
+
+    def _keep_asking(self) -> None:
+        """Ask again until all have ended: a rank may not have been started yet. Asking twice changes nothing."""
+        while True:
+            _signal_ranks(signal.SIGTERM if len(self.signals) == 1 else signal.SIGKILL)
+            time.sleep(ASK_AGAIN_S)
+
+
+def _signal_ranks(number: signal.Signals) -> None:
+    for rank in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            rank.send_signal(number)
 
 
 def _only_signalled(error: Any) -> bool:

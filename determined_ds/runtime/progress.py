@@ -9,7 +9,9 @@ from typing import Any
 
 
 def show(name: str, value: Any) -> str:
-    """A metric for people: four significant digits, thousands grouped."""
+    """A metric for people: four significant digits, thousands grouped, rates by their unit."""
+    if name.endswith("_per_second"):
+        return f"{value:,.{0 if value >= 100 else 1}f} {name.removesuffix('_per_second')}/s"
     if isinstance(value, float):
         text = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
         return f"{name} {text}"
@@ -36,6 +38,7 @@ class Progress:
 
 
 ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
+LATEST = ("loss", "samples_per_second")
 HIDDEN = (
     "batches",
     "epochs",
@@ -110,8 +113,9 @@ class Bar(Lines):
 
     def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
         super().report(group, batches_trained, metrics)
-        if group == "training":
-            self._bar.update(self._task, completed=batches_trained, latest=_summary(metrics))
+        if group == "training":  # short enough for a bar in 80 columns
+            latest = "  ".join(show(name, metrics[name]) for name in LATEST if name in metrics)
+            self._bar.update(self._task, completed=batches_trained, latest=latest)
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -299,7 +299,7 @@ YAML = {
     "length-in-batches-and-epochs": Mistake(
         arguments=setting("hyperparameters.fit.max_length.epochs=1"),
         says=("fit.max_length", "both batches and epochs"),
-        mend="keep one",
+        mend="max_length.batches=null",
     ),
     "length-in-steps": Mistake(
         edits=yaml("max_length: {batches: 6}", "max_length: {batch: 6}"),
