@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.document import get_path
 from determined_ds.config.experiment import Experiment, parse_experiment, with_override
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
@@ -72,7 +73,7 @@ class LocalRun:
             f"  run dir    {_short(self.run_dir)}",
         ]
         if self.experiment.searched:
-            lines.append(f"  one point of a search over {', '.join(self.experiment.searched)}")
+            lines.append(f"  one point of a search: {', '.join(self._searched())}")
         if self.checkpoint:
             at = self.checkpoint.steps_completed
             lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}")
@@ -80,6 +81,16 @@ class LocalRun:
             if length and length.unit == "batches" and at >= _last(length.value):
                 lines.append(f"  nothing is left to train: fit.max_length is {_last(length.value)} batches")
         return lines
+
+    def _searched(self) -> list[str]:
+        """The searched hyperparameters with the values that were taken for them."""
+        point = {"hyperparameters": self.experiment.hyperparameters.data}
+        shown = []
+        for key in self.experiment.searched:
+            value = get_path(point, tuple(key.split(".")))
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown.append(f"{key.removeprefix('hyperparameters.')} {text}")
+        return shown
 
     def launch(self, *, test: bool = False) -> int:
         """Write the run directory and start the ranks; returns the exit code.

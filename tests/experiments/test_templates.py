@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from determined_ds.config.deepspeed_json import load_deepspeed_config
 from determined_ds.config.experiment import Experiment, load_experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.runtime.local_run import prepare_run
 from determined_ds.runtime.trial_file import check_trial_file
 from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors
@@ -192,3 +194,19 @@ def test_what_the_cluster_does_not_get(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     assert sorted(sent_from(tmp_path)) == sorted(wanted)
+
+
+def test_a_search_says_which_point_it_runs() -> None:
+    """Every searched hyperparameter, with the value in the middle of its range."""
+    prepared = prepare_run(
+        ROOT / "experiments/gpt2/search.yaml",
+        ROOT,
+        slots=None,
+        overrides=[],
+        run_dir=None,
+        resume=False,
+        accelerator="cpu",
+        now=datetime(2026, 1, 1),
+    )
+    assert "learning_rate 0.001778" in prepared.header()[-1]
+    assert "zero_optimization.stage 0" in prepared.header()[-1]
