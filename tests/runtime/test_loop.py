@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from determined_ds.runtime.checkpoint_files import checkpoints_in
 from tests.ranks import Ranks
 
 NUM_SAMPLES, GLOBAL_BATCH_SIZE = 40, 8
@@ -81,13 +82,16 @@ def trial_class() -> Any:
     return Linear
 
 
-def train(run_dir: str, profile: bool = False, **fit: Any) -> Any:
+def train(run_dir: str, profile: bool = False, searcher: dict[str, Any] | None = None, **fit: Any) -> Any:
     """In a rank: train with ours, and return what the trial noted."""
     import torch
 
     from determined_ds import Trainer, open_context
 
-    with open_context(hparams=hyperparameters(), run_dir=run_dir, accelerator="cpu") as context:
+    exp_conf = {"searcher": searcher} if searcher else None
+    with open_context(
+        hparams=hyperparameters(), exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu"
+    ) as context:
         trial = trial_class()(context)
         if profile:
             context.set_profiler(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2))
@@ -152,6 +156,26 @@ def test_tensorboard_has_the_scalars_under_determineds_names(one_rank: Ranks, tm
     assert {"Determined/loss", "Determined/lr", "Determined/validation_loss"} <= set(events.Tags()["scalars"])
     assert [event.step for event in events.Scalars("Determined/loss")] == [2, 4]
     assert [event.step for event in events.Scalars("Determined/validation_loss")] == [4]
+
+
+@pytest.mark.parametrize(
+    ("policy", "smaller_is_better", "expected"),
+    [("all", True, [2, 4, 6]), ("none", True, [6]), ("best", True, [2, 4, 6]), ("best", False, [2, 6])],
+)
+def test_checkpoint_policies_work_without_a_cluster(
+    one_rank: Ranks, tmp_path: Path, policy: str, smaller_is_better: bool, expected: list[int]
+) -> None:
+    """The loss falls: by ``smaller_is_better`` each validation is the best so far, or the first stays it."""
+    searcher = {"metric": "validation_loss", "smaller_is_better": smaller_is_better}
+    one_rank.run(
+        train,
+        str(tmp_path),
+        searcher=searcher,
+        max_length=("batches", 6),
+        validation_period=("batches", 2),
+        checkpoint_policy=policy,
+    )
+    assert sorted(c.steps_completed for c in checkpoints_in(tmp_path / "checkpoints")) == expected
 
 
 # ------------------------------------------------------------------------- against Determined's own loop
@@ -269,7 +293,6 @@ def load_evil(run_dir: str, name: str) -> str:
     from determined_ds import Trainer, TrainingError, open_context
     from determined_ds.runtime.checkpoint_files import (
         METADATA,
-        checkpoints_in,
         files_of,
         fingerprint,
         write_manifest,
