@@ -7,7 +7,6 @@ The tree::
     │   ├── EntrypointError  the entrypoint names no trial that can be run
     │   └── DataError        the data that the configuration names cannot be trained on
     └── TrainingError        training itself failed: exit 1
-        ├── RankFailure      a rank died; carries that rank's own words
         └── CheckpointError  a checkpoint could not be written or read back
 
 A :class:`ConfigError` carries *all* the problems that were found, each as a :class:`Problem` with the
@@ -110,10 +109,6 @@ class DataError(ConfigError):
 
 class TrainingError(DeterminedDSError):
     """Training started and failed."""
-
-
-class RankFailure(TrainingError):
-    """A rank died; the message is that rank's own."""
 
 
 class CheckpointError(TrainingError):

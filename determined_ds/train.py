@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
+from determined_ds.runtime.run_dir import EXPERIMENT
 from determined_ds.runtime.signals import die_with_parent, stop_on_signal
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -69,7 +70,7 @@ def _train(options: argparse.Namespace) -> None:
                 mend="use: det-ds run CONFIG CONTEXT_DIR",
             )
             raise ConfigError(problem)
-        experiment = load_experiment(options.run_dir / "experiment.yaml", name="experiment.yaml")
+        experiment = load_experiment(options.run_dir / EXPERIMENT, name=EXPERIMENT)
     with open_context(
         experiment=experiment, run_dir=options.run_dir, accelerator=options.accelerator
     ) as context:

@@ -15,7 +15,7 @@ from determined_ds.config.deepspeed_json import AUTO, known_keys
 from determined_ds.config.document import Document, KeyPath, get_path
 from determined_ds.config.hyperparameters import FitOptions
 from determined_ds.config.topology import Topology
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import Problem
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not
 # listed is filled by the hyperparameter of its own name.
@@ -36,13 +36,13 @@ IF_ABSENT = {
 }
 
 
-def fill_autos(
+def fill_what_is_known(
     ds: Document,
     hyperparameters: Document,
     fit: FitOptions,
     topology: Topology,
     accelerator: Accelerator,
-) -> Document:
+) -> tuple[Document, list[Problem]]:
     """Replace every "auto", and fill what is absent and needs to be said.
 
     Args:
@@ -52,23 +52,10 @@ def fill_autos(
         topology: A bf16 pipeline accumulates gradients in fp32.
         accelerator: For precision, pinned memory and the optimizer's implementation.
 
-    Raises:
-        ConfigError: an "auto" that nothing determines and that DeepSpeed has no default for.
+    Returns:
+        The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
+        for; that one is left out of the JSON.
     """
-    filled, problems = fill_what_is_known(ds, hyperparameters, fit, topology, accelerator)
-    if problems:
-        raise ConfigError(problems)
-    return filled
-
-
-def fill_what_is_known(
-    ds: Document,
-    hyperparameters: Document,
-    fit: FitOptions,
-    topology: Topology,
-    accelerator: Accelerator,
-) -> tuple[Document, list[Problem]]:
-    """As :func:`fill_autos`, but hands back the problems; what they are about is left out of the document."""
     ds = _fill_precision(ds, topology, accelerator)
     problems: list[Problem] = []
     autos = _auto_paths(ds.data)

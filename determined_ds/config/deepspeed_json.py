@@ -85,13 +85,12 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
     )
 
 
-def key_problems(document: Document) -> list[Problem]:
-    """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type."""
-    return [problem for _, problem in located_problems(document)]
-
-
 def located_problems(document: Document) -> list[tuple[KeyPath, Problem]]:
-    """:func:`key_problems`, each with the path of the value at fault; () where no value is."""
+    """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
+
+    Returns:
+        The path of the value at fault, () where no value is, and the problem.
+    """
     return [*_walk(document, (), known_keys()), *_params(document), *_types(document)]
 
 
@@ -191,7 +190,7 @@ def _types(document: Document) -> Located:
 
 
 def normalized(document: Document) -> Document:
-    """The same configuration in the form that the rest reads; it must have no :func:`key_problems`.
+    """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
     Whole floats become the integers that they stand for (``5e8``), and ``zero_optimization: true``, the oldest
     form, becomes stage 1.

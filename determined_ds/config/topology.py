@@ -27,10 +27,6 @@ class Topology:
         """Ranks in all; a slot is Determined's device, and each carries one rank."""
         return self.pipe_parallel_size * self.model_parallel_size * self.data_parallel_world_size
 
-    @property
-    def slots_per_replica(self) -> int:
-        return self.pipe_parallel_size * self.model_parallel_size
-
 
 def resolve_topology(
     *,

@@ -18,7 +18,6 @@ class Due:
     report: bool = False
     validate: bool = False
     checkpoint: bool = False
-    epoch_end: bool = False
     end: bool = False
 
     def __bool__(self) -> bool:
@@ -61,7 +60,6 @@ class Schedule:
             report=end or self._reached(self.reporting_period, batches_trained),
             validate=end or self._reached(self.validation_period, batches_trained),
             checkpoint=end or self._reached(self.checkpoint_period, batches_trained),
-            epoch_end=batches_trained % self.batches_per_epoch == 0,
             end=end,
         )
 

@@ -29,11 +29,10 @@ from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
+from determined_ds.runtime.run_dir import DEEPSPEED_CONFIG
 from determined_ds.trial.engine import mend_engine
 
 logger = logging.getLogger("determined_ds")
-
-DEEPSPEED_CONFIG = "deepspeed_config.json"
 
 
 class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):

@@ -18,6 +18,7 @@ import psutil
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
+from determined_ds.runtime.run_dir import CHECKPOINTS, LOGS
 
 # Seconds that the ranks which are left have to end by themselves when one has died.
 GRACE_S = 5
@@ -62,7 +63,7 @@ def launch(
         return _report_failure(error, run_dir)
     if not stopping.signals:
         return 0
-    if any((run_dir / "checkpoints").glob("[!.]*")):
+    if any((run_dir / CHECKPOINTS).glob("[!.]*")):
         print(f"resume with: {resume_with}", file=sys.stderr)
     else:
         print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
@@ -93,7 +94,7 @@ def _run_ranks(command: list[str], num_ranks: int, run_dir: Path) -> Any:
         shutdown_timeout=GRACE_S,
         signals_to_handle="SIGHUP,SIGQUIT",  # SIGINT and SIGTERM are ours
         logs_specs=DefaultLogsSpecs(
-            log_dir=str(run_dir / "logs"),
+            log_dir=str(run_dir / LOGS),
             redirects=dict.fromkeys(range(1, num_ranks), Std.ALL) or Std.NONE,
         ),
     )
@@ -166,7 +167,7 @@ def _report_failure(error: Any, run_dir: Path) -> int:
             print(f"error: {problem}", file=sys.stderr)
         return code
     print(f"\nrank {rank} failed first:\n\n{text.rstrip()}\n", file=sys.stderr)
-    logs = sorted((run_dir / "logs").rglob("stderr.log"), key=lambda path: path.stat().st_mtime)
+    logs = sorted((run_dir / LOGS).rglob("stderr.log"), key=lambda path: path.stat().st_mtime)
     if logs:
         print(f"what the other ranks wrote is in {logs[-1].parent.parent}", file=sys.stderr)
     return EXIT_TRAINING_FAILED

@@ -16,11 +16,8 @@ from determined.common import storage
 
 from determined_ds.runtime.checkpoint_files import sync_to_disk
 from determined_ds.runtime.metrics import jsonable, to_json_line
+from determined_ds.runtime.run_dir import CHECKPOINTS, METRICS, TENSORBOARD
 from determined_ds.runtime.signals import STOP
-
-METRICS = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
 
 
 class LocalTrainContext(core.DummyTrainContext):

@@ -24,14 +24,12 @@ from determined_ds.config.text import dump_yaml, read_yaml
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
+from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS
 from determined_ds.runtime.trial_file import check_trial_file
 
 T = TypeVar("T")
 
 RUNS = Path("runs")
-EXPERIMENT = "experiment.yaml"
-CHECKPOINTS = "checkpoints"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

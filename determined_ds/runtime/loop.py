@@ -75,6 +75,7 @@ class TrainingLoop:
         self._stops = StopRequests(context)
         self._reporter = Reporter(trial, context, progress)
         self._state = TrialState(trial_id=options.trial_id)
+        self._best_at = -1
         self._checkpoints = Checkpoints(
             trial,
             context,
@@ -253,8 +254,10 @@ class TrainingLoop:
         worth_it = self._options.checkpoint_policy == "all" or (
             better and self._options.checkpoint_policy == "best"
         )
+        if better:
+            self._best_at = self._state.batches_trained
         if worth_it and self._state.batches_trained > 0:
-            self._checkpoint(best=better)
+            self._checkpoint()
         self._set_status("training")
 
     def _is_better(self, metrics: dict[str, Any], best_before: float | None) -> bool:
@@ -277,11 +280,12 @@ class TrainingLoop:
         now = float(metrics[name])
         return now < best_before if self._options.smaller_is_better else now > best_before
 
-    def _checkpoint(self, *, best: bool = False) -> None:
+    def _checkpoint(self) -> None:
         if self._state.last_checkpoint == self._state.batches_trained:
             return
         self._check_loss()
         self._set_status("checkpointing")
+        best = self._best_at == self._state.batches_trained
         uuid = self._checkpoints.save(self._state, best=best)
         self._progress.note(f"checkpoint  batch {self._state.batches_trained}  {uuid}")
         self._set_status("training")

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import GRADIENT_CLIPPING, fill_autos
+from determined_ds.config.autofill import GRADIENT_CLIPPING, fill_what_is_known
 from determined_ds.config.deepspeed_json import AUTO
 from determined_ds.config.document import get_path
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.topology import Topology
+from determined_ds.errors import ConfigError
 from tests.config.making import CPU, CUDA, OLD_CUDA, decide, ds_json, hyperparameters, refusal, refusals
 
 PARAMS = ("optimizer", "params")
@@ -29,7 +30,11 @@ def fill(
 ) -> Any:
     document = hyperparameters(hp)
     topology = Topology(pipe_parallel_size=pipe, model_parallel_size=1, data_parallel_world_size=2)
-    return fill_autos(ds_json(ds), document, parse_hyperparameters(document).fit, topology, accelerator)
+    fit = parse_hyperparameters(document).fit
+    filled, problems = fill_what_is_known(ds_json(ds), document, fit, topology, accelerator)
+    if problems:
+        raise ConfigError(problems)
+    return filled
 
 
 def optimizer(kind: str = "AdamW", **params: Any) -> dict[str, Any]:

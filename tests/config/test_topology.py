@@ -23,7 +23,7 @@ def test_the_slots_are_the_product(pipe: int, model: int, data: int) -> None:
     derived = resolve_topology(slots=slots, **sizes)
     assert derived == resolve_topology(slots=slots, **sizes, data_parallel_world_size=data)
     assert derived == Topology(**sizes, data_parallel_world_size=data)
-    assert (derived.slots, derived.slots_per_replica) == (slots, pipe * model)
+    assert derived.slots == slots
 
 
 @given(slots=SIZES, pipe=st.integers(1, 12), model=st.integers(1, 12))

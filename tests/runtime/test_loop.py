@@ -178,6 +178,21 @@ def test_checkpoint_policies_work_without_a_cluster(
     assert sorted(c.steps_completed for c in checkpoints_in(tmp_path / "checkpoints")) == expected
 
 
+def test_the_best_checkpoint_is_kept_whichever_period_saved_it(one_rank: Ranks, tmp_path: Path) -> None:
+    """The first validation stays the best; what falls due with it is its checkpoint, and is never pruned."""
+    one_rank.run(
+        train,
+        str(tmp_path),
+        searcher={"metric": "validation_loss", "smaller_is_better": False},
+        max_length=("batches", 8),
+        validation_period=("batches", 2),
+        checkpoint_period=("batches", 2),
+        checkpoint_policy="none",
+        save_total_limit=2,
+    )
+    assert sorted(c.steps_completed for c in checkpoints_in(tmp_path / "checkpoints")) == [2, 8]
+
+
 # ------------------------------------------------------------------------- against Determined's own loop
 
 
