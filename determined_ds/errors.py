@@ -35,15 +35,43 @@ class _NotGiven(enum.Enum):
 _NOT_GIVEN: Any = _NotGiven.NOT_GIVEN
 
 
+class Origin(str):
+    """Where a value came from, as messages say it; one that came out of a file also knows the place.
+
+    Args:
+        text: E.g. ``const.yaml:14``, ``--set``, ``learning_rate, const.yaml:14``.
+        file: The file as the user named it; "" where there is none.
+        line: Counted from 1; 0 where only the file is known.
+        column: Counted from 1; 0 where only the file is known.
+    """
+
+    file: str
+    line: int
+    column: int
+
+    def __new__(cls, text: str = "", *, file: str = "", line: int = 0, column: int = 0) -> Origin:
+        origin = super().__new__(cls, text)
+        origin.file, origin.line, origin.column = file, line, column
+        return origin
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        return (str(self),), {"file": self.file, "line": self.line, "column": self.column}
+
+    def reworded(self, text: str) -> Origin:
+        """The same place in other words."""
+        return Origin(text, file=self.file, line=self.line, column=self.column)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One thing that is wrong with a configuration.
 
     Args:
-        key: Dotted name of the key at fault, e.g. ``hyperparameters.global_batch_size``.
+        key: Dotted name of the key at fault, e.g. ``hyperparameters.global_batch_size``; "" for a whole file.
         message: What is wrong, in one sentence without the key's name repeated.
         value: The offending value; left out for a key that is missing.
-        origin: Where the value came from, e.g. ``const.yaml:14`` or ``--set``.
+        origin: Where the value came from, e.g. ``const.yaml:14`` or ``--set``; an :class:`Origin` where there is
+            a file.
         mend: What to write instead. Every problem should have one.
         code: Short stable name of the rule that found it, e.g. ``pipeline-zero-stage``.
     """
@@ -60,7 +88,7 @@ class Problem:
         if self.value is not _NOT_GIVEN:
             head += f" = {_shown(self.value)}"
         if self.origin:
-            head += f" ({self.origin})"
+            head += f" ({self.origin})" if head else str(self.origin)
         lines = [f"{head}: {self.message}" if head else self.message]
         if self.mend:
             lines.append(f"  mend: {self.mend}")

@@ -15,7 +15,7 @@ from determined_ds.config.deepspeed_json import AUTO, known_keys
 from determined_ds.config.document import Document, KeyPath, get_path
 from determined_ds.config.hyperparameters import FitOptions
 from determined_ds.config.topology import Topology
-from determined_ds.errors import Problem
+from determined_ds.errors import Origin, Problem
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not
 # listed is filled by the hyperparameter of its own name.
@@ -142,17 +142,22 @@ def _value_for(
     if leaf == "pin_memory":
         return accelerator.name == "cuda", f"the accelerator: {accelerator.name}"
     if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
-        return fit.max_length.value, f"fit.max_length, {hyperparameters.origin(('fit', 'max_length'))}"
+        return fit.max_length.value, _stated("fit.max_length", hyperparameters, ("fit", "max_length"))
     name, value = _hyperparameter(leaf, hyperparameters)
     if value is not None:
-        return value, f"{name}, {hyperparameters.origin((name,))}"
+        return value, _stated(name, hyperparameters, (name,))
     if leaf == "betas":
         pair = [hyperparameters.get((name,)) for name in ("adam_beta1", "adam_beta2")]
         if None not in pair:
-            return pair, f"adam_beta1, {hyperparameters.origin(('adam_beta1',))}"
+            return pair, _stated("adam_beta1", hyperparameters, ("adam_beta1",))
     if leaf == "warmup_min_lr":
         return _first_warmup_lr(path, ds)
     return None, ""
+
+
+def _stated(name: str, hyperparameters: Document, path: KeyPath) -> Origin:
+    origin = hyperparameters.origin(path)
+    return origin.reworded(f"{name}, {origin}")
 
 
 def _first_warmup_lr(path: KeyPath, ds: Document) -> tuple[float, str]:

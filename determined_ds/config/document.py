@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, Origin, Problem
 
 KeyPath = tuple[str | int, ...]
 MAX_UNKNOWN = 20
@@ -45,19 +45,20 @@ class Document:
         """Dotted name of a path, prefix included."""
         return dotted((self.prefix, *path) if self.prefix else path)
 
-    def origin(self, path: KeyPath) -> str:
+    def origin(self, path: KeyPath) -> Origin:
         """Where the value at ``path`` came from: ``file:line``, an overwrite, or the document's name.
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
         for end in range(len(path), 0, -1):
             if path[:end] in self.overwrites:
-                return self.overwrites[path[:end]]
+                origin = self.overwrites[path[:end]]
+                return origin if isinstance(origin, Origin) else Origin(origin)
         for end in range(len(path), 0, -1):
             place = self.places.get(path[:end])
             if place is not None:
-                return f"{self.name}:{place.line}"
-        return self.name
+                return _origin(self.name, place)
+        return Origin(self.name, file=self.name if self.places else "")
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
@@ -119,10 +120,18 @@ def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any
         yield path, value
 
 
+def _origin(name: str, place: Place) -> Origin:
+    if name.startswith("--"):  # the value of a flag
+        return Origin(name)
+    return Origin(f"{name}:{place.line}", file=name, line=place.line, column=place.column)
+
+
 def refusal(name: str, message: str, mend: str = "", place: Place | None = None) -> ConfigError:
     """The error of a text that cannot be read, with its place where that is known."""
-    where = f"{name}:{place.line}:{place.column}" if place else name
-    return ConfigError(Problem(key=where, message=message, mend=mend, code="unreadable"))
+    origin = Origin(name, file="" if name.startswith("--") else name)
+    if place:
+        origin = _origin(name, place).reworded(f"{name}:{place.line}:{place.column}")
+    return ConfigError(Problem(key="", origin=origin, message=message, mend=mend, code="unreadable"))
 
 
 def repeated(name: str, path: KeyPath, first: Place, again: Place, mend: str = "keep one of them") -> Problem:
@@ -130,7 +139,7 @@ def repeated(name: str, path: KeyPath, first: Place, again: Place, mend: str = "
     return Problem(
         key=dotted(path),
         message=f"given twice, on lines {first.line} and {again.line}",
-        origin=f"{name}:{again.line}",
+        origin=_origin(name, again),
         mend=mend,
         code="duplicate-key",
     )

@@ -170,7 +170,7 @@ def _with_overwrites(ds: Document, hyperparameters: Document, overwrites: dict[s
             value = value[step]
         origin = hyperparameters.origin(("overwrite_deepspeed_args", *path))
         if not origin.startswith("--"):
-            origin = f"overwrite_deepspeed_args, {origin}"
+            origin = origin.reworded(f"overwrite_deepspeed_args, {origin}")
         ds = ds.overwritten(path, value, origin)
     return ds
 
@@ -261,9 +261,10 @@ def _stated_twice(
 def _fill_batch(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> Document:
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) in (None, AUTO):
-            origin = _derivation(name, batch)
+            stated = document.origin(("global_batch_size",))
+            origin = stated.reworded(_derivation(name, batch))
             if name == "global_batch_size" and hp.global_batch_size is not None:
-                origin = f"global_batch_size, {document.origin(('global_batch_size',))}"
+                origin = stated.reworded(f"global_batch_size, {stated}")
             ds = ds.overwritten((key,), getattr(batch, name), origin)
     return ds
 

@@ -59,7 +59,7 @@ def refusals(step: Callable[[], Any]) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
         step()
     for problem in caught.value.problems:
-        assert problem.key
+        assert problem.key or problem.origin
         assert problem.message
         assert problem.mend, problem
     return caught.value.problems

@@ -251,7 +251,7 @@ BROKEN_YAML = {
 @pytest.mark.parametrize(("text", "place", "said", "mend"), BROKEN_YAML.values(), ids=BROKEN_YAML.keys())
 def test_broken_yaml(text: str, place: str, said: str, mend: str) -> None:
     problem = refusal(lambda: parse_yaml(text, "f.yaml"))
-    assert problem.key.startswith(f"f.yaml:{place}" if place else "f.yaml")
+    assert problem.origin.startswith(f"f.yaml:{place}" if place else "f.yaml")
     assert said in problem.message
     assert mend in problem.mend
 
@@ -282,7 +282,7 @@ BROKEN_JSON = {
 @pytest.mark.parametrize(("text", "place", "said", "mend"), BROKEN_JSON.values(), ids=BROKEN_JSON.keys())
 def test_broken_json(text: str, place: str, said: str, mend: str) -> None:
     problem = refusal(lambda: parse_json(text, "f.json"))
-    assert problem.key.startswith(f"f.json:{place}" if place else "f.json")
+    assert problem.origin.startswith(f"f.json:{place}" if place else "f.json")
     assert said in problem.message
     assert mend in problem.mend
 
@@ -318,7 +318,7 @@ ENDLESS = {
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS.keys())
 def test_yaml_that_grows_is_refused(text: str) -> None:
     problem = refusal(lambda: parse_yaml(text, "f.yaml"))
-    assert re.match(r"f\.yaml:\d+:\d+$", problem.key)
+    assert re.match(r"f\.yaml:\d+:\d+$", problem.origin)
     assert re.search(r"without end|deeper|over \d+ values", problem.message)
 
 
@@ -333,8 +333,8 @@ def test_large_json_is_refused() -> None:
 
 
 def test_a_value_of_the_command_line_is_refused_by_its_name() -> None:
-    assert refusal(lambda: parse_yaml_value("[1", "--set a")).key.startswith("--set a:")
-    assert refusal(lambda: parse_yaml_value("\udcff", "--set a")).key == "--set a:1:1"
+    assert refusal(lambda: parse_yaml_value("[1", "--set a")).origin.startswith("--set a:")
+    assert refusal(lambda: parse_yaml_value("\udcff", "--set a")).origin == "--set a:1:1"
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -352,7 +352,7 @@ class TestFiles:
     def test_folder(self, read: Any, tmp_path: Path) -> None:
         (tmp_path / "const.yaml").touch()
         problem = refusal(lambda: read(tmp_path, name="folder"))
-        assert (problem.key, problem.message) == ("folder", "is a folder, not a file")
+        assert (problem.origin, problem.message) == ("folder", "is a folder, not a file")
         assert "const.yaml" in problem.mend
 
     def test_pipe_or_device(self, read: Any, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ class TestFiles:
     def test_not_utf_8(self, read: Any, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "f").write_bytes(b"\n" + content)
         problem = refusal(lambda: read(tmp_path / "f", name="f"))
-        assert problem.key.startswith("f:2:")
+        assert problem.origin.startswith("f:2:")
         assert "UTF-8" in problem.message
 
     def test_empty(self, read: Any, tmp_path: Path) -> None:
