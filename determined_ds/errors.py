@@ -32,7 +32,7 @@ class _NotGiven(enum.Enum):
     NOT_GIVEN = enum.auto()
 
 
-_NOT_GIVEN: Any = _NotGiven.NOT_GIVEN
+NOT_GIVEN: Any = _NotGiven.NOT_GIVEN
 
 
 class Origin(str):
@@ -78,15 +78,15 @@ class Problem:
 
     key: str
     message: str
-    value: Any = _NOT_GIVEN
+    value: Any = NOT_GIVEN
     origin: str = ""
     mend: str = ""
     code: str = "invalid"
 
     def __str__(self) -> str:
         head = self.key
-        if self.value is not _NOT_GIVEN:
-            head += f" = {_shown(self.value)}"
+        if self.value is not NOT_GIVEN:
+            head += f" = {shown(self.value)}"
         if self.origin:
             head += f" ({self.origin})" if head else str(self.origin)
         lines = [f"{head}: {self.message}" if head else self.message]
@@ -95,7 +95,8 @@ class Problem:
         return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as messages put it: short, whatever it is."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes out

@@ -28,3 +28,8 @@ class Accelerator:
     def max_ranks(self) -> int:
         """Ranks that one machine of these devices carries: one a GPU, four a CPU core."""
         return self.num_devices if self.name == "cuda" else self.num_devices * RANKS_PER_CPU_CORE
+
+
+def assumed_cuda(slots: int) -> Accelerator:
+    """The GPUs of a cluster that is not at hand: one a slot, of the kinds that compute in bf16."""
+    return Accelerator(name="cuda", num_devices=slots, bf16=True, fp16=True)

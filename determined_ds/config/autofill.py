@@ -7,12 +7,12 @@ of a schedule) it is a problem.
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed_json import AUTO, known_keys
-from determined_ds.config.document import Document, KeyPath, get_path
+from determined_ds.config.document import Document, Edits, KeyPath
 from determined_ds.config.hyperparameters import FitOptions
 from determined_ds.config.topology import Topology
 from determined_ds.errors import Origin, Problem
@@ -59,23 +59,24 @@ def fill_what_is_known(
     ds = _fill_precision(ds, topology, accelerator)
     problems: list[Problem] = []
     autos = _auto_paths(ds.data)
+    edits = Edits(ds)
     # Where a warm-up starts depends on where it ends.
     for path in sorted([*autos, *_absent_paths(ds)], key=lambda path: path[-1] == "warmup_min_lr"):
-        if any(isinstance(step, int) for step in path):
-            problems.append(_undetermined(ds, path, path in autos))
+        if int in map(type, path):
+            problems.append(_undetermined(edits.document, path, path in autos))
             continue
-        value, origin = _value_for(path, ds, hyperparameters, fit, accelerator)
+        value, origin = _value_for(path, edits, hyperparameters, fit, accelerator)
         if value is not None:
-            ds = ds.overwritten(path, value, origin)
+            edits.overwrite(path, value, origin)
             continue
         if path[-1] == "total_num_steps" or (path in autos and path[-1] in NEEDED):
-            problems.append(_undetermined(ds, path, path in autos))
+            problems.append(_undetermined(edits.document, path, path in autos))
         if path in autos:
-            ds = without(ds, path)
-    if ds.get(("gradient_clipping",)) is None:
+            edits.remove(path)
+    if edits.document.get(("gradient_clipping",)) is None:
         # DeepSpeed clips unless told not to; said here, so that it is seen.
-        ds = ds.overwritten(("gradient_clipping",), GRADIENT_CLIPPING, "DeepSpeed's default")
-    return _fill_optimizer(ds, accelerator), problems
+        edits.overwrite(("gradient_clipping",), GRADIENT_CLIPPING, "DeepSpeed's default")
+    return _fill_optimizer(edits.document, accelerator), problems
 
 
 def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
@@ -100,12 +101,15 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     return problems
 
 
-def _auto_paths(data: Any, path: KeyPath = ()) -> list[KeyPath]:
-    if isinstance(data, dict):
-        return [found for key, value in data.items() for found in _auto_paths(value, (*path, key))]
-    if isinstance(data, list):
-        return [found for index, value in enumerate(data) for found in _auto_paths(value, (*path, index))]
-    return [path] if data == AUTO else []
+def _auto_paths(data: dict[str, Any] | list[Any], path: KeyPath = ()) -> list[KeyPath]:
+    found: list[KeyPath] = []
+    items: Iterable[tuple[str | int, Any]] = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            found += _auto_paths(value, (*path, key))
+        elif value == AUTO:
+            found.append((*path, key))
+    return found
 
 
 def _absent_paths(ds: Document) -> list[KeyPath]:
@@ -129,14 +133,14 @@ def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
     """Name and value of the hyperparameter that fills a leaf; the value is None where there is none."""
     names = HYPERPARAMETER_NAMES.get(leaf, (leaf,))
     for name in names:
-        value = hyperparameters.get((name,))
+        value = hyperparameters.data.get(name)
         if value is not None and value != AUTO:
             return name, value
     return names[0], None
 
 
 def _value_for(
-    path: KeyPath, ds: Document, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
+    path: KeyPath, edits: Edits, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
 ) -> tuple[Any, str]:
     leaf = str(path[-1])
     if leaf == "pin_memory":
@@ -151,7 +155,7 @@ def _value_for(
         if None not in pair:
             return pair, _stated("adam_beta1", hyperparameters, ("adam_beta1",))
     if leaf == "warmup_min_lr":
-        return _first_warmup_lr(path, ds)
+        return _first_warmup_lr(path, edits.document)
     return None, ""
 
 
@@ -189,18 +193,6 @@ def _undetermined(ds: Document, path: KeyPath, stated: bool) -> Problem:
     )
 
 
-def without(ds: Document, path: KeyPath) -> Document:
-    """The document without the leaf at ``path``, and without a section that this leaves empty."""
-    data = copy.deepcopy(ds.data)
-    while path:
-        parent: Any = get_path(data, path[:-1])
-        del parent[path[-1]]
-        path = path[:-1]
-        if parent:
-            break
-    return Document(name=ds.name, data=data, places=ds.places, overwrites=ds.overwrites, prefix=ds.prefix)
-
-
 def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Document:
     """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
     origin = f"the accelerator: {accelerator.name}"
@@ -215,11 +207,9 @@ def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) 
         on = accelerator.name == "cuda" and not ds.get(("bf16", "enabled"), False)
         ds = ds.overwritten(("fp16", "enabled"), on, origin)
     dtype: KeyPath = ("data_types", "grad_accum_dtype")
-    if (
-        ds.get(("bf16", "enabled")) is True
-        and topology.pipe_parallel_size > 1
-        and ds.get(dtype) in (None, AUTO)
-    ):
+    is_pipeline = topology.pipe_parallel_size > 1 and ds.get(("bf16", "enabled")) is True
+    # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
+    if is_pipeline and ds.get(("zero_optimization", "stage")) and ds.get(dtype) in (None, AUTO):
         ds = ds.overwritten(dtype, "fp32", "bf16 pipelines accumulate in fp32")
     return ds
 

@@ -8,7 +8,7 @@ Nothing is floored here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from determined_ds.config.topology import nearest_divisor
 from determined_ds.errors import ConfigError, Problem
@@ -32,7 +32,7 @@ class Batch:
     replicas: int
 
     def __post_init__(self) -> None:
-        assert all(getattr(self, f.name) >= 1 for f in fields(self)), self
+        assert min(self.global_batch_size, self.micro_batch_size, self.accumulation, self.replicas) >= 1, self
         assert self.global_batch_size == self.micro_batch_size * self.accumulation * self.replicas, self
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def known_keys() -> dict[str, Any]:
     return tree
 
 
-def load_deepspeed_config(
+def find_deepspeed_config(
     value: str | dict[str, Any] | None, *, context_dir: Path, hyperparameters: Document
 ) -> Document:
     """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds.
@@ -54,7 +54,7 @@ def load_deepspeed_config(
     problem = _path_problem(value, context_dir, hyperparameters)
     if problem:
         raise ConfigError(problem)
-    return read_json(context_dir / value, name=value)
+    return read_json(context_dir / value)
 
 
 def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> Problem | None:
@@ -85,43 +85,56 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
     )
 
 
-def located_problems(document: Document) -> list[tuple[KeyPath, Problem]]:
+def located_problems(
+    document: Document, *, sound: Mapping[str, Any] | None = None
+) -> list[tuple[KeyPath, Problem]]:
     """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
+
+    Args:
+        document: The DeepSpeed JSON.
+        sound: An earlier state of it. Its values had no problem, and are looked at no more.
 
     Returns:
         The path of the value at fault, () where no value is, and the problem.
     """
-    return [*_walk(document, (), known_keys()), *_params(document), *_types(document)]
+    found: Located = []
+    _walk(document, (), known_keys(), found, sound or {})
+    return [*found, *_params(document), *_types(document)]
 
 
-Located = Iterator[tuple[KeyPath, Problem]]
+Located = list[tuple[KeyPath, Problem]]
 
 
-def _walk(document: Document, path: KeyPath, node: dict[str, Any]) -> Located:
+_ABSENT = object()
+
+
+def _walk(
+    document: Document, path: KeyPath, node: dict[str, Any], found: Located, sound: Mapping[str, Any]
+) -> None:
     known: dict[str, Any] = node.get("keys", {})
-    if not node.get("free"):
+    section = document.get(path)
+    if not node.get("free") and not section.keys() <= known.keys():
         current = [
             key for key, child in known.items() if "removed" not in child and "deprecated" not in child
         ]
         for problem in unknown_keys(document, path, known, _elsewhere(), suggested=current):
-            yield (), problem
-    section = document.get(path)
+            found.append(((), problem))
     for key, value in section.items():
-        here, child = (*path, key), known.get(key)
-        if child is None:
+        child = known.get(key)
+        if child is None or (sound and sound.get(key, _ABSENT) is value):
             continue
+        here = (*path, key)
         if "removed" in child:
-            yield here, _problem(document, here, str(child["removed"]).strip(), "remove it", "removed-key")
+            message = str(child["removed"]).strip()
+            found.append((here, _problem(document, here, message, "remove it", "removed-key")))
         elif "deprecated" in child:
-            mend = f"write {child['deprecated']} instead"
-            yield (
-                here,
-                _problem(
-                    document, here, "is an old name, which DeepSpeed is giving up", mend, "deprecated-key"
-                ),
+            message, mend = (
+                "is an old name, which DeepSpeed is giving up",
+                f"write {child['deprecated']} instead",
             )
+            found.append((here, _problem(document, here, message, mend, "deprecated-key")))
         elif value != AUTO:
-            yield from _value(document, here, value, child)
+            _value(document, here, value, child, found)
 
 
 @functools.cache
@@ -143,9 +156,20 @@ def _elsewhere() -> dict[str, str]:
 NUMBERS = words("lr eps weight_decay warmup_min_lr warmup_max_lr warmup_num_steps total_num_steps")
 
 
-def _params(document: Document) -> Located:
+def params_of(section: str, kind: Any) -> list[str] | None:
+    """What DeepSpeed's own ``optimizer`` or ``scheduler`` of that type takes; None for any other, torch's too."""
+    name = str(kind).lower() if section == "optimizer" else str(kind)
+    takes: list[str] | None = known_keys()[f"{section}_params"].get(name)
+    return takes
+
+
+def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
     for section in ("optimizer", "scheduler"):
         params = document.get((section, "params"))
+        takes = params_of(section, document.get((section, "type")))
+        if takes is not None:
+            for problem in unknown_keys(document, (section, "params"), takes):
+                yield (), problem
         for key, value in params.items() if isinstance(params, dict) else ():
             here = (section, "params", key)
             if key in NUMBERS and value != AUTO and isinstance(value, (str, bool, dict)):
@@ -173,12 +197,14 @@ TORCH_TYPES = {
 ONE_BIT = frozenset({"onebitadam", "onebitlamb", "zerooneadam"})
 
 
-def _types(document: Document) -> Located:
+def _types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
     for section, torch_types in TORCH_TYPES.items():
         here = (section, "type")
         kind = document.get(here)
         own = known_keys()[f"{section}_types"]
-        if not isinstance(kind, str) or kind in (AUTO, *own, *torch_types) or kind.lower() in ONE_BIT:
+        if not isinstance(kind, str) or kind in own or kind in torch_types:
+            continue
+        if kind == AUTO or kind.lower() in ONE_BIT:
             continue
         if section == "optimizer" and kind.lower() in own:  # DeepSpeed folds the case of its own
             continue
@@ -189,19 +215,27 @@ def _types(document: Document) -> Located:
             yield here, _problem(document, here, f"no such {section}", mend, "unknown-type")
 
 
-def normalized(document: Document) -> Document:
+def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) -> Document:
     """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
     Whole floats become the integers that they stand for (``5e8``), and ``zero_optimization: true``, the oldest
     form, becomes stage 1.
+
+    Args:
+        document: The DeepSpeed JSON.
+        in_form: An earlier state of it that was normalized; what is still the same is not looked at again.
     """
     zero = document.get(("zero_optimization",))
     if isinstance(zero, bool):
         path: KeyPath = ("zero_optimization",)
         document = document.overwritten(path, {"stage": int(zero)}, document.origin(path))
-    for path, value in _whole_floats(document.data, (), known_keys()):
-        document = document.overwritten(path, int(value), document.origin(path))
-    return document
+    data = document.data
+    if in_form:
+        data = {key: value for key, value in data.items() if in_form.get(key, _ABSENT) is not value}
+    changes = [
+        (path, int(value), document.origin(path)) for path, value in _whole_floats(data, (), known_keys())
+    ]
+    return document.overwritten_all(changes) if changes else document
 
 
 def _whole_floats(
@@ -215,25 +249,25 @@ def _whole_floats(
             yield (*path, key), value
 
 
-def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any]) -> Located:
+def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any], found: Located) -> None:
     types = node.get("types")
-    if types and not any(_is(value, name) for name in types):
+    if types and not _is_any(value, types):
         named = [name for name in types if name != "null"]
         wanted = " or ".join(_WORDS[name] for name in named or types)
         mend = type_mend(_KINDS[named[0]], value) if named and value is not None else "remove it"
         message = f"must be {wanted}, not {kind_of(value)}"
-        yield path, _problem(document, path, message, mend, "wrong-type")
+        found.append((path, _problem(document, path, message, mend, "wrong-type")))
     elif "enum" in node and not _among(value, node):
         allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
         message = "is not one of the values DeepSpeed knows"
-        yield path, _problem(document, path, message, f"use {allowed}", "out-of-range")
+        found.append((path, _problem(document, path, message, f"use {allowed}", "out-of-range")))
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         bound = _bound_broken(value, node)
         if bound:
             message, mend = f"must be {bound}", f"write a value {bound}"
-            yield path, _problem(document, path, message, mend, "out-of-range")
+            found.append((path, _problem(document, path, message, mend, "out-of-range")))
     if isinstance(value, dict) and "keys" in node:
-        yield from _walk(document, path, node)
+        _walk(document, path, node, found, {})
 
 
 def _among(value: Any, node: dict[str, Any]) -> bool:
@@ -266,6 +300,14 @@ _WORDS = {
     "array": "a list",
     "null": "null",
 }
+_EXACT: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+}
 _KINDS: dict[str, type] = {
     "integer": int,
     "number": float,
@@ -274,6 +316,12 @@ _KINDS: dict[str, type] = {
     "object": dict,
     "array": list,
 }
+
+
+def _is_any(value: Any, names: list[str]) -> bool:
+    if _EXACT.get(type(value)) in names:
+        return True
+    return any(_is(value, name) for name in names)
 
 
 def _is(value: Any, name: str) -> bool:

@@ -6,6 +6,7 @@ import copy
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from determined_ds.errors import ConfigError, Origin, Problem
@@ -41,6 +42,11 @@ class Document:
     overwrites: Mapping[KeyPath, str] = field(default_factory=dict)
     prefix: str = ""
 
+    @cached_property
+    def worked_out(self) -> dict[str, Any]:
+        """What has been worked out of this document once, for who asks again. It holds, as documents never change."""
+        return {}
+
     def key(self, path: KeyPath) -> str:
         """Dotted name of a path, prefix included."""
         return dotted((self.prefix, *path) if self.prefix else path)
@@ -50,7 +56,17 @@ class Document:
 
         The nearest overwritten ancestor wins over the text; else the nearest ancestor with a place.
         """
-        for end in range(len(path), 0, -1):
+        origin = self._origins.get(path)
+        if origin is None:
+            origin = self._origins[path] = self._origin(path)
+        return origin
+
+    @cached_property
+    def _origins(self) -> dict[KeyPath, Origin]:
+        return {}
+
+    def _origin(self, path: KeyPath) -> Origin:
+        for end in range(len(path), 0, -1) if self.overwrites else ():
             if path[:end] in self.overwrites:
                 origin = self.overwrites[path[:end]]
                 return origin if isinstance(origin, Origin) else Origin(origin)
@@ -60,9 +76,24 @@ class Document:
                 return _origin(self.name, place)
         return Origin(self.name, file=self.name if self.places else "")
 
+    def holding(self, data: dict[str, Any]) -> Document:
+        """Other data of the same places."""
+        made = Document(
+            name=self.name, data=data, places=self.places, overwrites=self.overwrites, prefix=self.prefix
+        )
+        made.__dict__["_origins"] = self._origins  # they do not depend on the data
+        return made
+
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
-        return get_path(self.data, path, default)
+        data: Any = self.data
+        for step in path:
+            if not isinstance(data, dict):
+                return get_path(self.data, path, default)
+            if step not in data:
+                return default
+            data = data[step]
+        return data
 
     def sub(self, path: KeyPath) -> Document:
         """The document below ``path``; places and overwrites travel along. The value must be a mapping."""
@@ -89,27 +120,91 @@ class Document:
         return any(path[:end] in self.overwrites for end in range(1, len(path)))
 
     def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
-        """A copy with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces.
+        """A document with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces.
 
         As ``merge_dicts`` in determined 0.38.1's ``util.py`` has it: an empty mapping over a mapping adds
         nothing, and takes nothing away.
         """
-        data = copy.deepcopy(self.data)
+        return self.overwritten_all([(path, value, origin)])
+
+    def overwritten_all(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
+        """As :meth:`overwritten` for each (path, value, origin) in turn. What stays the same is shared."""
+        draft = _Draft(self.data)
         overwrites = dict(self.overwrites)
-        node: dict[Any, Any] = data
-        for step in path[:-1]:
-            if not isinstance(node.get(step), dict):
-                node[step] = {}
-            node = node[step]
-        for leaf, leaf_value in _leaves(value, path, node.get(path[-1])):
-            target: dict[Any, Any] = data
-            for step in leaf[:-1]:
-                target = target.setdefault(step, {})
-            target[leaf[-1]] = copy.deepcopy(leaf_value)
-            overwrites[leaf] = origin
+        for path, value, origin in changes:
+            section = draft.section(path[:-1])
+            if not isinstance(value, dict):
+                section[path[-1]] = value
+                overwrites[path] = origin
+                continue
+            for leaf, leaf_value in _leaves(value, path, section.get(path[-1])):
+                draft.section(leaf[:-1])[leaf[-1]] = leaf_value
+                overwrites[leaf] = origin
         return Document(
-            name=self.name, data=data, places=self.places, overwrites=overwrites, prefix=self.prefix
+            name=self.name, data=draft.data, places=self.places, overwrites=overwrites, prefix=self.prefix
         )
+
+    def without(self, path: KeyPath) -> Document:
+        """A document without the leaf at ``path``, and without a section that this leaves empty."""
+        draft = _Draft(self.data)
+        while path:
+            section = draft.section(path[:-1])
+            del section[path[-1]]
+            path = path[:-1]
+            if section:
+                break
+        return self.holding(draft.data)
+
+
+class Edits:
+    """Overwrites of a document that are laid over it together, when it is looked at.
+
+    Args:
+        document: What they are laid over; it stays as it was.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._pending: list[tuple[KeyPath, Any, str]] = []
+
+    @property
+    def document(self) -> Document:
+        """The document with all edits up to now."""
+        if self._pending:
+            self._document = self._document.overwritten_all(self._pending)
+            self._pending = []
+        return self._document
+
+    def overwrite(self, path: KeyPath, value: Any, origin: str) -> None:
+        """See :meth:`Document.overwritten`."""
+        self._pending.append((path, value, origin))
+
+    def remove(self, path: KeyPath) -> None:
+        """See :meth:`Document.without`."""
+        self._document = self.document.without(path)
+
+
+class _Draft:
+    """A mapping that is being changed, while what it was made from stays as it was.
+
+    Only what lies on the way to a change is copied, and that once.
+    """
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data: dict[Any, Any] = dict(data)
+        self._own = {id(self.data): self.data}  # kept, so that no other mapping gets the id of one of them
+
+    def section(self, path: KeyPath) -> dict[Any, Any]:
+        """The mapping at ``path``, to be written to; an empty one where there was none."""
+        node = self.data
+        for step in path:
+            below = node.get(step)
+            if id(below) not in self._own:
+                below = node[step] = dict(below) if isinstance(below, dict) else {}
+                self._own[id(below)] = below
+            assert below is not None
+            node = below
+        return node
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -152,16 +247,32 @@ def words(text: str) -> frozenset[str]:
 
 def dotted(path: Iterable[str | int]) -> str:
     """``("a", "b", 0)`` -> ``a.b.0``."""
-    return ".".join(str(step) for step in path)
+    return ".".join(map(str, path))
+
+
+def plain_copy(value: Any) -> Any:
+    """A copy of plain data that shares no mapping and no list with it."""
+    kind = type(value)
+    if kind is dict:
+        return {key: plain_copy(item) for key, item in value.items()}
+    if kind is list:
+        return [plain_copy(item) for item in value]
+    return value if kind in _SCALARS else copy.deepcopy(value)
+
+
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     """The value at ``path`` in nested mappings and lists, or ``default``."""
     for step in path:
-        known = (
-            step in data if isinstance(data, Mapping) else isinstance(data, list) and step in range(len(data))
-        )
-        if not known:
+        if isinstance(data, dict):
+            if step not in data:
+                return default
+        elif isinstance(data, list):
+            if step not in range(len(data)):
+                return default
+        elif not isinstance(data, Mapping) or step not in data:
             return default
         data = data[step]
     return data

@@ -12,7 +12,7 @@ from typing import Any
 from determined_ds.config.document import Document, KeyPath, nearest, words
 from determined_ds.config.findings import Findings, kind_of
 from determined_ds.config.hyperparameters import OWN_KEYS
-from determined_ds.config.search_space import one_point
+from determined_ds.config.search_space import SearchSpace, read_space
 from determined_ds.config.text import parse_yaml_value, read_yaml
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 
@@ -59,6 +59,7 @@ class Experiment:
         searched: Dotted names of the hyperparameters that the point was chosen for.
         metric: ``searcher.metric``, "" where absent.
         smaller_is_better: Of that metric.
+        space: All points that the search may visit.
     """
 
     document: Document
@@ -70,6 +71,15 @@ class Experiment:
     searched: tuple[str, ...]
     metric: str
     smaller_is_better: bool
+    space: SearchSpace
+
+    def at(self, point: dict[str, Any]) -> Document:
+        """The hyperparameters of a point of :attr:`space`; all points share one table of places.
+
+        Args:
+            point: As :meth:`SearchSpace.at` gives it.
+        """
+        return self.hyperparameters.holding(point)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -120,31 +130,37 @@ def with_override(document: Document, override: str, flag: str = "--set") -> Doc
 
 def parse_experiment(document: Document) -> Experiment:
     """Check the parts of an experiment configuration that decide a run. See :func:`load_experiment`."""
+    experiment, problems = read_experiment(document)
+    if problems:
+        raise ConfigError(problems)
+    return experiment
+
+
+def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
+    """As :func:`parse_experiment`, but hands back the problems; what is wrong is taken as absent."""
     found = Findings(document)
     found.unknown((), EXPERIMENT_KEYS, ELSEWHERE)
     name = found.typed(("name",), str, "unnamed")
     slots = _slots(found)
     seed = _seed(found)
     metric, smaller_is_better = _searcher(found)
-    point: dict[str, Any] = {}
-    searched: list[str] = []
+    searcher = str(found.document.get(("searcher", "name")) or "single")
     hyperparameters = found.typed(("hyperparameters",), dict, {})
-    for key in hyperparameters:
-        point[key] = one_point(found, ("hyperparameters", key), hyperparameters[key], searched)
+    space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
     trial = _trial(found)
-    if found.problems:
-        raise ConfigError(found.problems)
-    return Experiment(
+    experiment = Experiment(
         document=document,
         name=name,
         trial=trial,
         slots=slots,
         seed=seed,
-        hyperparameters=_hyperparameters(document, point, found.constants),
-        searched=tuple(searched),
+        hyperparameters=_hyperparameters(document, space.middle, found.constants),
+        searched=searched,
         metric=metric,
         smaller_is_better=smaller_is_better,
+        space=space,
     )
+    return experiment, found.problems
 
 
 def _hyperparameters(document: Document, point: dict[str, Any], constants: list[KeyPath]) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,7 @@ class Hyperparameters:
 
 SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
 UNITS = ("batches", "epochs")
+_UNITS = frozenset(UNITS)
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "fit")
 
@@ -105,6 +107,7 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     return read, problems
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_slip(key: str) -> bool:
     guess = nearest(key, OWN_KEYS)
     # Close by spelling and of the same length: "global_batchsize" is a slip, "batch_size" a model's own name.
@@ -205,7 +208,7 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
         mend = f"write {{batches: {value}}}" if plain else form
         problems.append(_wrong(document, path, "a mapping with batches or epochs", mend))
         return None
-    unknown = list(unknown_keys(document, path, UNITS))
+    unknown = [] if value.keys() <= _UNITS else list(unknown_keys(document, path, UNITS))
     if unknown:
         problems += unknown
         return None

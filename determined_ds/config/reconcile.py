@@ -5,16 +5,16 @@ One room decides: what DeepSpeed is given, down to the last value, and where eac
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import disagreements, fill_what_is_known, without
+from determined_ds.config.autofill import disagreements, fill_what_is_known
 from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
 from determined_ds.config.deepspeed_json import AUTO, located_problems, normalized
-from determined_ds.config.document import Document, KeyPath, dotted
+from determined_ds.config.document import Document, KeyPath, dotted, get_path, plain_copy
 from determined_ds.config.hyperparameters import (
     LARGEST,
     SIZES,
@@ -38,7 +38,6 @@ class ResolvedConfig:
         batch: The completed batch.
         fit: Arguments of ``Trainer.fit``.
         accelerator: What the ranks compute on.
-        origins: Dotted key of :attr:`ds_config` -> where its value came from.
         warnings: What is possible, but probably not meant so.
     """
 
@@ -46,14 +45,20 @@ class ResolvedConfig:
     batch: Batch
     fit: FitOptions
     accelerator: Accelerator
-    origins: Mapping[str, str]
     warnings: tuple[Problem, ...]
     _ds_config: dict[str, Any]
+    _filled: Document
 
     @property
     def ds_config(self) -> dict[str, Any]:
         """The very mapping DeepSpeed is given: plain, complete, and a fresh copy each time."""
-        return copy.deepcopy(self._ds_config)
+        copied: dict[str, Any] = plain_copy(self._ds_config)
+        return copied
+
+    @cached_property
+    def origins(self) -> Mapping[str, str]:
+        """Dotted key of :attr:`ds_config` -> where its value came from."""
+        return {dotted(path): self._filled.origin(path) for path in _leaf_paths(self._ds_config)}
 
     @property
     def zero_stage(self) -> int:
@@ -83,17 +88,16 @@ def reconcile(
         ConfigError: every reason why it cannot run, each with key, value, origin and mend.
     """
     hp, problems = read_hyperparameters(hyperparameters)
-    if hp.overwrite_deepspeed_args:
-        ds = _with_overwrites(ds, hyperparameters, hp.overwrite_deepspeed_args)
-    ds, stripped = _sound(ds, problems)
+    checked = _laid_over(ds, hyperparameters, hp.overwrite_deepspeed_args)
+    _tell(checked, problems)
+    ds = checked.ds
     warnings = disagreements(ds, hyperparameters)
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
     # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
     # cannot be counted, nor the batch, what depends on them is left out.
     layout = topology or _nearest_layout(hp, slots)
-    faulty = stripped | {
-        (name,) for name in SIZES if hyperparameters.key((name,)) in {p.key for p in problems}
-    }
+    wrong = {problem.key for problem in problems}
+    faulty = checked.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
     counted = layout.slots == slots and not faulty & {("pipe_parallel_size",), ("model_parallel_size",)}
     batch = None
     if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
@@ -103,7 +107,9 @@ def reconcile(
         _fill_batch(ds, hyperparameters, hp, assumed), hyperparameters, hp.fit, layout, accelerator
     )
     problems += undetermined
-    filled, _ = _sound(filled, problems)
+    checked = _checked(filled, sound=checked.stood, in_form=checked.ds.data)
+    _tell(checked, problems)
+    filled = checked.ds
     facts = Facts(ds=filled, topology=layout, batch=assumed, accelerator=accelerator, machines=machines)
     for rule, problem in broken_rules(facts, slots_origin=slots_origin):
         if counted or "{slots}" not in rule.message:
@@ -115,9 +121,9 @@ def reconcile(
         batch=batch,
         fit=hp.fit,
         accelerator=accelerator,
-        origins={dotted(path): filled.origin(path) for path in _leaf_paths(filled.data)},
         warnings=tuple(warnings),
-        _ds_config=copy.deepcopy(filled.data),
+        _ds_config=plain_copy(filled.data),
+        _filled=filled,
     )
 
 
@@ -130,18 +136,44 @@ def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
         return None
 
 
-def _sound(ds: Document, problems: list[Problem]) -> tuple[Document, set[KeyPath]]:
-    """What remains of a DeepSpeed JSON without its faulty values, which are told; and their paths."""
-    stripped: set[KeyPath] = set()
-    for path, problem in located_problems(ds):
-        if problem not in problems:
-            problems.append(problem)
-        if path:
-            stripped.add(path)
+class _Checked(NamedTuple):
+    """What remains of a DeepSpeed JSON without its faulty values.
+
+    Args:
+        ds: It, normalized.
+        found: The problems, and the paths of the values at fault.
+        stripped: These paths.
+        stood: The data before it was normalized.
+    """
+
+    ds: Document
+    found: Sequence[tuple[KeyPath, Problem]]
+    stripped: frozenset[KeyPath]
+    stood: Mapping[str, Any]
+
+
+def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any] | None = None) -> _Checked:
+    """Look at each value of a DeepSpeed JSON but those known to be ``sound`` or, of their form, ``in_form``."""
+    found = located_problems(ds, sound=sound)
+    stripped = frozenset(path for path, _ in found if path)
     for path in stripped:
         if ds.get(path) is not None:
-            ds = without(ds, path)
-    return normalized(ds), stripped
+            ds = ds.without(path)
+    return _Checked(normalized(ds, in_form=in_form), found, stripped, ds.data)
+
+
+def _as_written(ds: Document) -> _Checked:
+    """The same for a DeepSpeed JSON that is read for many points: looked at once."""
+    known: _Checked | None = ds.worked_out.get("checked")
+    if known is None:
+        known = ds.worked_out["checked"] = _checked(ds, sound={})
+    return known
+
+
+def _tell(checked: _Checked, problems: list[Problem]) -> None:
+    for _, problem in checked.found:
+        if problem not in problems:
+            problems.append(problem)
 
 
 def _nearest_layout(hp: Hyperparameters, slots: int) -> Topology:
@@ -159,20 +191,27 @@ def _one_sample_each(layout: Topology) -> Batch:
     return Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
 
+def _laid_over(ds: Document, hyperparameters: Document, overwrites: dict[str, Any]) -> _Checked:
+    """The JSON under ``overwrite_deepspeed_args``; of what these leave alone it is known how it is."""
+    written = _as_written(ds)
+    if not overwrites:
+        return written
+    over = _with_overwrites(ds, hyperparameters, overwrites)
+    return _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
+
+
 def _with_overwrites(ds: Document, hyperparameters: Document, overwrites: dict[str, Any]) -> Document:
     """Lay ``overwrite_deepspeed_args`` over the JSON, leaf by leaf.
 
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
+    changes = []
     for path in _leaf_paths(overwrites):
-        value: Any = overwrites
-        for step in path:
-            value = value[step]
         origin = hyperparameters.origin(("overwrite_deepspeed_args", *path))
         if not origin.startswith("--"):
             origin = origin.reworded(f"overwrite_deepspeed_args, {origin}")
-        ds = ds.overwritten(path, value, origin)
-    return ds
+        changes.append((path, get_path(overwrites, path), origin))
+    return ds.overwritten_all(changes)
 
 
 def _leaf_paths(data: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -259,14 +298,15 @@ def _stated_twice(
 
 
 def _fill_batch(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> Document:
+    stated = document.origin(("global_batch_size",))
+    changes = []
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) in (None, AUTO):
-            stated = document.origin(("global_batch_size",))
             origin = stated.reworded(_derivation(name, batch))
             if name == "global_batch_size" and hp.global_batch_size is not None:
                 origin = stated.reworded(f"global_batch_size, {stated}")
-            ds = ds.overwritten((key,), getattr(batch, name), origin)
-    return ds
+            changes.append(((key,), getattr(batch, name), origin))
+    return ds.overwritten_all(changes)
 
 
 def _derivation(name: str, batch: Batch) -> str:

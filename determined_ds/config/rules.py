@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
@@ -36,12 +37,17 @@ class Facts:
     accelerator: Accelerator
     machines: int = 1
 
-    @property
+    @cached_property
     def zero_stage(self) -> int:
         return int(self.zero("stage", 0) or 0)
 
+    @cached_property
+    def _zero(self) -> dict[str, Any]:
+        section = self.ds.get((ZERO,))
+        return section if isinstance(section, dict) else {}
+
     def zero(self, key: str, default: Any = None) -> Any:
-        return self.ds.get(("zero_optimization", key), default)
+        return self._zero.get(key, default)
 
     def offload_device(self, what: str) -> str | None:
         """``cpu`` or ``nvme`` where ``what`` (offload_optimizer, offload_param) is offloaded, else None."""
@@ -52,6 +58,17 @@ class Facts:
     @property
     def offload_ratio(self) -> float:
         return float(self.ds.get((ZERO, "offload_optimizer", "ratio"), 1))
+
+    @property
+    def precision(self) -> str:
+        """What the model computes in: ``fp16``, ``bf16`` or ``fp32``."""
+        return next((name for name in ("fp16", "bf16") if self.enabled(name)), "fp32")
+
+    @property
+    def grad_accum_dtype(self) -> str:
+        """What gradients are accumulated in; what the model computes in, unless stated."""
+        stated = self.ds.get(("data_types", "grad_accum_dtype"))
+        return DTYPES.get(str(stated).lower(), self.precision)
 
     def enabled(self, section: str) -> bool:
         return bool(self.ds.get((section, "enabled"), False))
@@ -68,7 +85,7 @@ class Facts:
     def slots(self) -> int:
         return self.topology.slots
 
-    @property
+    @cached_property
     def hpz(self) -> int:
         return int(self.zero("zero_hpz_partition_size", 1) or 1)
 
@@ -109,7 +126,12 @@ class Rule:
 
 
 ZERO = "zero_optimization"
-FP32 = ("fp32", "float32", "torch.float32", "float")
+# How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
+DTYPES = {
+    **dict.fromkeys(("fp32", "float32", "torch.float32", "float"), "fp32"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "half", "float16", "torch.float16", "torch.half"), "fp16"),
+}
 CONFIG = "deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._do_error_check"
 
 RULES: tuple[Rule, ...] = (
@@ -305,10 +327,18 @@ RULES: tuple[Rule, ...] = (
         warning=True,
     ),
     Rule(
+        code="grad-accum-mix",
+        key=("data_types", "grad_accum_dtype"),
+        breaks=lambda f: f.zero_stage == 0 and f.grad_accum_dtype != f.precision,
+        message="without ZeRO, gradients are accumulated in what the model computes in, {precision}",
+        mend="remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
+    ),
+    Rule(
         code="pipeline-bf16-grad-dtype",
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: (
-            f.pipe > 1 and f.enabled("bf16") and f.ds.get(("data_types", "grad_accum_dtype")) not in FP32
+            f.pipe > 1 and f.enabled("bf16") and f.zero_stage == 1 and f.grad_accum_dtype != "fp32"
         ),
         message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
         mend='add "data_types": {{"grad_accum_dtype": "fp32"}}',

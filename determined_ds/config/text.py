@@ -116,9 +116,8 @@ class _JSONReader:
         try:
             json.loads(self.text)
         except json.JSONDecodeError as error:
-            mend = _json_mend(self.text, error)
-            place = Place(error.lineno, error.colno)
-            raise refusal(self.name, f"is not JSON: {error.msg}", mend, place) from None
+            mend, at = _json_mend(self.text, error)
+            raise refusal(self.name, f"is not JSON: {error.msg}", mend, self._place(at)) from None
         except RecursionError:
             raise self._too_deep(None) from None
         except ValueError as error:  # an integer of more than 4300 digits
@@ -197,16 +196,17 @@ class _JSONReader:
         return result, at + 1
 
 
-def _json_mend(text: str, error: json.JSONDecodeError) -> str:
+def _json_mend(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
+    """What to do about text that is not JSON, and where."""
     before, rest = text[: error.pos].rstrip(), text[error.pos :]
     # Python 3.13 points at the comma itself, older ones behind it.
-    if (before.endswith(",") and rest[:1] in ("}", "]")) or re.match(r",\s*[}\]]", rest):
-        return "remove the comma before the bracket"
+    if before.endswith(",") and rest[:1] in ("}", "]"):
+        return "remove the comma before the bracket", len(before) - 1
+    if re.match(r",\s*[}\]]", rest):
+        return "remove the comma before the bracket", error.pos
     if re.match(r"//|#|/\*", rest):
-        return "JSON has no comments: remove it"
+        return "JSON has no comments: remove it", error.pos
     word = re.match(r"True|False|None", rest)
     if word:
-        return f"write {word.group().lower().replace('none', 'null')}"
-    if rest.startswith("'"):
-        return "use double quotes"
-    return "mend the JSON there"
+        return f"write {word.group().lower().replace('none', 'null')}", error.pos
+    return "use double quotes" if rest.startswith("'") else "mend the JSON there", error.pos

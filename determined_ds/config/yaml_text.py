@@ -112,7 +112,9 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
     problem = getattr(error, "problem", None) or str(error)
     if mark is None:
         return refusal(name, f"is not YAML: {problem}", "mend the YAML")
-    place = Place(mark.line + 1, mark.column + 1)
+    place = Place(
+        min(mark.line, text.count("\n")) + 1, mark.column + 1
+    )  # the end may be behind the last line
     if problem == "second occurrence":
         return refusal(
             name, "is not YAML: the anchor is defined twice", "give the second another name", place

@@ -8,26 +8,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.decide import Problems, decide, read_document
 from determined_ds.config.document import get_path
-from determined_ds.config.experiment import Experiment, parse_experiment, with_override
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from determined_ds.config.text import dump_yaml, read_yaml
+from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.text import dump_yaml
+from determined_ds.config.trial_file import check_trial_file
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
 from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS
-from determined_ds.runtime.trial_file import check_trial_file
-
-T = TypeVar("T")
 
 RUNS = Path("runs")
 
@@ -183,25 +179,6 @@ def _short(path: Path) -> str:
         return str(path)
 
 
-class _Findings:
-    """Every problem of a run, so that the user hears all of them at once."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def of(self, step: Callable[[], T]) -> T | None:
-        """What a step returns; None where it finds problems, which are kept."""
-        try:
-            return step()
-        except ConfigError as error:
-            self.problems.extend(error.problems)
-            return None
-
-    def raise_any(self) -> None:
-        if self.problems:
-            raise ConfigError(self.problems)
-
-
 def prepare_run(
     config: Path,
     context_dir: Path,
@@ -218,10 +195,14 @@ def prepare_run(
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank is started.
     """
-    experiment = _read_experiment(config, context_dir, slots, overrides)
-    found = _Findings()
+    experiment = parse_experiment(read_document(config, context_dir, slots=slots, overrides=overrides))
+    found = Problems()
     found.of(lambda: check_trial_file(experiment.trial, context_dir, experiment.document))
-    resolved = _resolve(found, experiment, context_dir, accelerator)
+    devices = found.of(lambda: detect_accelerator(accelerator))
+    point = experiment.hyperparameters
+    resolved = None
+    if devices is not None:
+        resolved = found.of(lambda: decide(experiment, point, context_dir=context_dir, accelerator=devices))
     where = run_dir or _new_run_dir(RUNS / _slug(experiment.name), now)
     starts = found.of(lambda: _start_in(where, resume=resume, stated=run_dir is not None))
     checkpoint, damages = starts or (None, ())
@@ -237,53 +218,6 @@ def prepare_run(
         checkpoint=checkpoint,
         damages=damages,
         accelerator=accelerator,
-    )
-
-
-def _read_experiment(
-    config: Path, context_dir: Path, slots: int | None, overrides: Iterable[str]
-) -> Experiment:
-    found = _Findings()
-    if config.is_dir() and context_dir.is_file():
-        mend = f"the configuration comes first: det-ds run {context_dir} {config}"
-        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", mend=mend))
-    if not context_dir.is_dir():
-        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
-        mend = "give the folder that holds the model's code, e.g. `.`"
-        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
-    document = found.of(lambda: read_yaml(config))
-    if document is not None:
-        if slots is not None:
-            document = document.overwritten(("resources", "slots_per_trial"), slots, "--slots")
-        for override in overrides:
-            document = found.of(partial(with_override, document, override)) or document
-    found.raise_any()
-    assert document is not None
-    return parse_experiment(document)
-
-
-def _resolve(
-    found: _Findings, experiment: Experiment, context_dir: Path, accelerator: str | None
-) -> ResolvedConfig | None:
-    document = experiment.hyperparameters
-    devices = found.of(lambda: detect_accelerator(accelerator))
-    hp = found.of(lambda: parse_hyperparameters(document))
-    if hp is None:
-        return None
-    if hp.fit.max_length is None:
-        message, mend = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
-        key, origin = document.key(("fit", "max_length")), document.origin(("fit", "max_length"))
-        found.problems.append(Problem(key=key, origin=origin, message=message, mend=mend, code="max-length"))
-    ds = found.of(
-        lambda: load_deepspeed_config(hp.deepspeed_config, context_dir=context_dir, hyperparameters=document)
-    )
-    if devices is None or ds is None:
-        return None
-    slots_origin = experiment.document.origin(("resources", "slots_per_trial"))
-    return found.of(
-        lambda: reconcile(
-            document, ds, slots=experiment.slots, accelerator=devices, slots_origin=slots_origin
-        )
     )
 
 

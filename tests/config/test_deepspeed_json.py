@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from determined_ds.config.deepspeed_json import (
     AUTO,
+    find_deepspeed_config,
     known_keys,
-    load_deepspeed_config,
     located_problems,
     normalized,
 )
@@ -283,7 +283,7 @@ def test_the_normal_form_keeps_meaning_and_origin() -> None:
 
 def load(value: Any, folder: Path) -> Any:
     hp = hyperparameters(f"lr: 1\ndeepspeed_config: {json.dumps(value)}")
-    return load_deepspeed_config(hp.data["deepspeed_config"], context_dir=folder, hyperparameters=hp)
+    return find_deepspeed_config(hp.data["deepspeed_config"], context_dir=folder, hyperparameters=hp)
 
 
 def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
@@ -291,18 +291,18 @@ def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
     (tmp_path / "ds" / "zero.json").write_text('{\n"bf16": {}}')
     read = load("ds/zero.json", tmp_path)
     assert read.data == {"bf16": {}}
-    assert read.origin(("bf16",)) == "ds/zero.json:2"
+    assert read.origin(("bf16",)) == f"{tmp_path}/ds/zero.json:2"
     assert load(str(tmp_path / "ds" / "zero.json"), tmp_path).data == read.data
     assert load("ds/../ds/zero.json", tmp_path).data == read.data
 
 
 def test_a_mapping_is_taken_with_its_places() -> None:
     hp = hyperparameters("deepspeed_config:\n  zero_optimization:\n    stage: 1\n")
-    read = load_deepspeed_config(hp.data["deepspeed_config"], context_dir=Path(), hyperparameters=hp)
+    read = find_deepspeed_config(hp.data["deepspeed_config"], context_dir=Path(), hyperparameters=hp)
     assert read.origin(("zero_optimization", "stage")) == "hp.yaml:3"
-    other = load_deepspeed_config({"bf16": {}}, context_dir=Path(), hyperparameters=hp)
+    other = find_deepspeed_config({"bf16": {}}, context_dir=Path(), hyperparameters=hp)
     assert other.origin(("bf16",)) == "hyperparameters.deepspeed_config"
-    assert load_deepspeed_config(None, context_dir=Path(), hyperparameters=hp).data == {}
+    assert find_deepspeed_config(None, context_dir=Path(), hyperparameters=hp).data == {}
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from determined_ds.config.document import (
     MAX_UNKNOWN,
     Document,
+    Edits,
     KeyPath,
     Place,
     dotted,
     get_path,
     nearest,
+    plain_copy,
     unknown_key,
     unknown_keys,
 )
@@ -146,3 +148,96 @@ def test_many_unknown_keys_are_told_once() -> None:
     assert len(problems) == MAX_UNKNOWN + 1
     assert str(50_000 - MAX_UNKNOWN - 1) in problems[-1].message
     assert "vocab.json" in problems[-1].mend
+
+
+# ------------------------------------------------------------------------------- what is the same is shared
+
+
+def plainly_overwritten(data: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
+    """What overwriting comes to, on a copy of everything."""
+    data = copy.deepcopy(data)
+    node = data
+    for step in path[:-1]:
+        if not isinstance(node.get(step), dict):
+            node[step] = {}
+        node = node[step]
+    merge(node, path[-1], copy.deepcopy(value))
+    return data
+
+
+def merge(node: dict[Any, Any], key: Any, value: Any) -> None:
+    if isinstance(value, dict) and isinstance(node.get(key), dict):
+        for inner, item in value.items():
+            merge(node[key], inner, item)
+    else:
+        node[key] = value
+
+
+@given(MAPPINGS, st.lists(st.tuples(PATHS, TREES), max_size=4))
+def test_edits_are_laid_one_over_the_other_and_change_nothing_in_place(
+    data: dict[str, Any], changes: list[tuple[KeyPath, Any]]
+) -> None:
+    before, given = copy.deepcopy(data), copy.deepcopy(changes)
+    document = Document(name="a", data=data)
+    expected, one_by_one, edits = copy.deepcopy(data), document, Edits(document)
+    stages = [document.data]
+    for path, value in changes:
+        expected = plainly_overwritten(expected, path, value)
+        one_by_one = one_by_one.overwritten(path, value, "--set")
+        stages.append(one_by_one.data)
+        edits.overwrite(path, value, "--set")
+    frozen = copy.deepcopy(stages)
+    assert one_by_one.data == edits.document.data == expected
+    assert repr(one_by_one) == repr(edits.document)
+    one_by_one.overwritten(("a", "b", "c"), {"d": 1}, "--set").overwritten(("a", "b", "c", "d"), 2, "--set")
+    assert stages == frozen
+    assert (data, changes) == (before, given)
+
+
+@given(MAPPINGS, st.data())
+def test_without_a_leaf_all_else_is_as_it_was(data: dict[str, Any], draw: st.DataObject) -> None:
+    before = copy.deepcopy(data)
+    paths = [leaf for leaf in leaves(data) if leaf]
+    if not paths:
+        return
+    path = draw.draw(st.sampled_from(paths))
+    after = Document(name="a", data=data).without(path)
+    assert data == before
+    assert after.get(path, "missing") == "missing"
+    expected = copy.deepcopy(data)
+    for end in range(len(path), 0, -1):
+        section = get_path(expected, path[: end - 1])
+        del section[path[end - 1]]
+        if section:
+            break
+    assert after.data == expected
+    edits = Edits(Document(name="a", data=data))
+    edits.remove(path)
+    assert edits.document.data == expected
+
+
+def test_what_is_not_overwritten_is_not_copied() -> None:
+    data = {"a": {"b": {}, "c": {}}, "d": {}}
+    after = Document(name="a", data=data).overwritten(("a", "b", "x"), 1, "--set").data
+    assert after["d"] is data["d"]
+    assert after["a"]["c"] is data["a"]["c"]
+    assert data["a"]["b"] == {}
+
+
+@given(TREES)
+def test_a_plain_copy_shares_nothing(data: Any) -> None:
+    def containers(value: Any) -> set[int]:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        own = {id(value)} if isinstance(value, (dict, list)) else set()
+        return own.union(*map(containers, inner))
+
+    copied = plain_copy(data)
+    assert repr(copied) == repr(data)
+    assert not containers(copied) & containers(data)
+
+
+def test_other_data_of_the_same_places() -> None:
+    document = Document(name="a.yaml", data={"a": 1}, places={("a",): Place(3, 1)}, prefix="p")
+    other = document.holding({"a": 2})
+    assert (other.get(("a",)), other.origin(("a",)), other.key(("a",))) == (2, "a.yaml:3", "p.a")
+    assert document.data == {"a": 1}

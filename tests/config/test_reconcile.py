@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.experiment import load_experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from tests.config.making import CPU, CUDA, EXPERIMENTS, ROOT, decide, refusal, refusals
+from determined_ds.errors import ConfigError
+from tests.config.making import (
+    CPU,
+    CUDA,
+    EXPERIMENTS,
+    ROOT,
+    decide,
+    ds_json,
+    hyperparameters,
+    refusal,
+    refusals,
+)
 
 
 def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
@@ -22,7 +33,7 @@ def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> Res
     experiment = load_experiment(path, overrides, name=path.name)
     hp = experiment.hyperparameters
     value = parse_hyperparameters(hp).deepspeed_config
-    ds = load_deepspeed_config(value, context_dir=ROOT, hyperparameters=hp)
+    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=hp)
     return reconcile(hp, ds, slots=experiment.slots, accelerator=accelerator)
 
 
@@ -143,6 +154,25 @@ def test_the_batch_may_be_stated_in_the_json_alone() -> None:
     assert decide("{}", {"train_batch_size": 8}).batch.micro_batch_size == 4
     assert decide("{}", {"train_micro_batch_size_per_gpu": 3}).batch.global_batch_size == 6
     assert decide("global_batch_size: 8", {"train_batch_size": 8}).batch.global_batch_size == 8
+
+
+@pytest.mark.parametrize("stage", [0, 2, 7])
+def test_a_json_that_was_looked_at_before_is_judged_as_a_new_one(stage: int) -> None:
+    """What has been worked out of it once is not what a point lays over it."""
+    text = '{"zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}, "typo": 1, "bf16": {"enabled": "auto"}}'
+    for written in (text, text.replace('"typo": 1,', "")):
+        ds = ds_json(written)
+        results: list[tuple[str, Any]] = []
+        for document in (ds, ds, ds_json(written)):
+            over = {"zero_optimization": {"stage": stage}, "steps_per_print": 5.0}
+            hp = hyperparameters({"global_batch_size": 8, "overwrite_deepspeed_args": over})
+            try:
+                resolved = reconcile(hp, document, slots=2, accelerator=CUDA)
+                results.append((repr(resolved.ds_config), resolved.origins))
+            except ConfigError as error:
+                results.append((str(error), {}))
+        assert results[0] == results[1] == results[2]
+        assert ds == ds_json(written)
 
 
 # ------------------------------------------------------------------------------------------- why it cannot run

@@ -127,8 +127,15 @@ CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
         Setup(ds={"gradient_accumulation_steps": 2}, pipe=2),
     ),
     ("pipeline-bf16-grad-dtype", ("data_types", "grad_accum_dtype")): (
-        Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
-        Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.float32"}}, pipe=2),
+        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
+        Setup(
+            ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.float32"}},
+            pipe=2,
+        ),
+    ),
+    ("grad-accum-mix", ("data_types", "grad_accum_dtype")): (
+        Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
+        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
     ),
 }
 

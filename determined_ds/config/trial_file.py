@@ -20,7 +20,7 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         EntrypointError: there is no such module, it is not Python, or it cannot have such a class.
     """
     module, _, name = trial.partition(":")
-    source = _source_of(module, context_dir)
+    source = source_of(module, context_dir)
     if source is None:
         _refuse_missing_module(module, trial, context_dir, document)
         return
@@ -42,7 +42,8 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         raise _entrypoint(document, trial, f"module {module} has no {name}", mend)
 
 
-def _source_of(module: str, context_dir: Path) -> Path | None:
+def source_of(module: str, context_dir: Path) -> Path | None:
+    """The file of a module of the context directory; None where there is none."""
     stem = context_dir.joinpath(*module.split("."))
     for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
         if file.is_file():

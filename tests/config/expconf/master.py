@@ -1,0 +1,60 @@
+"""The oracle's verdict of a config, where the cluster completes its ``checkpoint_storage``.
+
+The oracle re-implements the master (tests/experiments/master_schemas.py). In one matter it is known to differ:
+it fills the ``save_*`` defaults of a storage into ``tensorboard_storage``, which the schema then refuses. The
+master's Go structs have no such fields, so that nothing is filled there; that section is judged as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from tests.experiments import master_schemas as master
+
+Json = Any
+
+# Complete, of each type.
+CLUSTERS: list[dict[str, Json]] = [
+    {"type": "shared_fs", "host_path": "/"},
+    {"type": "directory", "container_path": "/data"},
+    {"type": "s3", "bucket": "b"},
+    {"type": "gcs", "bucket": "b"},
+    {"type": "azure", "container": "c", "account_url": "u"},
+]
+
+
+def refusals(config: dict[str, Json]) -> Iterator[str]:
+    """Why the master refuses a config, on the cluster that suits it best: nothing if it takes it.
+
+    The verdict is that of ``errors`` and ``create_errors``, found faster: validators are made once, and stop at
+    what is wrong first.
+    """
+    given = {key: value for key, value in config.items() if key != "tensorboard_storage"}
+    sanity, completeness = _validator(master._SanityValidator), _validator(master._CompletenessValidator)
+    if not sanity.is_valid(given):
+        yield "is not sane"
+        return
+    yield from master._field_refusals(given)
+    yield from master._searcher_refusals(given.get("searcher") or {})
+    tensorboard = config.get("tensorboard_storage")
+    if tensorboard is not None and (
+        not isinstance(tensorboard, dict)
+        or not _validator(master._CompletenessValidator, "tensorboard-storage.json").is_valid(tensorboard)
+    ):
+        yield "tensorboard_storage: is none"
+    kind = (given.get("checkpoint_storage") or CLUSTERS[0]).get("type")
+    clusters = [cluster for cluster in CLUSTERS if kind in (None, cluster["type"])]
+    if not any(completeness.is_valid(master.fill_defaults(given, checkpoint_storage=c)) for c in clusters):
+        yield "is not complete"
+
+
+@functools.cache
+def _validator(kind: Any, schema: str = master.EXPERIMENT) -> Any:
+    return kind(master._schema(schema), registry=master._REGISTRY)
+
+
+def slow_refusals(config: dict[str, Json], cluster: dict[str, Json]) -> list[str]:
+    """As the oracle itself says it; for a config without ``tensorboard_storage``."""
+    return [*master.errors(config, checkpoint_storage=cluster), *master.create_errors(config)]
