@@ -1,0 +1,326 @@
+"""``det-ds estimate``: the memory that a model takes under every strategy, before there is a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from determined_ds.memory import Fit, ModelShape, Strategy
+
+EPILOG = """\b
+Examples:
+  det-ds estimate experiments/gpt2/const.yaml --gpu-memory 24GiB
+  det-ds estimate --params 6B --layers 28 --hidden 4096 --slots 8 --gpu-memory 80GiB
+  det-ds estimate --hf-config path/to/config.json --gpu-memory 80GiB --activation-checkpointing
+"""
+DEFAULT_SLOTS = 8
+WIDTH = 100
+PARTS = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total", "host")
+HEADERS = ("params", "grads", "optimizer", "activ.", "buffers", "total", "host")
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option("--hf-config", metavar="PATH", help="A Hugging Face config.json, or its folder.")
+@click.option("--params", metavar="COUNT", help="Parameters, e.g. 6B. Loads no torch.")
+@click.option("--layers", type=int, help="Transformer blocks.")
+@click.option("--hidden", type=int, help="Width of the model.")
+@click.option("--heads", type=int, help="Attention heads.")
+@click.option("--vocab", type=int, help="Tokens in the vocabulary.  [default: 50257]")
+@click.option("--sequence-length", type=int, help="Tokens of a sample.")
+@click.option("--slots", "--gpus", type=int, help=f"Ranks.  [default: CONFIG's, or {DEFAULT_SLOTS}]")
+@click.option("--gpu-memory", metavar="SIZE", help="Of one GPU, e.g. 80GiB: what fits it?")
+@click.option("--micro-batch", type=int, help="Samples a rank computes at a time.  [default: CONFIG's, or 1]")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[default: CONFIG's, or bf16]")
+@click.option("--activation-checkpointing", is_flag=True, help="Blocks are computed again going backward.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
+def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any) -> None:
+    """Tell the bytes a rank needs under every ZeRO stage and offload, and what fits a GPU.
+
+    The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
+    """
+    from determined_ds.memory import alternatives, fit, parse_bytes
+
+    _check(config, flags)
+    gpu = parse_bytes(flags["gpu_memory"]) if flags["gpu_memory"] else None
+    shape, strategy, asked = _model(config, context_dir, flags)
+    rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
+    if as_json:
+        click.echo(json.dumps(_as_json(shape, rows, gpu), indent=2))
+    else:
+        _show(shape, rows, gpu, _key(strategy) if asked else None)
+    if gpu is not None:
+        _refuse_too_small(shape, rows, gpu)
+
+
+# ----------------------------------------------------------------------------------------------- the model
+
+
+def _check(config: Path | None, flags: dict[str, Any]) -> None:
+    """Refuse flags that contradict each other, or numbers below 1; all at once."""
+    from determined_ds.errors import ConfigError, Problem
+
+    by_sizes = [name for name in ("params", "layers", "hidden", "heads", "vocab") if flags[name] is not None]
+    sources = {
+        "CONFIG": config is not None,
+        "--hf-config": flags["hf_config"] is not None,
+        f"--{by_sizes[0]}" if by_sizes else "": bool(by_sizes),
+    }
+    given = [name for name, is_given in sources.items() if is_given]
+    problems = []
+    if len(given) != 1:
+        message = (
+            f"the model is given {len(given)} times: {', '.join(given)}" if given else "no model is given"
+        )
+        mend = "keep one of them" if given else "give a CONFIG, --hf-config PATH, or --params 6B"
+        problems.append(Problem(key="det-ds estimate", message=message, mend=mend, code="model"))
+    if flags["overrides"] and config is None:
+        message = "changes a CONFIG, and none is given"
+        problems.append(Problem(key="--set", message=message, mend="give a CONFIG, or remove --set"))
+    for name, value in flags.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            flag = f"--{name.replace('_', '-')}"
+            problems.append(
+                Problem(key=flag, value=value, message="must be 1 or more", mend=f"e.g. {flag} 8")
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _model(
+    config: Path | None, context_dir: Path, flags: dict[str, Any]
+) -> tuple[ModelShape, Strategy, bool]:
+    """The model's shape, a strategy to vary, and whether somebody asked for that very one."""
+    from determined_ds.memory import Strategy, parse_count, shape_from_sizes
+
+    if config is not None:
+        return *_of_experiment(config, context_dir, flags), True
+    slots, precision = flags["slots"] or DEFAULT_SLOTS, flags["precision"] or "bf16"
+    if flags["hf_config"] is not None:
+        from determined_ds.runtime.model_shape import shape_of_huggingface
+
+        shape = shape_of_huggingface(
+            Path(flags["hf_config"]), sequence_length=flags["sequence_length"], precision=precision
+        )
+    else:
+        shape = shape_from_sizes(
+            num_parameters=parse_count(flags["params"]) if flags["params"] else None,
+            num_layers=flags["layers"],
+            hidden_size=flags["hidden"],
+            num_heads=flags["heads"],
+            vocab_size=flags["vocab"],
+            sequence_length=flags["sequence_length"],
+        )
+    if flags["slots"] is None:
+        shape = replace(shape, assumptions=(*shape.assumptions, f"{slots} ranks (--slots)"))
+    strategy = Strategy(
+        precision=precision,
+        replicas=slots,
+        micro_batch_size=flags["micro_batch"] or 1,
+        activation_checkpointing=flags["activation_checkpointing"],
+    )
+    return shape, strategy, False
+
+
+def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tuple[ModelShape, Strategy]:
+    from determined_ds.config.accelerator import assumed_cuda
+    from determined_ds.config.decide import decide, read_document
+    from determined_ds.config.experiment import parse_experiment
+    from determined_ds.config.trial_file import check_trial_file
+    from determined_ds.memory import strategy_of
+
+    document = read_document(
+        config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
+    )
+    experiment = parse_experiment(document)
+    check_trial_file(experiment.trial, context_dir, experiment.document)
+    resolved = decide(
+        experiment,
+        experiment.hyperparameters,
+        context_dir=context_dir,
+        accelerator=assumed_cuda(experiment.slots),
+    )
+    strategy = strategy_of(resolved, activation_checkpointing=flags["activation_checkpointing"])
+    if flags["precision"] not in (None, strategy.precision):
+        strategy = replace(strategy, precision=flags["precision"], grad_accum_dtype=None)
+    if flags["micro_batch"]:
+        strategy = replace(strategy, micro_batch_size=flags["micro_batch"])
+    from determined_ds.runtime.model_shape import shape_of_experiment
+
+    shape = shape_of_experiment(experiment, resolved, context_dir, precision=strategy.precision)
+    if flags["sequence_length"]:
+        shape = shape.at_sequence_length(flags["sequence_length"])
+    return shape, strategy
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+
+def _label(strategy: Strategy) -> str:
+    words = f"ZeRO {strategy.zero_stage}"
+    if strategy.pipe_parallel_size > 1:
+        words = f"pipeline {strategy.pipe_parallel_size}, {words}"
+    if strategy.offload_optimizer:
+        words += ", offload all" if strategy.offload_param else ", offload opt"
+    return words
+
+
+def _key(strategy: Strategy) -> tuple[object, ...]:
+    return (
+        strategy.zero_stage,
+        strategy.offload_optimizer,
+        strategy.offload_param,
+        strategy.pipe_parallel_size,
+    )
+
+
+def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, asked: tuple[object, ...] | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from determined_ds.memory.units import GIB, MIB
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.width = max(WIDTH, console.width)
+    for line in _heading(shape, rows[0].strategy):
+        console.print(Text(line))
+    totals = [row.memory.total_bytes for row in rows]
+    unit, size = ("GiB", GIB) if min(totals) >= GIB // 8 or max(totals) >= 64 * GIB else ("MiB", MIB)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
+    table.add_column(f"{unit} a rank", no_wrap=True)
+    for header in HEADERS:
+        table.add_column(header, justify="right", no_wrap=True)
+    if gpu is not None:
+        table.add_column("fits", justify="right", no_wrap=True)
+        table.add_column("max micro", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_label(row.strategy) + (" *" if _key(row.strategy) == asked else "")]
+        cells += [f"{getattr(row.memory, f'{part}_bytes') / size:,.2f}" for part in PARTS]
+        if gpu is not None:
+            cells += ["yes" if row.fits else "no", str(row.largest_micro_batch or "-")]
+        table.add_row(*cells, style=None if row.fits or gpu is None else "dim")
+    console.print()
+    console.print(table)
+    console.print()
+    for line in _footing(rows, gpu, asked):
+        console.print(Text(line))
+
+
+def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
+    from determined_ds.memory import format_count
+    from determined_ds.memory.activations import are_known
+
+    sizes = [
+        text.format(number)
+        for text, number in (
+            ("{:,} layers", shape.num_layers),
+            ("{:,} wide", shape.hidden_size),
+            ("vocabulary of {:,}", shape.vocab_size),
+            ("samples of {:,} tokens", shape.sequence_length),
+        )
+        if number
+    ]
+    frozen = shape.num_parameters - shape.trainable
+    trained = f", {format_count(frozen)} of them frozen" if frozen else ""
+    lines = [
+        f"model    {format_count(shape.num_parameters)} parameters{trained}"
+        + (f": {', '.join(sizes)}" if sizes else "")
+    ]
+    checkpointing = ", activation checkpointing" if strategy.activation_checkpointing else ""
+    lines.append(
+        f"ranks    {strategy.slots}, in {strategy.precision}, micro-batch {strategy.micro_batch_size}{checkpointing}"
+    )
+    lines += [f"assumed  {assumption}" for assumption in shape.assumptions]
+    if not are_known(shape):
+        lines.append("warning  activations are not known, and not counted")
+    elif shape.activations is None:
+        lines.append("note     activations by the sizes, for fused attention and fused GELU")
+    return lines
+
+
+def _footing(rows: list[Fit], gpu: int | None, asked: tuple[object, ...] | None) -> list[str]:
+    from determined_ds.memory import format_bytes, usable_bytes
+    from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED
+
+    lines = [
+        "buffers: buckets of communication, what ZeRO 3 gathers, copies that the optimizer's step makes",
+        "offload opt: optimizer states in host memory; offload all: parameters too",
+    ]
+    if asked is not None:
+        lines.insert(0, "* what CONFIG asks for")
+    if gpu is None:
+        return [*lines, "--gpu-memory 80GiB says what fits"]
+    usable = usable_bytes(gpu)
+    lines.append(
+        f"usable: {format_bytes(usable)} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
+        f" {FRAGMENTED:.0%} of the rest for fragments"
+    )
+    cheapest = next((row for row in rows if row.fits), None)
+    if cheapest is not None:
+        more = cheapest.largest_micro_batch
+        micro = f"; micro-batch up to {more}" if more else ""
+        lines.append(
+            f"cheapest that fits: {cheapest.strategy.name}, {format_bytes(cheapest.memory.total_bytes)}{micro}"
+        )
+        return lines
+    smaller = next((row for row in rows if row.largest_micro_batch), None)
+    if smaller is not None:
+        lines.append(
+            f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first that does with fewer:"
+            f" {smaller.strategy.name}, up to {smaller.largest_micro_batch}"
+        )
+    return lines
+
+
+def _refuse_too_small(shape: ModelShape, rows: list[Fit], gpu: int) -> None:
+    """Refuse a GPU that nothing fits, whatever the micro-batch."""
+    from determined_ds.errors import ConfigError, Problem
+    from determined_ds.memory import fits, format_bytes, memory_per_rank
+    from determined_ds.memory.fitting import device_bytes
+
+    one_each = [replace(row.strategy, micro_batch_size=1) for row in rows]
+    if any(fits(shape, each, gpu) for each in one_each):
+        return
+    least = min(one_each, key=lambda each: memory_per_rank(shape, each).total_bytes)
+    needed = memory_per_rank(shape, least)
+    more = "" if least.activation_checkpointing else ", or --activation-checkpointing"
+    raise ConfigError(
+        Problem(
+            key="--gpu-memory",
+            value=format_bytes(gpu),
+            message=f"nothing fits, not even one sample under {least.name}: {format_bytes(needed.total_bytes)}",
+            mend=f"use GPUs of {format_bytes(device_bytes(needed.total_bytes))} or more, or more --slots{more}",
+            code="memory",
+        )
+    )
+
+
+def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, Any]:
+    from determined_ds.memory import usable_bytes
+
+    cheapest = next((row for row in rows if row.fits), None)
+    return {
+        "version": 1,
+        "model": asdict(shape),
+        "gpu_memory_bytes": gpu,
+        "usable_bytes": None if gpu is None else usable_bytes(gpu),
+        "strategies": [
+            {
+                "name": row.strategy.name,
+                **asdict(row.strategy),
+                **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
+                "fits": row.fits,
+                "largest_micro_batch": row.largest_micro_batch,
+            }
+            for row in rows
+        ],
+        "cheapest": None if cheapest is None else cheapest.strategy.name,
+    }

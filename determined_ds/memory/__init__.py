@@ -1,0 +1,43 @@
+"""Bytes that training takes, before any are taken: pure arithmetic over the sizes of a model and a strategy."""
+
+from determined_ds.memory.estimate import Memory, memory_per_rank
+from determined_ds.memory.fitting import (
+    Fit,
+    alternatives,
+    fit,
+    fits,
+    largest_micro_batch,
+    strategies_that_fit,
+    usable_bytes,
+)
+from determined_ds.memory.model_shape import (
+    MeasuredActivations,
+    ModelShape,
+    shape_from_sizes,
+    transformer_parameters,
+)
+from determined_ds.memory.strategy import Strategy, num_optimizer_states, strategy_of
+from determined_ds.memory.units import format_bytes, format_count, parse_bytes, parse_count
+
+__all__ = [
+    "Fit",
+    "MeasuredActivations",
+    "Memory",
+    "ModelShape",
+    "Strategy",
+    "alternatives",
+    "fit",
+    "fits",
+    "format_bytes",
+    "format_count",
+    "largest_micro_batch",
+    "memory_per_rank",
+    "num_optimizer_states",
+    "parse_bytes",
+    "parse_count",
+    "shape_from_sizes",
+    "strategies_that_fit",
+    "strategy_of",
+    "transformer_parameters",
+    "usable_bytes",
+]

@@ -1,0 +1,128 @@
+"""What fits a device: which strategies, and the largest micro-batch of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from determined_ds.memory.activations import are_known
+from determined_ds.memory.estimate import Memory, memory_per_rank
+from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.strategy import Strategy
+from determined_ds.memory.units import GIB
+
+# What CUDA, cuBLAS and NCCL take before the first tensor: their kernels, workspaces and communication channels.
+# The context alone is 0.3 to 0.6 GiB from Volta to Hopper; NCCL adds about 0.1 a communicator, cuBLAS up to 0.03 a
+# handle. Source: "Model Memory Anatomy" of transformers' documentation has 1.3 GB with kernels loaded eagerly (CUDA
+# 11); CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2, about halves it.
+CUDA_BYTES = GIB
+# Share of the rest that torch's caching allocator cannot use: blocks are rounded up to 2 MiB, and gaps remain.
+FRAGMENTED = 0.05
+LARGEST_MICRO_BATCH = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A strategy on a device of a given size.
+
+    Args:
+        strategy: With the micro-batch that was asked for.
+        memory: Of one rank.
+        fits: Whether that is within what the device has; None where no device was named.
+        largest_micro_batch: The largest that fits; None where none does, or no device was named.
+    """
+
+    strategy: Strategy
+    memory: Memory
+    fits: bool | None
+    largest_micro_batch: int | None
+
+
+def usable_bytes(gpu_memory_bytes: int) -> int:
+    """Bytes of a device that tensors can be put in: all of it, less CUDA's own and a share for fragments."""
+    return max(0, int((gpu_memory_bytes - CUDA_BYTES) * (1 - FRAGMENTED)))
+
+
+def device_bytes(tensor_bytes: int) -> int:
+    """Bytes that a device must have for so many bytes of tensors: the inverse of :func:`usable_bytes`."""
+    return int(tensor_bytes / (1 - FRAGMENTED)) + CUDA_BYTES + 1
+
+
+def fits(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int) -> bool:
+    """Whether a rank's tensors fit a device of ``gpu_memory_bytes``."""
+    return memory_per_rank(shape, strategy).total_bytes <= usable_bytes(gpu_memory_bytes)
+
+
+def largest_micro_batch(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int) -> int | None:
+    """The largest micro-batch that fits, all else as in ``strategy``; None where not even one sample does.
+
+    Where nothing is known of the activations, the answer is None too.
+    """
+    if not are_known(shape):
+        return None
+
+    def fits_with(samples: int) -> bool:
+        return fits(shape, replace(strategy, micro_batch_size=samples), gpu_memory_bytes)
+
+    if not fits_with(1):
+        return None
+    enough, too_many = 1, LARGEST_MICRO_BATCH + 1
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        if fits_with(middle):
+            enough = middle
+        else:
+            too_many = middle
+    return enough
+
+
+def fit(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int | None) -> Fit:
+    """A strategy's bytes, and how it fits."""
+    memory = memory_per_rank(shape, strategy)
+    if gpu_memory_bytes is None:
+        return Fit(strategy=strategy, memory=memory, fits=None, largest_micro_batch=None)
+    return Fit(
+        strategy=strategy,
+        memory=memory,
+        fits=memory.total_bytes <= usable_bytes(gpu_memory_bytes),
+        largest_micro_batch=largest_micro_batch(shape, strategy, gpu_memory_bytes),
+    )
+
+
+def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
+    """Every ZeRO stage and offload on the same slots, from the cheapest in time to the cheapest in memory.
+
+    Where ``strategy`` is a pipeline, its rows come first; the others have its slots as replicas.
+    """
+    plain = replace(
+        strategy,
+        zero_stage=0,
+        offload_optimizer=False,
+        offload_param=False,
+        pipe_parallel_size=1,
+        replicas=strategy.replicas * strategy.pipe_parallel_size,
+    )
+    found = []
+    if strategy.pipe_parallel_size > 1:
+        found += [_for_stage(replace(strategy, offload_optimizer=False), stage) for stage in (0, 1)]
+        if strategy.offload_optimizer:
+            found.append(strategy)
+    found += [_for_stage(plain, stage) for stage in range(4)]
+    found += [replace(_for_stage(plain, stage), offload_optimizer=True) for stage in (1, 2, 3)]
+    found.append(replace(plain, zero_stage=3, offload_optimizer=True, offload_param=True))
+    return tuple(found)
+
+
+def _for_stage(plain: Strategy, stage: int) -> Strategy:
+    """Stage 0 does not accumulate in another type than it computes in.
+
+    Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which raises.
+    """
+    return replace(plain, zero_stage=stage, grad_accum_dtype=plain.grad_accum_dtype if stage else None)
+
+
+def strategies_that_fit(
+    shape: ModelShape, strategies: Iterable[Strategy], gpu_memory_bytes: int
+) -> tuple[Strategy, ...]:
+    """Those of ``strategies`` that fit, in their order; the first is the one to take."""
+    return tuple(strategy for strategy in strategies if fits(shape, strategy, gpu_memory_bytes))

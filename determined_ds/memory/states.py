@@ -1,0 +1,141 @@
+"""Bytes of model states: parameters, gradients and optimizer states, on the device and on the host.
+
+ZeRO (arXiv 1910.02054, sections 3.1 and 5) counts, for Ψ parameters trained by Adam in mixed precision, 2 Ψ of
+parameters, 2 Ψ of gradients and 12 Ψ of fp32 copy, momentum and variance: 16 Ψ, of which N replicas keep
+4 Ψ + 12 Ψ/N at stage 1, 2 Ψ + 14 Ψ/N at stage 2 and 16 Ψ/N at stage 3. In bf16 and fp16 that is what deepspeed
+0.19.8 holds when the backward pass ends, and what is counted here. Where it holds something else, so does this::
+
+    fp32, stage 0     16 Ψ            the model's own parameters are stepped; there is no second copy
+    fp32, stages 1-2  8 Ψ + 12 Ψ/N    ... but here there is: the optimizer's partition is cloned
+                      4 Ψ + 16 Ψ/N    (runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups)
+    fp32, stage 3     20 Ψ/N          and here: the branch that would share the storage compares a torch.device
+                                      with a string (runtime/zero/stage3.py, _create_fp32_partitions)
+    grad_accum_dtype  gradients are of its width. Of bf16 parameters with fp32 gradients stage 1 keeps both widths
+                      whole, 2 Ψ + 4 Ψ (runtime/bf16_optimizer.py, fp32_groups_gradients_flat), unless
+                      bf16.immediate_grad_update; stage 2 keeps a partition in fp32
+                      (stage_1_and_2.py, _build_compact_grad_partition_buffer)
+    bf16 pipelines    divide the optimizer states among the replicas at stage 0 too
+                      (runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer)
+    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks
+                      (runtime/zero/partition_parameters.py, ds_secondary_tensor)
+    offload           the optimizer's partition, its fp32 gradient and a copy in the parameters' width are on the
+                      host (stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups)
+
+Flat buffers are padded to a multiple of 2 N elements (stage_1_and_2.py, nccl_start_alignment_factor).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from determined_ds.memory.model_shape import ModelShape, round_up
+from determined_ds.memory.strategy import ELEMENT_BYTES, Strategy
+
+ALIGNMENT = 2  # elements a rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes of model states of one rank when a backward pass ends.
+
+    Args:
+        parameters_bytes: On the device, in the precision the model computes in.
+        gradients_bytes: On the device.
+        optimizer_states_bytes: On the device; the fp32 copy of the parameters counts as one.
+        host_bytes: What is offloaded.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_states_bytes: int
+    host_bytes: int
+
+
+def parameters_of_rank(shape: ModelShape, strategy: Strategy) -> tuple[int, int]:
+    """(parameters, trainable ones) that one rank would hold without ZeRO; of a pipeline, the largest stage's."""
+    stages = strategy.pipe_parallel_size
+    if stages > 1 and len(shape.stage_parameters) == stages:
+        largest = max(shape.stage_parameters)
+    elif stages > 1:
+        # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
+        embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
+        blocks = shape.num_parameters - embedding
+        layers = shape.num_layers or stages
+        largest = embedding + blocks * -(-layers // stages) // layers
+    else:
+        largest = shape.num_parameters
+    in_all = -(-largest // strategy.model_parallel_size)
+    return in_all, -(-in_all * shape.trainable // shape.num_parameters)
+
+
+def share(elements: int, strategy: Strategy) -> int:
+    """Elements of one of N equal parts, padding included."""
+    return round_up(elements, ALIGNMENT * strategy.replicas) // strategy.replicas
+
+
+def uses_bf16_optimizer(strategy: Strategy) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer. Source: runtime/engine.py _do_optimizer_sanity_check (0.19.8)."""
+    if strategy.precision != "bf16" or strategy.offload_optimizer:
+        return False
+    if strategy.zero_stage == 0:
+        return strategy.pipe_parallel_size > 1
+    return strategy.zero_stage == 1 and strategy.grad_dtype == "fp32"
+
+
+def model_states(shape: ModelShape, strategy: Strategy) -> States:
+    """Bytes of model states of the rank that holds most."""
+    in_all, trainable = parameters_of_rank(shape, strategy)
+    element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
+    partition = share(trainable, strategy)
+    stage = strategy.zero_stage
+    parameters = element * in_all
+    if stage == 3:
+        parameters = element * share(in_all, strategy)
+    host = 0
+    if strategy.offload_param and stage == 3:
+        parameters, host = 0, parameters
+    if strategy.hpz_partition_size > 1 and stage == 3:
+        parameters += element * -(-in_all // strategy.hpz_partition_size)
+    if strategy.offload_optimizer and stage >= 1:
+        on_device, offloaded = _offloaded(strategy, trainable, partition)
+        return States(
+            parameters_bytes=parameters,
+            gradients_bytes=on_device,
+            optimizer_states_bytes=0,
+            host_bytes=host + offloaded,
+        )
+    divided = stage >= 1 or uses_bf16_optimizer(strategy)
+    whole_gradients = stage <= 1
+    keeps_both = uses_bf16_optimizer(strategy) and not strategy.immediate_grad_update
+    first_width = element * trainable if keeps_both else 0
+    return States(
+        parameters_bytes=parameters,
+        gradients_bytes=gradient * (trainable if whole_gradients else partition) + first_width,
+        optimizer_states_bytes=optimizer_bytes(strategy) * (partition if divided else trainable),
+        host_bytes=host,
+    )
+
+
+def optimizer_bytes(strategy: Strategy) -> int:
+    """Bytes of optimizer states a parameter: the copy that is stepped, where there is one, and Adam's two."""
+    states = strategy.num_optimizer_states * ELEMENT_BYTES[strategy.optimizer_state_dtype]
+    if strategy.precision == "fp32" and strategy.zero_stage == 0:
+        return states
+    return states + ELEMENT_BYTES[strategy.master_dtype]
+
+
+def _offloaded(strategy: Strategy, trainable: int, partition: int) -> tuple[int, int]:
+    """(gradients on the device, states on the host) where the optimizer is offloaded."""
+    element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
+    # The copy that is stepped, its states, and its gradient.
+    host = partition * (optimizer_bytes(strategy) + ELEMENT_BYTES[strategy.master_dtype])
+    if strategy.zero_stage == 3:
+        return 0, host + gradient * partition  # grad_partitions_flat_buffer is on the host as well
+    host += element * partition
+    if strategy.zero_stage == 1:
+        return gradient * trainable, host
+    if gradient != element:
+        return gradient * partition, host
+    if strategy.accumulation > 1:
+        host += element * partition  # accumulated_grads_in_cpu
+    return 0, host

@@ -1,0 +1,110 @@
+"""Numbers as people write them: ``6B`` parameters, ``80GiB`` of memory; and back."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from determined_ds.errors import ConfigError, Problem
+
+KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
+
+# A count's thousands are decimal, whatever the letter's case: 6B is six thousand million.
+COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+# Bytes as IEC 80000-13 has them: GiB is 2**30, GB is 10**9.
+BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    **{
+        f"{letter}{end}": 10**power
+        for letter, power in zip("kmgt", (3, 6, 9, 12), strict=True)
+        for end in ("", "b")
+    },
+    **{
+        f"{letter}i{end}": 1 << power
+        for letter, power in zip("kmgt", (10, 20, 30, 40), strict=True)
+        for end in ("", "b")
+    },
+}
+LARGEST = 10**21  # of either; beyond any machine
+_NUMBER = re.compile(
+    r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(?P<power>e[+-]?[0-9]{1,3})?\s*(?P<unit>[a-z]*)"
+)
+
+
+def parse_count(text: str, *, key: str = "--params") -> int:
+    """``"6B"`` -> 6 000 000 000; also ``345M``, ``1.5e9``, ``124_439_808``.
+
+    Args:
+        text: A number above 0, with K, M, B (or G) or T after it.
+        key: What the text was given for, for messages.
+
+    Raises:
+        ConfigError: it is no such number.
+    """
+    return _parse(text, COUNT_UNITS, "K, M, B and T", key, "write e.g. 6B, 345M or 1.5e9")
+
+
+def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
+    """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone is bytes.
+
+    Args:
+        text: A number above 0, with a unit after it: B, kB, MB, GB, TB, KiB, MiB, GiB or TiB.
+        key: What the text was given for, for messages.
+
+    Raises:
+        ConfigError: it is no such number.
+    """
+    return _parse(
+        text, BYTE_UNITS, "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", key, "write e.g. 80GiB or 24GB"
+    )
+
+
+def _parse(text: str, units: Mapping[str, int], shown: str, key: str, mend: str) -> int:
+    def refuse(message: str) -> ConfigError:
+        return ConfigError(Problem(key=key, value=text, message=message, mend=mend, code="quantity"))
+
+    found = _NUMBER.fullmatch(text.strip().lower())
+    if found is None:
+        raise refuse("is not a number above 0, with or without a unit")
+    unit = found["unit"]
+    if unit not in units:
+        raise refuse(f"{found['unit'].upper()} is none of the units {shown}")
+    number = Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[unit]
+    number *= Fraction(10) ** int((found["power"] or "e0")[1:])
+    value = round(number)
+    if value < 1:
+        raise refuse("is less than 1")
+    if value > LARGEST:
+        raise refuse("is more than any machine has")
+    return value
+
+
+def format_bytes(number: int) -> str:
+    """Bytes in the largest binary unit that they fill: ``"14.9 GiB"``, ``"640 MiB"``, ``"12 B"``."""
+    return _format(number, (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)), "B", " ")
+
+
+def format_count(number: int) -> str:
+    """A count in the largest decimal unit that it fills: ``"6.74B"``, ``"124M"``, ``"512"``."""
+    return _format(number, (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)), "", "")
+
+
+def _format(number: int, units: tuple[tuple[str, int], ...], smallest: str, space: str) -> str:
+    if number < 0:
+        return "-" + _format(-number, units, smallest, space)
+    for index, (unit, size) in enumerate(units):
+        if number >= size:
+            shown = _three_digits(number / size)
+            if index and float(shown) >= units[index - 1][1] / size:  # 999.9 was rounded up to the next unit
+                return f"1{space}{units[index - 1][0]}"
+            return f"{shown}{space}{unit}"
+    return f"{number}{space}{smallest}".rstrip()
+
+
+def _three_digits(value: float) -> str:
+    decimals = max(0, 2 - math.floor(math.log10(value)))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,135 @@
+"""Activations of a model on torch's meta device, measured.
+
+A forward and a backward pass on meta tensors compute nothing, but allocate and let go just as real ones do, and what
+is alive is counted.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from determined_ds.memory.model_shape import MeasuredActivations
+from determined_ds.memory.strategy import ELEMENT_BYTES
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def try_to_measure(
+    model: Any, loss_of: Callable[[int], Any], precision: str
+) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
+    """Measure a model's activations where it runs on the meta device.
+
+    Args:
+        model: On the meta device; it is cast to ``precision``.
+        loss_of: The loss of a micro-batch of so many samples.
+        precision: ``bf16``, ``fp16`` or ``fp32``.
+
+    Returns:
+        What was measured; or None, and the reason why nothing was.
+    """
+    try:
+        model.to(DTYPES[precision]).train()
+        one, two = (_peak_bytes(model, loss_of, samples) for samples in (1, 2))
+    except Exception as error:
+        reason = f"the model does not run on the meta device: {first_sentence(error)}"
+        return None, (f"activations by the sizes of a transformer ({reason})",)
+    per_sample = max(1, two - one)
+    return (
+        MeasuredActivations(
+            bytes_per_sample=per_sample,
+            fixed_bytes=max(0, one - per_sample),
+            element_bytes=ELEMENT_BYTES[precision],
+        ),
+        (),
+    )
+
+
+def _peak_bytes(model: Any, loss_of: Callable[[int], Any], samples: int) -> int:
+    """Most bytes alive in a forward and backward pass, parameters and their gradients aside."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def let_go(parameter: Any) -> None:
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(let_go) for p in parameters]
+    try:
+        with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
+            loss_of(samples).backward()
+        return live.peak_bytes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make, until they are let go.
+
+    Args:
+        known: Tensors that are not to be counted.
+    """
+
+    def __init__(self, known: list[Any]) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf.untyped_storage())
+        return output
+
+    def _note(self, storage: Any) -> None:
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._seen:
+            return
+        self._seen.add(address)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, address, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self.live_bytes -= size
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention that keeps what fused kernels keep, instead of every score, as on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query, key, value = (
+                *args,
+                *((kwargs or {}).get(name) for name in ("query", "key", "value")[len(args) :]),
+            )[:3]
+            return _Fused.apply(query, key, value)
+        return func(*args, **(kwargs or {}))
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(
+            query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+        )
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def first_sentence(error: BaseException) -> str:
+    """What an error says, as far as it fits in a message."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line.split(". ")[0].rstrip(".")

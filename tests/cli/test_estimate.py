@@ -1,0 +1,196 @@
+"""``det-ds estimate``: its table, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from determined_ds.cli.main import main
+from tests.command import DET_DS, ROOT
+
+GPT2 = str(ROOT / "experiments" / "gpt2" / "const.yaml")
+
+
+def estimate(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["estimate", *map(str, arguments)])
+
+
+def refused(*arguments: str | Path) -> str:
+    result = estimate(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert "mend: " in result.output
+    return result.output
+
+
+def as_json(*arguments: str | Path) -> dict[str, Any]:
+    result = estimate(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+SIX_BILLION = ("--params", "6B", "--layers", "28", "--hidden", "4096", "--heads", "16", "--slots", "8")
+
+
+def test_the_table() -> None:
+    result = estimate(*SIX_BILLION, "--gpu-memory", "80GiB")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in result.stdout
+    assert "…" not in result.stdout
+    rows = {line[:22].strip(): line[22:].split() for line in lines if line.startswith("ZeRO")}
+    assert list(rows) == [
+        *(f"ZeRO {stage}" for stage in (0, 1, 2, 3)),
+        *(f"ZeRO {stage}, offload opt" for stage in (1, 2, 3)),
+        "ZeRO 3, offload all",
+    ]
+    assert rows["ZeRO 1"][:3] == ["11.18", "11.18", "8.38"]
+    assert rows["ZeRO 0"][-2:] == ["no", "-"]
+    assert rows["ZeRO 1"][-2] == "yes"
+    assert "cheapest that fits: ZeRO 1, " in result.stdout
+    assert "for fragments" in result.stdout
+
+
+def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
+    result = estimate("--params", "125M")
+    assert result.exit_code == 0
+    assert "fits" not in result.stdout.splitlines()[7]
+    assert "assumed  8 ranks" in result.stdout
+    assert "assumed  12 layers of width" in result.stdout
+
+
+def test_json_is_in_bytes() -> None:
+    found = as_json(*SIX_BILLION, "--gpu-memory", "80GiB", "--precision", "fp16", "--micro-batch", "2")
+    zero2 = found["strategies"][2]
+    assert (zero2["zero_stage"], zero2["precision"], zero2["micro_batch_size"]) == (2, "fp16", 2)
+    assert zero2["parameters_bytes"] == 12 * 10**9
+    assert zero2["fits"] is True
+    assert zero2["largest_micro_batch"] >= 2
+    assert found["cheapest"] == "ZeRO 1"
+    assert found["gpu_memory_bytes"] == 80 * 2**30
+
+
+def test_checkpointing_makes_room() -> None:
+    plain, recomputed = (
+        as_json(*SIX_BILLION, "--gpu-memory", "80GiB", *more)["strategies"][3]
+        for more in ((), ("--activation-checkpointing",))
+    )
+    assert recomputed["activations_bytes"] < plain["activations_bytes"] / 3
+    assert recomputed["largest_micro_batch"] > 2 * plain["largest_micro_batch"]
+
+
+def test_an_experiments_own_strategy_is_marked() -> None:
+    result = estimate(GPT2, str(ROOT), "--gpu-memory", "24GiB")
+    assert result.exit_code == 0, result.output
+    assert "model    842K parameters: 4 layers, 128 wide" in result.stdout
+    assert "ZeRO 1 *" in result.stdout
+    assert "in bf16, micro-batch 16" in result.stdout
+
+
+def test_a_pipeline_has_rows_of_its_own() -> None:
+    found = as_json(ROOT / "experiments" / "gpt2" / "pipeline.yaml", ROOT, "--slots", "4")
+    assert [row["pipe_parallel_size"] for row in found["strategies"][:3]] == [2, 2, 1]
+    assert {row["replicas"] for row in found["strategies"]} == {2, 4}
+
+
+def test_flags_go_before_the_experiment() -> None:
+    found = as_json(
+        GPT2, ROOT, "--precision", "fp32", "--micro-batch", "3", "--set", "hyperparameters.model_size=small"
+    )
+    assert {(row["precision"], row["micro_batch_size"]) for row in found["strategies"]} == {("fp32", 3)}
+    assert found["model"]["num_layers"] == 12
+
+
+def test_a_hugging_face_config(tmp_path: Path) -> None:
+    import transformers
+
+    transformers.GPT2Config().save_pretrained(tmp_path)
+    found = as_json("--hf-config", tmp_path, "--gpu-memory", "16GiB", "--sequence-length", "512")
+    assert found["model"]["num_parameters"] == 124_439_808
+    assert found["model"]["sequence_length"] == 512
+    assert found["cheapest"] == "ZeRO 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "no model is given"),
+        (("--params", "6X"), "--params = '6X'"),
+        (("--params", "-6B"), "above 0"),
+        (("--params", "6B", "--layers", "-3", "--slots", "0"), "--slots = 0: must be 1 or more"),
+        (("--params", "6B", "--hidden", "100", "--heads", "7"), "use --heads 5 or 10"),
+        (("--layers", "3"), "--hidden"),
+        (("--params", "6B", "--hf-config", "x"), "given 2 times: --hf-config, --params"),
+        (("--params", "6B", "--set", "a=1"), "--set: changes a CONFIG"),
+        (("--params", "6B", "--gpu-memory", "80QB"), "QB is none of the units"),
+        (("--params", "6B", "--gpu-memory", "2GiB"), "use GPUs of 9."),
+        (("nonesuch.yaml",), "nonesuch.yaml: no such file"),
+        (("--hf-config", "nonesuch"), "no such file or folder"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_mend(arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(*arguments)
+
+
+def test_hugging_face_configs_that_are_none(tmp_path: Path) -> None:
+    assert "has no config.json" in refused("--hf-config", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "nonesuch"}')
+    assert "`nonesuch`" in refused("--hf-config", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type":')
+    assert "not a valid JSON file" in refused("--hf-config", tmp_path)
+
+
+def test_a_trial_that_cannot_be_built_is_to_be_given_by_its_sizes(own_model: Path) -> None:
+    (own_model / "trial.py").write_text(
+        "from determined_ds import DeepSpeedTrial\nclass TinyTrial(DeepSpeedTrial): ...\n"
+    )
+    said = refused(own_model / "experiment.yaml", own_model)
+    assert "is a DeepSpeedTrial of its own" in said
+    assert "--params 345M" in said
+
+
+def test_a_model_without_a_sequence_is_estimated(own_model: Path) -> None:
+    found = as_json(own_model / "experiment.yaml", own_model, "--gpu-memory", "8GiB")
+    assert found["model"]["num_parameters"] == 5
+    assert found["cheapest"] == "ZeRO 0"
+
+
+def test_sizes_alone_load_no_torch_and_take_no_time() -> None:
+    code = (
+        "import sys; from determined_ds.cli.main import main\n"
+        "try: main(['estimate', '--params', '6B', '--gpu-memory', '80GiB'])\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "deepspeed", "determined", "transformers"} & set(done.stderr.split())
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([DET_DS, "estimate", "--params", "6B"], check=True, capture_output=True)
+        after = os.times()  # what the processor spent: the clock tells of other processes too
+        seconds.append(after.children_user + after.children_system)
+        seconds[-1] -= before.children_user + before.children_system
+    assert min(seconds) < 0.4
+
+
+def test_a_narrow_terminal_and_a_pipe_cut_nothing_off() -> None:
+    for columns in ("40", "200"):
+        done = subprocess.run(
+            [DET_DS, "estimate", *SIX_BILLION, "--gpu-memory", "80GiB"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": columns},
+            check=True,
+        )
+        assert "ZeRO 3, offload all" in done.stdout
+        assert "max micro" in done.stdout

@@ -1,0 +1,178 @@
+"""Real engines, and what they hold: told by a walk through them, and by the C library that gave them the memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+KINDS = ("parameters", "gradients", "optimizer_states")
+VOCAB_SIZE, SEQUENCE_LENGTH = 256, 8
+BLOCK_NORMS = 2
+
+
+def model_parameters(hidden_size: int, num_layers: int) -> int:
+    """Parameters of :func:`build`."""
+    block = 8 * hidden_size**2 + 5 * hidden_size + BLOCK_NORMS * hidden_size
+    return num_layers * block + 2 * VOCAB_SIZE * hidden_size + VOCAB_SIZE
+
+
+def build(hidden_size: int, num_layers: int) -> Any:
+    """An embedding, residual feed-forward blocks, a head."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(hidden_size)
+            self.up = nn.Linear(hidden_size, 4 * hidden_size)
+            self.down = nn.Linear(4 * hidden_size, hidden_size)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    return nn.Sequential(
+        nn.Embedding(VOCAB_SIZE, hidden_size),
+        *(Block() for _ in range(num_layers)),
+        nn.Linear(hidden_size, VOCAB_SIZE),
+    )
+
+
+def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Train two steps in this rank; the bytes held at the moments of the last one.
+
+    Returns:
+        Moment -> bytes by kind, and ``allocated``, all bytes in large blocks since the model was built.
+        Moments: ``backward begins``, ``backward ends`` (the last gradient is there), ``after backward``, ``step``.
+    """
+    import deepspeed
+
+    libc = ctypes.CDLL("libc.so.6")
+    assert libc.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1
+    try:
+        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+        # What torch and DeepSpeed allocate once and keep is none of an engine's.
+        _train(64, 1, ds_config, libc)
+        _loss_of(build(hidden_size, num_layers).to(_dtype(ds_config))).backward()
+        return _train(hidden_size, num_layers, ds_config, libc)
+    finally:
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # where glibc's own moving threshold ends
+
+
+def _dtype(ds_config: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.bfloat16 if ds_config["bf16"]["enabled"] else torch.float32
+
+
+def _loss_of(model: Any) -> Any:
+    import torch
+
+    tokens = torch.arange(SEQUENCE_LENGTH).unsqueeze(0)
+    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+
+
+def _train(
+    hidden_size: int, num_layers: int, ds_config: dict[str, Any], libc: Any
+) -> dict[str, dict[str, int]]:
+    import deepspeed
+    import torch
+
+    torch.manual_seed(0)
+    gc.collect()
+    before = large_blocks(libc)
+    model = build(hidden_size, num_layers)
+    moments: dict[str, dict[str, int]] = {}
+    engine: Any = None
+
+    def note(moment: str) -> None:
+        if engine is not None:
+            moments[moment] = {**walk(engine), "allocated": large_blocks(libc) - before}
+
+    first, last = model[0].weight, model[-1].bias
+    last.register_post_accumulate_grad_hook(lambda _: note("backward begins"))
+    first.register_post_accumulate_grad_hook(lambda _: note("backward ends"))
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
+    del first, last
+    base = getattr(engine.optimizer, "optimizer", None) or engine.optimizer
+    base.register_step_pre_hook(lambda *_: note("step"))
+    for _ in range(2 * ds_config.get("gradient_accumulation_steps", 1)):
+        engine.backward(_loss_of(engine))
+        note("after backward")
+        engine.step()
+    note("after step")
+    engine.destroy()
+    return moments
+
+
+# ------------------------------------------------------------------------------------------- by a walk
+
+
+def walk(engine: Any) -> dict[str, int]:
+    """Bytes by kind, of every storage once: what is a parameter is not an optimizer state too."""
+    seen: set[int] = set()
+    return {
+        kind: sum(_new_bytes(tensor, seen) for tensor in tensors)
+        for kind, tensors in (
+            ("parameters", _parameters(engine)),
+            ("gradients", _gradients(engine)),
+            ("optimizer_states", _optimizer_states(engine)),
+        )
+    }
+
+
+def _new_bytes(tensor: Any, seen: set[int]) -> int:
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() in seen or not storage.nbytes():
+        return 0
+    seen.add(storage.data_ptr())
+    return int(storage.nbytes())
+
+
+def _parameters(engine: Any) -> Iterator[Any]:
+    for parameter in engine.module.parameters():
+        yield getattr(parameter, "ds_tensor", parameter.data)
+
+
+def _gradients(engine: Any) -> Iterator[Any]:
+    zero = engine.optimizer
+    for parameter in engine.module.parameters():
+        yield from (g for g in (parameter.grad, getattr(parameter, "grad_accum", None)) if g is not None)
+    for name in ("averaged_gradients", "all_grad_tensors"):
+        for group in getattr(zero, name, {}).values():
+            yield from group or ()
+    yield from getattr(zero, "fp32_groups_gradients_flat", ())
+    flat = getattr(zero, "grad_partitions_flat_buffer", None)
+    yield from () if flat is None else (flat,)
+
+
+def _optimizer_states(engine: Any) -> Iterator[Any]:
+    base = getattr(engine.optimizer, "optimizer", None) or engine.optimizer
+    for group in base.param_groups:
+        yield from group["params"]
+    yield from getattr(
+        engine.optimizer, "fp32_partitioned_groups_flat", ()
+    )  # ZeRO 3 hides them between steps
+    for state in base.state.values():
+        yield from (value for value in state.values() if hasattr(value, "untyped_storage") and value.ndim)
+
+
+# ------------------------------------------------------------------------------- by the C library's account
+
+M_MMAP_THRESHOLD = -3
+BLOCK_BYTES = 16 * 2**10  # from here on, a block is mapped by itself, and counted in hblkhd to the page
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(f"before_{index}", ctypes.c_size_t) for index in range(4)] + [
+        ("hblkhd", ctypes.c_size_t),
+        *((f"after_{index}", ctypes.c_size_t) for index in range(5)),
+    ]
+
+
+def large_blocks(libc: Any) -> int:
+    """Bytes that this process holds in blocks of :data:`BLOCK_BYTES` or more, whoever asked for them."""
+    libc.mallinfo2.restype = _Mallinfo2
+    return int(libc.mallinfo2().hblkhd)
