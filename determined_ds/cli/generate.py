@@ -1,0 +1,216 @@
+"""``det-ds generate``: a DeepSpeed JSON and an experiment YAML that fit a model on the GPUs at hand, with reasons."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from determined_ds.plan.choose import Plan
+    from determined_ds.plan.files import GeneratedFiles
+
+EPILOG = """\b
+Examples:
+  det-ds generate --model-size 6B --gpus 32 --gpu-memory 80GiB --global-batch-size 64 --sequence-length 2048
+  det-ds generate --model-size 1.5B --gpus 8 --gpu-memory 24GiB --global-batch-size 64 --sequence-length 1024 --dry-run
+"""
+
+# Flags without a default -> what a terminal is asked.
+QUESTIONS = {
+    "model_size": "Parameters of the model, e.g. 6B",
+    "gpus": "GPUs in all",
+    "gpu_memory": "Memory of one GPU, e.g. 80GiB",
+    "global_batch_size": "Samples an optimizer step, all GPUs together",
+    "sequence_length": "Tokens a sample",
+}
+NVME_QUESTION = "Folder on a local disk for what is offloaded"
+COUNTS = ("gpus", "global_batch_size", "sequence_length")
+REASON_WIDTH = 100
+SAFE = "letters, digits, `-`, `_` and `.`"
+
+
+@click.command(epilog=EPILOG)
+@click.option("--model-size", help="Parameters: 6B, 345M, 1.5e9.")
+@click.option("--gpus", type=int, help="Slots of a trial, on all machines.")
+@click.option("--gpu-memory", help="Of one GPU: 80GiB, 24GB.")
+@click.option("--global-batch-size", type=int, help="Samples an optimizer step, all replicas.")
+@click.option("--sequence-length", type=int, help="Tokens a sample.")
+@click.option("--precision", default="bf16", show_default=True, help="bf16, fp16 or fp32.")
+@click.option(
+    "--offload",
+    default="none",
+    show_default=True,
+    help="cpu, nvme: where the optimizer is kept, and the parameters if need be. auto: cpu, if nothing fits without.",
+)
+@click.option("--nvme-path", default="", help="Folder on a local disk, for --offload nvme.")
+@click.option("--pipeline", type=int, default=1, show_default=True, help="Pipeline stages; 1 is no pipeline.")
+@click.option("--entrypoint", metavar="MODULE:TRIAL", help="The trial to train; GPT-2's if absent.")
+@click.option("--name", help="Of the experiment and the files; from size and strategy if absent.")
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    type=click.Path(path_type=Path),
+    default=".",
+    show_default=True,
+    help="The context directory: the files go to experiments/ in it.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--stdout", "--dry-run", "dry_run", is_flag=True, help="Print the files; write nothing.")
+def generate(
+    entrypoint: str | None, name: str | None, output: Path, force: bool, dry_run: bool, **answers: Any
+) -> None:
+    """Choose ZeRO stage, offload, micro-batch and accumulation for a model on GPUs, and write what `check` passes.
+
+    On a terminal, what no flag says is asked for.
+    """
+    from determined_ds.plan.choose import choose_plan
+    from determined_ds.plan.files import GPT2, GPT2_PIPELINE, default_name, files_of
+    from determined_ds.plan.needs import read_needs
+
+    plan = choose_plan(read_needs(**_answered(answers)))
+    trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
+    name = _checked_name(default_name(plan) if name is None else name, trial)
+    json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"
+    files = files_of(plan, name=name, trial=trial, ds_config_path=json_path)
+    warnings = _proved(files, plan, yaml_path, output)
+    if dry_run:
+        _print(files, json_path, yaml_path)
+    else:
+        _write(files, output / json_path, output / yaml_path, force)
+        _report(plan, output, json_path, yaml_path)
+    for warning in (*files.notes, *warnings):
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _answered(answers: dict[str, Any]) -> dict[str, Any]:
+    """The flags, with what is missing asked for; without a terminal, an error that names every missing flag."""
+    from determined_ds.errors import ConfigError, Problem
+
+    missing = [name for name in QUESTIONS if answers[name] is None]
+    if not _on_terminal():
+        if missing:
+            problems = []
+            for name in missing:
+                mend = f"give {_flag(name)} ({QUESTIONS[name]}), or start it on a terminal to be asked"
+                problems.append(Problem(key=_flag(name), message="missing", mend=mend, code="missing"))
+            raise ConfigError(problems)
+        return answers
+    answered = dict(answers)
+    for name in missing:
+        answered[name] = click.prompt(QUESTIONS[name], value_proc=_proc(name), err=True)
+    if answered["offload"] == "nvme" and not answered["nvme_path"]:
+        answered["nvme_path"] = click.prompt(NVME_QUESTION, err=True)
+    return answered
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _proc(name: str) -> Callable[[str], Any]:
+    """Reads an answer; one that cannot be right is asked for again."""
+    from determined_ds.errors import ConfigError
+    from determined_ds.memory import parse_bytes, parse_count
+
+    def read(text: str) -> Any:
+        try:
+            if name in COUNTS:
+                count = int(text)
+                if count < 1:
+                    raise click.BadParameter("must be 1 or more")
+                return count
+            (parse_bytes if name == "gpu_memory" else parse_count)(text, key=_flag(name))
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no whole number") from None
+        except ConfigError as error:
+            problem = error.problems[0]
+            raise click.BadParameter(f"{text!r} {problem.message}; {problem.mend}") from None
+        return text
+
+    return read
+
+
+def _checked_name(name: str, trial: str) -> str:
+    """The name, if it is one of a file; and the trial must be a MODULE:CLASS."""
+    from determined_ds.config.experiment import ENTRYPOINT_FORM, trial_of_entrypoint
+    from determined_ds.errors import ConfigError, Problem
+
+    problems = []
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
+    safe = safe.lstrip("-.")[:100]
+    if safe != name or not name:
+        mend = f"use {SAFE}, e.g. {safe or 'gpt2_6b'}"
+        problems.append(
+            Problem(key="--name", value=name, message="is no name of a file", mend=mend, code="name")
+        )
+    try:
+        trial_of_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
+    except ConfigError as error:
+        message = error.problems[0].message
+        mend = "write e.g. model_defs.mine.trial:MyTrial"
+        problems.append(
+            Problem(key="--entrypoint", value=trial, message=message, mend=mend, code="entrypoint")
+        )
+    if problems:
+        raise ConfigError(problems)
+    return name
+
+
+def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path) -> list[str]:
+    """Reconcile the pair as a run will, before anything is written; what is said about it."""
+    from determined_ds.config.accelerator import Accelerator
+    from determined_ds.config.document import Document
+    from determined_ds.config.experiment import parse_experiment
+    from determined_ds.config.reconcile import reconcile
+    from determined_ds.config.text import parse_yaml
+    from determined_ds.config.trial_file import check_trial_file
+    from determined_ds.errors import ConfigError
+
+    experiment = parse_experiment(parse_yaml(files.experiment, yaml_path))
+    ds = Document(name="the DeepSpeed JSON", data=files.ds_config)
+    gpus = Accelerator(name="cuda", num_devices=plan.needs.gpus, bf16=True, fp16=True)
+    resolved = reconcile(experiment.hyperparameters, ds, slots=experiment.slots, accelerator=gpus)
+    warnings = [str(warning) for warning in resolved.warnings]
+    try:
+        check_trial_file(experiment.trial, context_dir, experiment.document)
+    except ConfigError as error:
+        warnings.append(str(error))
+    return warnings
+
+
+def _write(files: GeneratedFiles, json_path: Path, yaml_path: Path, force: bool) -> None:
+    from determined_ds.config.deepspeed_file import deepspeed_config_text
+    from determined_ds.config.writing import write_files
+
+    texts = {json_path: deepspeed_config_text(files.ds_config), yaml_path: files.experiment}
+    write_files(texts, overwrite=force)
+
+
+def _print(files: GeneratedFiles, json_path: str, yaml_path: str) -> None:
+    from determined_ds.config.deepspeed_file import deepspeed_config_text
+
+    click.echo(f"# {yaml_path}")
+    click.echo(files.experiment)
+    click.echo(f"# {json_path}")
+    click.echo(deepspeed_config_text(files.ds_config), nl=False)
+
+
+def _report(plan: Plan, output: Path, json_path: str, yaml_path: str) -> None:
+    for choice in plan.choices:
+        click.echo(f"{choice.key}: {choice.value}")
+        click.echo(textwrap.fill(choice.reason, REASON_WIDTH, initial_indent="  ", subsequent_indent="  "))
+    config = output / yaml_path
+    click.echo(f"wrote {config}")
+    click.echo(f"wrote {output / json_path}")
+    elsewhere = "" if output == Path() else f" --context {output}"
+    click.echo(f"next: det-ds check {config}{elsewhere}")
