@@ -25,9 +25,13 @@ _HOMES = {
     "ResolvedConfig": "determined_ds.config.reconcile",
     "Trainer": "determined_ds.runtime.trainer",
     "TrainingError": "determined_ds.errors",
+    "create_deepspeed_config": "determined_ds.config.create",
+    "create_offload_config": "determined_ds.config.create",
+    "load_deepspeed_config": "determined_ds.config.deepspeed_file",
     "load_experiment": "determined_ds.config.experiment",
     "open_context": "determined_ds.runtime.context",
     "reconcile": "determined_ds.config.reconcile",
+    "save_deepspeed_config": "determined_ds.config.deepspeed_file",
 }
 
 __all__ = sorted(_HOMES)
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
     from determined.pytorch.deepspeed import DeepSpeedTrial
 
     from determined_ds.config.accelerator import Accelerator
+    from determined_ds.config.create import create_deepspeed_config, create_offload_config
+    from determined_ds.config.deepspeed_file import load_deepspeed_config, save_deepspeed_config
     from determined_ds.config.experiment import Experiment, load_experiment
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 import determined_ds
+import determined_ds.check
 import determined_ds.config
+import determined_ds.memory
+import determined_ds.plan
 
 HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
-PURE = [
-    f"determined_ds.config.{module.name}" for module in pkgutil.iter_modules(determined_ds.config.__path__)
-]
+ROOMS = (determined_ds.config, determined_ds.memory, determined_ds.plan, determined_ds.check)
+PURE = [f"{room.__name__}.{module.name}" for room in ROOMS for module in pkgutil.iter_modules(room.__path__)]
 
 
 def python(code: str) -> str:
@@ -36,7 +38,7 @@ def python(code: str) -> str:
         ["determined_ds.devices"],
         ["determined_ds.cli.main"],
     ],
-    ids=["determined_ds", "errors", "config", "devices", "cli"],
+    ids=["determined_ds", "errors", "pure", "devices", "cli"],
 )
 def test_nothing_heavy_is_loaded(modules: list[str]) -> None:
     assert modules

@@ -6,6 +6,10 @@ import sys
 
 import click
 
+from determined_ds.cli.check import check
+from determined_ds.cli.estimate import estimate
+from determined_ds.cli.generate import generate
+from determined_ds.cli.render import render
 from determined_ds.cli.run import run
 from determined_ds.errors import ConfigError, DeterminedDSError
 
@@ -28,4 +32,8 @@ def main() -> None:
     """Train with DeepSpeed, the same here and on a Determined cluster."""
 
 
+main.add_command(check)
+main.add_command(estimate)
+main.add_command(generate)
+main.add_command(render)
 main.add_command(run)

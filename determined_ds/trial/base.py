@@ -12,7 +12,7 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
@@ -30,9 +30,12 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         args: The hyperparameters by attribute, read-only (``attrdict`` turns lists to tuples).
         resolved: The configuration that was decided before anything ran.
         engine: The DeepSpeed engine.
+        validation_metrics: Names of the metrics that validation reports, for ``det-ds check`` to hold
+            ``searcher.metric`` against; to be declared where the code does not show them.
     """
 
     engine: Any
+    validation_metrics: tuple[str, ...] = ()
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
@@ -94,6 +97,6 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
         return resolved
     document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
     hp = parse_hyperparameters(document)
-    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
+    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
     slots = context.distributed.get_size()
     return reconcile(document, ds, slots=slots, accelerator=detect_accelerator())

@@ -18,10 +18,17 @@ class PipelineTrial(ReconciledTrial):
     """Write the layers, the loss and the data; stages, schedule and evaluation are done.
 
     A data loader yields ``(inputs, targets)``. Between stages travel tensors of floats only.
+
+    Attributes:
+        partition_method: How layers are shared out: ``parameters``, ``uniform`` or ``type:REGEX``.
+        activation_checkpoint_interval: Layers that are computed again together in the backward pass; 0: none.
+        checkpointable_layers: Names of the classes to do that with; None takes all that have parameters, which
+            fails where the first layer takes integers.
     """
 
     partition_method = "parameters"
     activation_checkpoint_interval = 0
+    checkpointable_layers: list[str] | None = None
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:
@@ -47,6 +54,7 @@ class PipelineTrial(ReconciledTrial):
                 loss_fn=self.loss,
                 partition_method=self.partition_method,
                 activation_checkpoint_interval=self.activation_checkpoint_interval,
+                checkpointable_layers=self.checkpointable_layers,
             )
         self.load_weights(module)
         return module

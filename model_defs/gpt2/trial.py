@@ -32,9 +32,13 @@ class _GPT2(ReconciledTrial):
             sequence_length=self.sequence_length,
             dropout=hparams.get("dropout", 0.0),
         )
+        # Compute each block again in the backward pass instead of keeping what it computed.
+        self.activation_checkpointing = bool(hparams.get("activation_checkpointing", False))
 
     def start_weights(self, model: torch.nn.Module) -> None:
         """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""
+        if next(model.parameters()).is_meta:
+            return  # only its sizes are asked for
         source = self.context.get_hparams().get("pretrained")
         if source:
             load_pretrained(model, source)
@@ -64,6 +68,8 @@ class GPT2Trial(_GPT2, DataParallelTrial):
 
     def build_model(self) -> torch.nn.Module:
         model = GPT2(self.config)
+        if self.activation_checkpointing:
+            model.gradient_checkpointing_enable()
         self.start_weights(model)
         return model
 
@@ -77,8 +83,10 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
 
     # By number of blocks. By parameters, DeepSpeed would build the whole model on every rank to count them.
     partition_method = "type:Block"
+    checkpointable_layers = ["Block"]  # noqa: RUF012 — DeepSpeed wants a list
 
     def build_layers(self) -> list[LayerSpec]:
+        self.activation_checkpoint_interval = int(self.activation_checkpointing)  # in layers; 0: never
         return [
             TiedLayerSpec(
                 layer.tied_key,

@@ -406,7 +406,7 @@ DEEPSPEED_JSON = {
         edits=yaml("ds.json", "1"), says=("deepspeed_config = 1", "a path or a mapping"), mend="write a path"
     ),
     "trailing-comma": Mistake(
-        edits=json('"stage": 1', '"stage": 1,'), says=(f"{JSON}:7", "is not JSON"), mend="remove the comma"
+        edits=json('"stage": 1', '"stage": 1,'), says=(f"{JSON}:6", "is not JSON"), mend="remove the comma"
     ),
     "comment": Mistake(
         edits=json('"stage": 1', '"stage": 1 // sharded'),

@@ -15,12 +15,12 @@ import pytest
 from determined.common import context, util
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.experiment import Experiment, load_experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.trial_file import check_trial_file
 from determined_ds.runtime.local_run import prepare_run
-from determined_ds.runtime.trial_file import check_trial_file
 from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors
 
@@ -42,7 +42,7 @@ def comments(path: str) -> list[str]:
 def resolved(experiment: Experiment, accelerator: Accelerator) -> ResolvedConfig:
     document = experiment.hyperparameters
     value = parse_hyperparameters(document).deepspeed_config
-    ds = load_deepspeed_config(value, context_dir=ROOT, hyperparameters=document)
+    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=document)
     return reconcile(document, ds, slots=experiment.slots, accelerator=accelerator)
 
 

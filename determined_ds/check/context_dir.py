@@ -1,0 +1,168 @@
+"""The context directory: what ``det experiment create`` would send of it, how much that is, what looks secret.
+
+Source: ``os_walk_to_v1Files`` in determined 0.38.1's ``common/detignore.py``, whose choice of files is met here
+without loading Determined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from determined_ds.config.document import words
+from determined_ds.errors import Origin, Problem
+
+DETIGNORE = ".detignore"
+# ``DEFAULT_DETIGNORE`` and ``MAX_CONTEXT_SIZE`` in determined 0.38.1's ``common/constants.py``.
+IGNORED_BY_DEFAULT = words("""__pycache__/ *.py[co] *$py.class terraform terraform_data terraform.tfstate*
+    terraform.tfvars* .terraform* .git/ .vscode/ .idea/ .mypy_cache/ /shared_fs""")
+MAX_CONTEXT_BYTES = 95 * 2**20
+MAX_FILES = 50_000  # more than any upload is meant to have
+MAX_SHOWN = 5
+# A secret is a line of a small file.
+MAX_SEARCHED_BYTES = 2**20
+MAX_SEARCHED_IN_ALL = 32 * 2**20
+
+SECRET_NAMES = re.compile(
+    r"id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|key|p12|pfx|jks|keystore)|\.env(\..+)?|\.netrc|\.pypirc|\.npmrc"
+    r"|\.htpasswd|kubeconfig|credentials(\.(json|ya?ml|ini|txt))?|secrets?\.(json|ya?ml|toml|ini|txt)"
+    r"|service[-_]account.*\.json",
+    re.IGNORECASE,
+)
+SECRET_TEXTS = {
+    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}",
+    "an AWS access key": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a GitHub token": rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
+    "a Hugging Face token": rb"\bhf_[A-Za-z]{34}\b",
+    "a Google API key": rb"\bAIza[0-9A-Za-z_-]{35}\b",
+    "a Slack token": rb"\bxox[abprs]-[0-9A-Za-z-]{20}",
+    "a Weights & Biases key": rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
+    "a secret AWS key": rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentFile:
+    """A file that would be sent.
+
+    Args:
+        name: Its path in the context directory, with ``/``.
+        path: Where it lies.
+        num_bytes: Its size.
+    """
+
+    name: str
+    path: Path
+    num_bytes: int
+
+
+def files_sent(context_dir: Path) -> Iterator[SentFile]:
+    """Every file that Determined would send of a context directory; what cannot be read is passed over."""
+    ignored = _ignored(context_dir)
+    for parent, folders, names in os.walk(context_dir):
+        below = os.path.relpath(parent, context_dir)
+        prefix = "" if below == os.curdir else below.replace(os.sep, "/") + "/"
+        folders[:] = sorted(
+            name for name in folders if not (ignored(prefix + name) or ignored(f"{prefix}{name}/"))
+        )
+        for name in sorted(names):
+            if name == DETIGNORE or ignored(prefix + name):
+                continue
+            path = Path(parent, name)
+            try:
+                num_bytes = path.stat().st_size
+            except OSError:  # a link to nowhere: `det` says so and goes on
+                continue
+            yield SentFile(name=prefix + name, path=path, num_bytes=num_bytes)
+
+
+def _ignored(context_dir: Path) -> Callable[[str], bool]:
+    import pathspec  # where it is used: not every command looks at the context directory
+
+    lines = [*IGNORED_BY_DEFAULT]
+    with contextlib.suppress(OSError):
+        lines += (context_dir / DETIGNORE).read_text(encoding="utf-8", errors="replace").splitlines()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the very class that Determined uses
+        spec = pathspec.PathSpec.from_lines(pathspec.patterns.GitWildMatchPattern, lines)
+    return spec.match_file
+
+
+def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
+    """What is wrong with what would be sent, and what in it looks like a secret.
+
+    Returns:
+        Errors, and warnings.
+    """
+    total_bytes, searched_bytes = 0, 0
+    by_folder: Counter[str] = Counter()
+    secrets: list[Problem] = []
+    for number, file in enumerate(files_sent(context_dir), 1):
+        total_bytes += file.num_bytes
+        by_folder[_top(file.name)] += file.num_bytes
+        if total_bytes > MAX_CONTEXT_BYTES or number > MAX_FILES:
+            return [_too_large(context_dir, total_bytes, number, by_folder)], secrets
+        searched = file.num_bytes <= MAX_SEARCHED_BYTES and searched_bytes < MAX_SEARCHED_IN_ALL
+        searched_bytes += file.num_bytes if searched else 0
+        secret = _secret(file, context_dir, look_inside=searched)
+        if secret:
+            secrets.append(secret)
+    return [], secrets
+
+
+def _top(name: str) -> str:
+    first, slash, _ = name.partition("/")
+    return first + slash
+
+
+def _too_large(context_dir: Path, total_bytes: int, number: int, by_folder: Counter[str]) -> Problem:
+    largest = [f"{name} {size / 2**20:.0f} MiB" for name, size in by_folder.most_common(MAX_SHOWN)]
+    much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB" if number <= MAX_FILES else f"over {MAX_FILES} files"
+    return Problem(
+        key="context directory",
+        origin=Origin(str(context_dir), file=str(context_dir)),
+        message=f"{much} would be sent, more than Determined takes: {', '.join(largest)}, so far",
+        mend=f"write in {DETIGNORE} what a trial does not need, e.g. {by_folder.most_common(1)[0][0]}",
+        code="context-too-large",
+    )
+
+
+def _secret(file: SentFile, context_dir: Path, *, look_inside: bool) -> Problem | None:
+    said, line = "", 1
+    if SECRET_NAMES.fullmatch(file.name.rpartition("/")[2]):
+        said = "its name is one that secrets have"
+    elif look_inside:
+        found = _secret_text(file.path)
+        if found:
+            said, line = f"holds what looks like {found[0]}", found[1]
+    if not said:
+        return None
+    shown = str(context_dir / file.name)
+    return Problem(
+        key="context directory",
+        origin=Origin(f"{shown}:{line}", file=shown, line=line, column=1),
+        message=f"{file.name} would be sent to the cluster, and {said}",
+        mend=f"keep it out of the context directory, or write /{file.name} in {DETIGNORE}",
+        code="secret",
+    )
+
+
+_ANY_SECRET = re.compile(b"|".join(b"(?:%s)" % text for text in SECRET_TEXTS.values()))
+
+
+def _secret_text(path: Path) -> tuple[str, int] | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    found = _ANY_SECRET.search(content)
+    if not found:
+        return None
+    name = next(name for name, text in SECRET_TEXTS.items() if re.match(text, found.group()))
+    return name, content.count(b"\n", 0, found.start()) + 1

@@ -1,0 +1,207 @@
+"""One experiment, wholly: the configuration, every point of its search space, its trial and its metric."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from determined_ds.check.memory import GpuMemory, memory_problem
+from determined_ds.check.report import ERROR, WARNING, Finding, Share, findings_of
+from determined_ds.check.trial_class import has_stages, metric_problem, reported_metrics, stages_problem
+from determined_ds.config.accelerator import Accelerator, assumed_cuda
+from determined_ds.config.decide import no_length
+from determined_ds.config.deepspeed_json import find_deepspeed_config
+from determined_ds.config.document import Document
+from determined_ds.config.expconf import experiment_problems
+from determined_ds.config.experiment import Experiment, read_experiment
+from determined_ds.config.hyperparameters import OWN_KEYS, read_hyperparameters
+from determined_ds.config.judging import Verdict, judge_points
+from determined_ds.config.point_reasons import Reason, reasons_to_fail, reasons_to_warn
+from determined_ds.config.points import Points, points_of
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.search_problems import search_problems
+from determined_ds.config.trial_file import check_trial_file, source_of
+from determined_ds.errors import ConfigError, Problem
+
+# Codes of problems, and keys, that others follow from.
+SPEC = "hyperparameter-spec"
+UNDETERMINED = "auto-undetermined"
+STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What an experiment is checked for.
+
+    Args:
+        context_dir: Of its code; None to find it.
+        accelerator: ``cuda`` or ``cpu``.
+        gpu_memory: Whether points fit into it; None where nobody asked.
+    """
+
+    context_dir: Path | None = None
+    accelerator: str = "cuda"
+    gpu_memory: GpuMemory | None = None
+
+    def devices(self, slots: int) -> Accelerator:
+        """As many as there are slots: whether the cluster has them is not known here."""
+        if self.accelerator == "cuda":
+            return assumed_cuda(slots)
+        return Accelerator(name="cpu", num_devices=slots, bf16=False, fp16=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was found in an experiment.
+
+    Args:
+        findings: All of them, in no order.
+        context_dir: The one that it was checked with; None where that does not matter.
+        num_points: Points of the search space that were looked at.
+        num_runnable: Those of them that can run.
+        size: Points in all; None where the space is not finite.
+    """
+
+    findings: list[Finding]
+    context_dir: Path | None = None
+    num_points: int = 0
+    num_runnable: int = 0
+    size: int | None = None
+
+
+def check_experiment(document: Document, asked: Asked) -> Checked:
+    """Everything that the master would refuse, and much that it would not."""
+    refused, deprecated = experiment_problems(document)
+    experiment, problems = read_experiment(document)
+    told = {problem.key for problem in refused}
+    foreign = _is_foreign(experiment, problems)
+    severity = {"entrypoint": WARNING} if foreign else {}
+    findings = [
+        *findings_of(refused, deprecated),
+        *(
+            Finding(severity=severity.get(problem.code, ERROR), problem=problem)
+            for problem in problems
+            if not _is_told(problem.key, told)
+        ),
+    ]
+    if foreign:  # a script of the user's own: what it trains with is not known
+        return Checked(findings=findings)
+    context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
+    if experiment.trial:
+        findings += _trial_findings(experiment, context_dir)
+    findings += _search_findings(experiment, context_dir)
+    told |= {finding.problem.key for finding in findings}
+    broken = {finding.problem.key for finding in findings if finding.problem.code == SPEC}
+    if any(key.startswith(STRATEGY) for key in broken):  # what would run is not known
+        return Checked(findings=findings, context_dir=context_dir)
+    points = points_of(experiment.space)
+    try:
+        verdicts = _judged(experiment, points, context_dir, asked)
+    except ConfigError as error:  # its model cannot be built, so that nobody knows whether it fits
+        findings += findings_of([], error.problems)
+        verdicts = _judged(experiment, points, context_dir, dataclasses.replace(asked, gpu_memory=None))
+    findings += [
+        finding
+        for finding in _point_findings(experiment, points, verdicts)
+        if finding.problem.key not in told and not (broken and finding.problem.code == UNDETERMINED)
+    ]
+    return Checked(
+        findings=findings,
+        context_dir=context_dir,
+        num_points=len(points),
+        num_runnable=sum(len(verdict.points) for verdict in verdicts if not verdict.problems),
+        size=experiment.space.size,
+    )
+
+
+def _is_told(key: str, told: set[str]) -> bool:
+    """Whether a problem of this key, or of something in or around it, has been told."""
+    return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told)
+
+
+def _is_foreign(experiment: Experiment, problems: Iterable[Problem]) -> bool:
+    """Whether the entrypoint runs something else than this library, and means to."""
+    stated = experiment.document.get(("entrypoint",))
+    ours = any(key in experiment.hyperparameters.data for key in OWN_KEYS)
+    wrong = any(problem.code == "entrypoint" for problem in problems)
+    return wrong and stated is not None and not ours and "determined_ds" not in str(stated)
+
+
+def _context_of(experiment: Experiment, config: Path) -> Path:
+    """The folder whose code it is: the current one, or the nearest above the configuration that has the trial."""
+    here = Path()
+    module = experiment.trial.partition(":")[0]
+    if not module or source_of(module, here) is not None:
+        return here
+    above = (folder for folder in config.absolute().parents if source_of(module, folder) is not None)
+    return next(above, here)
+
+
+def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+    try:
+        check_trial_file(experiment.trial, context_dir, experiment.document)
+    except ConfigError as error:
+        return findings_of(error.problems)
+    problem = metric_problem(experiment.document, experiment.trial, context_dir)
+    return findings_of([problem] if problem else [])
+
+
+def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+    """What is the same at every point: the length of the training, and the search beside it."""
+    middle, _ = read_hyperparameters(experiment.hyperparameters)
+    findings = []
+    if middle.fit.max_length is None and experiment.hyperparameters.get(("fit", "max_length")) is None:
+        findings += findings_of([no_length(experiment.hyperparameters)])
+    metrics = reported_metrics(experiment.trial, context_dir) if experiment.trial else None
+    reported = metrics.names if metrics and metrics.prefix is None else None
+    errors, warnings = search_problems(experiment, middle.fit, reported=reported)
+    return [*findings, *findings_of(errors, warnings)]
+
+
+def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: Asked) -> list[Verdict]:
+    def load_ds(value: str | dict[str, Any] | None, hyperparameters: Document) -> Document:
+        return find_deepspeed_config(value, context_dir=context_dir, hyperparameters=hyperparameters)
+
+    stages = has_stages(experiment.trial, context_dir) if experiment.trial else None
+
+    def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
+        problem = stages_problem(hyperparameters, experiment.trial) if stages is False else None
+        if problem is None and resolved is not None and asked.gpu_memory is not None:
+            shape = asked.gpu_memory.shape_of(experiment, resolved, context_dir, hyperparameters)
+            size = asked.gpu_memory.num_bytes
+            problem = memory_problem(shape, resolved, gpu_memory_bytes=size, hyperparameters=hyperparameters)
+        return [problem] if problem else []
+
+    return judge_points(
+        experiment,
+        points,
+        load_ds,
+        accelerator=asked.devices(experiment.slots),
+        slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
+        check=check,
+    )
+
+
+def _point_findings(experiment: Experiment, points: Points, verdicts: list[Verdict]) -> list[Finding]:
+    """Why points cannot run. Those are errors where none can; else a search passes over them."""
+    axes = experiment.space.axes
+    severity = ERROR if all(verdict.problems for verdict in verdicts) else WARNING
+    failing, warned = reasons_to_fail(axes, verdicts), reasons_to_warn(axes, verdicts)
+    return [
+        *(_point_finding(severity, reason, points) for reason in failing),
+        *(_point_finding(WARNING, reason, points) for reason in warned),
+    ]
+
+
+def _point_finding(severity: str, reason: Reason, points: Points) -> Finding:
+    share = Share(
+        num_points=reason.num_points,
+        share=reason.share,
+        of=len(points),
+        exact=points.exact,
+        where=str(reason),
+    )
+    return Finding(severity=severity, problem=reason.problem, share=None if reason.everywhere else share)

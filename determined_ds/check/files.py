@@ -1,0 +1,97 @@
+"""Files to check -> Reports: an experiment's YAML or a DeepSpeed JSON each, and the context directories once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from determined_ds.check.context_dir import context_problems
+from determined_ds.check.experiment import Asked, Checked, check_experiment
+from determined_ds.check.memory import GpuMemory
+from determined_ds.check.report import Report, findings_of, in_order
+from determined_ds.config.decide import Problems, laid_over
+from determined_ds.config.deepspeed_alone import problems_alone
+from determined_ds.config.document import Document
+from determined_ds.config.text import read_json, read_yaml
+from determined_ds.errors import ConfigError, Problem
+
+# A JSON that has one of these is an experiment: Determined reads JSON too.
+OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
+
+
+def check_files(
+    files: Iterable[Path],
+    *,
+    context_dir: Path | None = None,
+    slots: int | None = None,
+    overrides: Sequence[str] = (),
+    accelerator: str = "cuda",
+    gpu_memory: GpuMemory | None = None,
+) -> list[Report]:
+    """Check files, each by itself.
+
+    Args:
+        files: Experiments, or DeepSpeed JSONs.
+        context_dir: Of the experiments' code; None to find it for each.
+        slots: Instead of ``resources.slots_per_trial``.
+        overrides: ``KEY=VALUE``, laid over every experiment.
+        accelerator: ``cuda`` or ``cpu``.
+        gpu_memory: Of a slot, to see whether each point fits; None not to ask.
+
+    Returns:
+        A report for each file, then one for each context directory in which something was found.
+
+    Raises:
+        ConfigError: the context directory is none.
+    """
+    if context_dir is not None and not context_dir.is_dir():
+        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
+        mend = "give the folder that holds the model's code, e.g. `.`"
+        raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, mend=mend))
+    asked = Asked(context_dir=context_dir, accelerator=accelerator, gpu_memory=gpu_memory)
+    reports: list[Report] = []
+    contexts: dict[Path, Path] = {}
+    for file in files:
+        report, used = _check_file(file, asked, slots, overrides)
+        reports.append(report)
+        if used is not None:
+            contexts.setdefault(used.resolve(), used)
+    found = (_context_report(folder) for folder in contexts.values())
+    return [*reports, *(report for report in found if report.findings)]
+
+
+def _check_file(
+    file: Path, asked: Asked, slots: int | None, overrides: Sequence[str]
+) -> tuple[Report, Path | None]:
+    found = Problems()
+    kind, checked = "experiment", Checked(findings=[])
+    document = found.of(partial(_read, file))
+    if document is not None and _is_deepspeed(file, document):
+        errors, warnings = problems_alone(document)
+        kind, checked = "deepspeed", Checked(findings=findings_of(errors, warnings))
+    elif document is not None:
+        document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
+        checked = check_experiment(document, asked) if document is not None else checked
+    report = Report(
+        file=str(file),
+        kind=kind,
+        findings=in_order([*findings_of(found.problems), *checked.findings], str(file)),
+        num_points=checked.num_points,
+        num_runnable=checked.num_runnable,
+        size=checked.size,
+    )
+    return report, checked.context_dir
+
+
+def _read(file: Path) -> Document:
+    return read_json(file) if file.suffix == ".json" else read_yaml(file)
+
+
+def _is_deepspeed(file: Path, document: Document) -> bool:
+    return file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys()
+
+
+def _context_report(folder: Path) -> Report:
+    findings = findings_of(*context_problems(folder))
+    return Report(file=str(folder), kind="context", findings=in_order(findings, str(folder)))

@@ -1,0 +1,163 @@
+"""What a check found, in the form of a compiler's output and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
+
+ERROR = "error"
+WARNING = "warning"
+MAX_FINDINGS = 50  # of a severity in a file: who has more has another problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of a search space that a problem takes.
+
+    Args:
+        num_points: Points that have the problem.
+        share: Of the space, 0 to 1.
+        of: Points that were looked at.
+        exact: Whether these are all there are; else the share is that of a sample.
+        where: Which they are, e.g. ``all 4 points with zero_optimization.stage = 2 or 3``.
+    """
+
+    num_points: int
+    share: float
+    of: int
+    exact: bool
+    where: str
+
+    def __str__(self) -> str:
+        percent = 100 * self.share
+        shown = f"{percent:.0f}" if percent >= 1 or not percent else f"{percent:.1g}"
+        space = f"the {self.of:,}" if self.exact else f"{self.of:,} sampled"
+        return f"{self.where}; {shown} % of {space}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A problem with its severity, and the points that have it where it is not the whole experiment."""
+
+    severity: str
+    problem: Problem
+    share: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found in one file.
+
+    Args:
+        file: As the user named it.
+        kind: ``experiment``, ``deepspeed`` or ``context``.
+        findings: By place.
+        num_points: Points of the search space that were looked at; 1 where nothing is searched.
+        num_runnable: Those of them that can run.
+        size: Points in all; None where the space is not finite.
+    """
+
+    file: str
+    kind: str
+    findings: tuple[Finding, ...] = field(default=())
+    num_points: int = 0
+    num_runnable: int = 0
+    size: int | None = None
+
+    def count(self, severity: str) -> int:
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def points_in_words(self) -> str:
+        """How many points of a search can run."""
+        if self.size == self.num_points:
+            return f"{self.num_runnable:,} of {self.num_points:,} points can run"
+        space = "a continuous space" if self.size is None else f"{self.size:,}"
+        return f"{self.num_runnable:,} of {self.num_points:,} points can run, chosen from {space}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "kind": self.kind,
+            "findings": [_as_json(finding, self.file) for finding in self.findings],
+            "points": {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size},
+        }
+
+
+def findings_of(errors: Iterable[Problem], warnings: Iterable[Problem] = ()) -> list[Finding]:
+    """Problems that are the whole file's as findings."""
+    told = [Finding(severity=ERROR, problem=problem) for problem in errors]
+    return told + [Finding(severity=WARNING, problem=problem) for problem in warnings]
+
+
+def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
+    """Findings by file and place, the checked file first; each said once, errors before warnings at a place."""
+    unique = {(f.severity, f.problem.key, f.problem.message, place(f, file)): f for f in findings}
+
+    def order(finding: Finding) -> tuple[bool, str, int, int, bool]:
+        where, line, column = place(finding, file)
+        return where != file, where, line, column, finding.severity != ERROR
+
+    ordered = sorted(unique.values(), key=order)
+    counts = {ERROR: 0, WARNING: 0}
+    kept = []
+    for finding in ordered:
+        counts[finding.severity] += 1
+        if counts[finding.severity] <= MAX_FINDINGS:
+            kept.append(finding)
+    return tuple(kept)
+
+
+def place(finding: Finding, file: str) -> tuple[str, int, int]:
+    """File, line and column of a finding; the start of the checked file where it has none of its own."""
+    origin = finding.problem.origin
+    if isinstance(origin, Origin) and origin.file:
+        return origin.file, max(origin.line, 1), max(origin.column, 1)
+    return file, 1, 1
+
+
+def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
+    """A finding as a compiler puts it: its place, its severity, its message, and the lines below that."""
+    where, line, column = place(finding, file)
+    problem = finding.problem
+    head = problem.key
+    if problem.value is not NOT_GIVEN:
+        head += f" = {shown(problem.value)}"
+    elsewhere = problem.origin and not (isinstance(problem.origin, Origin) and problem.origin.line)
+    if elsewhere and problem.origin != file:  # a flag, the accelerator
+        head += f" ({problem.origin})"
+    message = f"{head}: {problem.message}" if head else problem.message
+    below = [f"mend: {problem.mend}"] if problem.mend else []
+    if finding.share:
+        below.insert(0, f"points: {finding.share}")
+    return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below
+
+
+def _as_json(finding: Finding, file: str) -> dict[str, Any]:
+    where, line, column = place(finding, file)
+    problem = finding.problem
+    found: dict[str, Any] = {
+        "file": where,
+        "line": line,
+        "column": column,
+        "severity": finding.severity,
+        "code": problem.code,
+        "key": problem.key,
+        "message": problem.message,
+        "mend": problem.mend,
+        "origin": str(problem.origin),
+    }
+    if problem.value is not NOT_GIVEN:
+        found["value"] = problem.value
+    if finding.share:
+        share = finding.share
+        found["points"] = {
+            "count": share.num_points,
+            "share": share.share,
+            "of": share.of,
+            "exact": share.exact,
+            "where": share.where,
+        }
+    return found

@@ -1,0 +1,135 @@
+"""``det-ds check``: whether experiments will run, known before they are queued."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from determined_ds.check.memory import GpuMemory
+    from determined_ds.check.report import Report
+    from determined_ds.config.document import Document
+    from determined_ds.config.experiment import Experiment
+    from determined_ds.config.reconcile import ResolvedConfig
+    from determined_ds.memory import ModelShape
+
+EPILOG = """\b
+Examples:
+  det-ds check experiments/gpt2/const.yaml
+  det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
+  det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
+
+\b
+Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors.
+"""
+EXIT_WARNINGS = 1
+EXIT_ERRORS = 2
+COLOURS = {"error": "red", "warning": "yellow"}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--context",
+    "context_dir",
+    type=click.Path(path_type=Path),
+    help="The code's folder; default: the current one, or the nearest above CONFIG that has the trial.",
+)
+@click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Of one slot, e.g. 80GiB: does every point fit? Loads torch."
+)
+@click.option(
+    "--accelerator",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    help="The cluster's slots; default cuda.",
+)
+@click.option("--strict", is_flag=True, help="Exit 1 where there are warnings only.")
+@click.option("--json", "as_json", is_flag=True, help="For editors and CI: one JSON object.")
+def check(
+    config: tuple[Path, ...],
+    context_dir: Path | None,
+    slots: int | None,
+    overrides: tuple[str, ...],
+    gpu_memory: str | None,
+    accelerator: str,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Check each CONFIG, an experiment's YAML or a DeepSpeed JSON, over its whole search space.
+
+    Says everything that Determined's master would refuse, and what it would not: keys that nobody reads, batches
+    that do not divide, strategies that exclude each other, points of a search that cannot run, a trial that is not
+    there, a metric that it does not report, secrets in the context directory. Each with its place and the mend.
+    """
+    from determined_ds.check.files import check_files
+
+    reports = check_files(
+        config,
+        context_dir=context_dir,
+        slots=slots,
+        overrides=overrides,
+        accelerator=accelerator,
+        gpu_memory=_gpu_memory(gpu_memory) if gpu_memory else None,
+    )
+    num_errors = sum(report.count("error") for report in reports)
+    num_warnings = sum(report.count("warning") for report in reports)
+    if as_json:
+        files = [report.as_json() for report in reports]
+        found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": files}
+        click.echo(json.dumps(found, indent=2, default=str))
+    else:
+        for report in reports:
+            _show(report)
+        _summarize(len(config), num_errors, num_warnings)
+    sys.exit(EXIT_ERRORS if num_errors else EXIT_WARNINGS if strict and num_warnings else 0)
+
+
+def _gpu_memory(size: str) -> GpuMemory:
+    from determined_ds.check.memory import GpuMemory
+    from determined_ds.memory import parse_bytes
+
+    num_bytes = parse_bytes(size, key="--gpu-memory")
+
+    def shape_of(
+        experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
+    ) -> ModelShape:
+        from determined_ds.runtime.model_shape import shape_of_experiment  # loads torch
+
+        return shape_of_experiment(experiment, resolved, context_dir, hyperparameters=hyperparameters)
+
+    return GpuMemory(num_bytes=num_bytes, shape_of=shape_of)
+
+
+def _show(report: Report) -> None:
+    from determined_ds.check.report import text_lines
+
+    for finding in report.findings:
+        place, severity, message, below = text_lines(finding, report.file)
+        click.echo(
+            f"{click.style(place, bold=True)}: {click.style(severity, fg=COLOURS[severity])}: {message}"
+        )
+        for line in below:
+            click.echo(f"    {line}")
+    if report.kind == "experiment" and report.num_points > 1 and report.num_runnable:
+        click.echo(f"{report.file}: {report.points_in_words()}")
+
+
+def _summarize(num_files: int, num_errors: int, num_warnings: int) -> None:
+    files = _count(num_files, "file")
+    if num_errors or num_warnings:
+        colour = "red" if num_errors else "yellow"
+        found = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')} in {files}"
+        click.echo(click.style(found, fg=colour))
+    else:
+        click.echo(click.style(f"{files} checked, nothing to mend", fg="green"))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

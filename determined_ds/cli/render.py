@@ -1,0 +1,101 @@
+"""``det-ds render``: the mapping that DeepSpeed will get, each value with where it came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+EPILOG = """\b
+Examples:
+  det-ds render experiments/gpt2/zero3.yaml
+  det-ds render experiments/gpt2/const.yaml --set hyperparameters.global_batch_size=64
+  det-ds render experiments/gpt2/const.yaml --accelerator cuda --json > ds_config.json
+"""
+WIDEST = 60  # a longer value pushes its origin to the right instead of all others
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option(
+    "--accelerator",
+    type=click.Choice(["cpu", "cuda"]),
+    help='What "auto" is decided for; default: this machine\'s. cuda needs no GPU here.',
+)
+@click.option("--json", "as_json", is_flag=True, help="The plain mapping, nothing else.")
+def render(
+    config: Path,
+    context_dir: Path,
+    slots: int | None,
+    overrides: tuple[str, ...],
+    accelerator: str | None,
+    as_json: bool,
+) -> None:
+    """Show the mapping DeepSpeed will get for the experiment CONFIG, each value with its origin.
+
+    Of a hyperparameter search, the point in the middle is shown, the one that `det-ds run` trains.
+    """
+    from determined_ds.config.accelerator import assumed_cuda
+    from determined_ds.config.decide import decide, read_document
+    from determined_ds.config.experiment import parse_experiment
+    from determined_ds.devices import detect_accelerator
+
+    document = read_document(config, context_dir, slots=slots, overrides=overrides, command="render")
+    experiment = parse_experiment(document)
+    devices = assumed_cuda(experiment.slots) if accelerator == "cuda" else detect_accelerator(accelerator)
+    point = experiment.hyperparameters
+    resolved = decide(experiment, point, context_dir=context_dir, accelerator=devices)
+    for warning in resolved.warnings:
+        click.echo(f"{click.style('warning', fg='yellow')}: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(resolved.ds_config, indent=2))
+        return
+    slot_word = "slot" if experiment.slots == 1 else "slots"
+    click.echo(_dim(f"# {experiment.name}: {experiment.slots} {slot_word} on {devices.name}"))
+    if experiment.searched:
+        click.echo(_dim(f"# one point of a search over {', '.join(experiment.searched)}"))
+    lines = list(_lines(resolved.ds_config, (), dict(resolved.origins)))
+    width = max((len(text) for text, _ in lines if len(text) <= WIDEST), default=0)
+    for text, origin in lines:
+        padded = _coloured(text) + " " * (width - len(text)) if origin else _coloured(text)
+        click.echo(f"{padded}  {_dim('# ' + origin)}" if origin else padded)
+
+
+Line = tuple[str, str]
+
+
+def _lines(data: dict[str, Any], path: tuple[str, ...], origins: dict[str, str]) -> Iterator[Line]:
+    """The mapping as indented JSON, a leaf a line, with the origin of each leaf."""
+    if not path:
+        yield "{", ""
+    for number, (key, value) in enumerate(data.items(), 1):
+        here = (*path, key)
+        indent, comma = "  " * len(here), "," if number < len(data) else ""
+        if isinstance(value, dict) and value:
+            yield f"{indent}{json.dumps(key)}: {{", ""
+            yield from _lines(value, here, origins)
+            yield f"{indent}}}{comma}", ""
+        else:
+            yield f"{indent}{json.dumps(key)}: {json.dumps(value)}{comma}", origins.get(".".join(here), "")
+    if not path:
+        yield "}", ""
+
+
+def _coloured(line: str) -> str:
+    """A line of JSON with its key and its value in colours; click drops them where there is no terminal."""
+    key, colon, value = line.partition('": ')
+    if not colon:
+        return line
+    return (
+        click.style(f'{key}"', fg="cyan") + ": " + (value if value == "{" else click.style(value, fg="green"))
+    )
+
+
+def _dim(text: str) -> str:
+    return click.style(text, dim=True)

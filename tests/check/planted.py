@@ -1,0 +1,268 @@
+"""Mistakes of the kind that people make and report, each with the line it is on and what mends it.
+
+A mistake is made in a good file of this repository, by writing one text for another. The mend that ``det-ds check``
+gives has to say what is then done: ``mended`` is written over the mistake, and the file has to be clean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONST = "experiments/gpt2/const.yaml"
+SEARCH = "experiments/gpt2/search.yaml"
+PIPELINE = "experiments/gpt2/pipeline.yaml"
+ZERO1 = "experiments/deepspeed/zero1.json"
+ENTRYPOINT = (
+    "entrypoint: python3 -m determined.launch.deepspeed python3 -m determined_ds.train "
+    "model_defs.gpt2.trial:GPT2Trial\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A mistake in a good file.
+
+    Args:
+        file: Where it is made.
+        right: Text of the file that is right.
+        wrong: What somebody wrote there instead; the mistake is on the line of ``at`` in it.
+        says: What the mend must say.
+        mended: What is written instead of ``wrong`` after reading the mend; ``right`` if None.
+        at: Text of the line that has to be named; the first line of ``wrong`` if None.
+        checked: The experiment that is checked, where the mistake is in its DeepSpeed JSON.
+        named_in: The file whose line is named, where that is another.
+    """
+
+    file: str
+    right: str
+    wrong: str
+    says: str
+    mended: str | None = None
+    at: str | None = None
+    checked: str | None = None
+    named_in: str | None = None
+
+
+def in_const(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=CONST, right=right, wrong=wrong, says=says, mended=mended, at=at)
+
+
+def in_search(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=SEARCH, right=right, wrong=wrong, says=says, mended=mended, at=at)
+
+
+def in_zero1(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=ZERO1, right=right, wrong=wrong, says=says, mended=mended, at=at, checked=CONST)
+
+
+SLOTS = "  slots_per_trial: 2\n"
+STAGE = '    "stage": 1\n'
+ASHA = (
+    "  time_metric: batches\n  max_time: 200   # == fit.max_length\n"
+    "  max_rungs: 2    # judged after 50 and after 200 batches, where it validates\n"
+)
+REPORTED = "  metric: validation_loss\n  smaller_is_better: true\n"
+ASHA_SEARCHER = f"searcher:\n  name: adaptive_asha\n{REPORTED}  max_trials: 16\n{ASHA}"
+GRID_SEARCHER = f"searcher:\n  name: grid\n{REPORTED}"
+RANDOM_SEARCHER = f"searcher:\n  name: random\n{REPORTED}  max_trials: 16\n"
+LR = "  learning_rate: {type: log, minval: -3.5, maxval: -2.0, base: 10}\n"
+INLINE = "  deepspeed_config: {optimizer: {type: AdamW, params: {lr: auto}}}\n"
+
+PLANTED: dict[str, Mistake] = {
+    # Keys
+    "a section misspelt": in_const("hyperparameters:\n", "hyperparamters:\n", "'hyperparameters'"),
+    "a key of a section misspelt": in_const(SLOTS, "  slot_per_trial: 2\n", "'slots_per_trial'"),
+    "the number of slots by another name": in_const(SLOTS, "  slots: 2\n", "slots_per_trial"),
+    "a key of the library misspelt": in_const(
+        "  global_batch_size: 32\n", "  global_batchsize: 32\n", "'global_batch_size'"
+    ),
+    "a period misspelt": in_const(
+        "    validation_period: {batches: 50}\n",
+        "    validation_perod: {batches: 50}\n",
+        "'validation_period'",
+    ),
+    "a unit misspelt": in_const(
+        "    max_length: {batches: 200}\n", "    max_length: {batch: 200}\n", "'batches'"
+    ),
+    "a key one level too high": in_const(
+        "reproducibility:\n  experiment_seed: 0\n", "experiment_seed: 0\n", "reproducibility.experiment_seed"
+    ),
+    "a hyperparameter at the top level": in_const(
+        "hyperparameters:\n",
+        "pipe_parallel_size: 1\nhyperparameters:\n",
+        "hyperparameters.pipe_parallel_size",
+        "hyperparameters:\n  pipe_parallel_size: 1\n",
+    ),
+    "a key given twice": in_const(SLOTS, SLOTS + "  slots_per_trial: 4\n", "keep one", SLOTS, "trial: 4"),
+    "indented by a tab": in_const(SLOTS, "\tslots_per_trial: 2\n", "spaces, not tabs"),
+    # Values
+    "a number in quotes": in_const(SLOTS, '  slots_per_trial: "2"\n', "remove the quotes: 2"),
+    "a length without its unit": in_const(
+        "    max_length: {batches: 200}\n", "    max_length: 200\n", "{batches: 200}"
+    ),
+    "no length": in_const(
+        "  fit:\n    max_length: {batches: 200}\n", "  fit:\n", "fit: {max_length: {batches: 200}}"
+    ),
+    "a policy that there is not": in_const(
+        "    checkpoint_policy: best\n", "    checkpoint_policy: latest\n", "best"
+    ),
+    "a negative number of restarts": in_const(
+        "max_restarts: 2\n", "max_restarts: -1\n", "0", "max_restarts: 0\n"
+    ),
+    "a size with a unit": in_const(
+        SLOTS, SLOTS + "  shm_size: 4GB\n", "4294967296", SLOTS + "  shm_size: 4294967296\n", "shm_size"
+    ),
+    "a storage misspelt": in_const(
+        "max_restarts: 2\n",
+        "checkpoint_storage: {type: shared-fs, host_path: /data}\n",
+        "shared_fs",
+        "checkpoint_storage: {type: shared_fs, host_path: /data}\n",
+    ),
+    "an environment variable as a mapping": in_const(
+        "max_restarts: 2\n",
+        "environment:\n  environment_variables:\n    - NCCL_DEBUG: INFO\n",
+        "NCCL_DEBUG=INFO",
+        "environment:\n  environment_variables:\n    - NCCL_DEBUG=INFO\n",
+        "NCCL_DEBUG: INFO",
+    ),
+    "a workspace without a project": in_const(
+        "max_restarts: 2\n", "workspace: mine\n", "project", "workspace: mine\nproject: gpt2\n"
+    ),
+    # The batch and the ranks
+    "a batch that the replicas do not divide": in_const(
+        "  global_batch_size: 32\n", "  global_batch_size: 33\n", "32 or 34", "  global_batch_size: 34\n"
+    ),
+    "more replicas than slots": in_const(
+        "  data_parallel_world_size: auto\n", "  data_parallel_world_size: 4\n", "2 or auto"
+    ),
+    "stages that do not divide the slots": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  pipe_parallel_size: 3\n",
+        "pipe_parallel_size",
+        "  pipe_parallel_size: 1\n",
+    ),
+    "stages for a trial that has none": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  pipe_parallel_size: 2\n",
+        "pipe_parallel_size to 1",
+        "  pipe_parallel_size: 1\n",
+    ),
+    "a batch stated twice": Mistake(
+        file=ZERO1,
+        right='  "train_batch_size": "auto",\n',
+        wrong='  "train_batch_size": 64,\n',
+        says='"auto" for train_batch_size',
+        checked=CONST,
+        at="global_batch_size: 32",
+        named_in=CONST,
+    ),
+    # The trial
+    "the form of old": in_const(
+        ENTRYPOINT, "entrypoint: model_defs.gpt2.trial:GPT2Trial\n", "determined_ds.train"
+    ),
+    "no launcher's trial": in_const(ENTRYPOINT, ENTRYPOINT.replace("GPT2Trial", "GPT2Trail"), "GPT2Trial"),
+    "a module that is not there": in_const(
+        ENTRYPOINT, ENTRYPOINT.replace("model_defs.gpt2", "model_defs.gpt"), "model_defs.gpt2.trial"
+    ),
+    "a metric that is not reported": in_const(
+        "  metric: validation_loss\n", "  metric: val_loss\n", "validation_loss"
+    ),
+    "a JSON that is not there": in_const(
+        "  deepspeed_config: experiments/deepspeed/zero1.json\n",
+        "  deepspeed_config: experiments/deepspeed/zero-1.json\n",
+        "experiments/deepspeed/zero1.json",
+    ),
+    "a JSON outside the context": in_const(
+        "  deepspeed_config: experiments/deepspeed/zero1.json\n",
+        "  deepspeed_config: /etc/ds_config.json\n",
+        "relative to the context directory",
+    ),
+    "a JSON in the YAML": in_const(
+        "  deepspeed_config: experiments/deepspeed/zero1.json\n",
+        INLINE,
+        "{type: const, val: {...}}",
+        "  deepspeed_config: {type: const, val: {optimizer: {type: AdamW, params: {lr: auto}}}}\n",
+    ),
+    # The search
+    "a searcher misspelt": in_const("  name: single\n", "  name: singel\n", "single"),
+    "a searcher that is gone": in_search(
+        "  name: adaptive_asha\n", "  name: adaptive_simple\n", "adaptive_asha"
+    ),
+    "a search without its length": in_search(ASHA, "  time_metric: batches\n", "max_time", at="searcher:\n"),
+    "a search longer than the training": in_search("  max_time: 200 ", "  max_time: 400 ", "200"),
+    "a time that is not reported": in_search("  time_metric: batches\n", "  time_metric: batch\n", "batches"),
+    "a hyperparameter's type misspelt": in_search(LR, LR.replace("log,", "logarithmic,"), "log"),
+    "a range the wrong way round": in_search(
+        LR, LR.replace("minval: -3.5, maxval: -2.0", "minval: -2.0, maxval: -3.5"), "a smaller minval"
+    ),
+    "categories that are no list": in_search(
+        "{type: categorical, vals: [4, 8, 16]}", "{type: categorical, vals: 4}", "vals: [4]"
+    ),
+    "a grid without counts": in_search(
+        ASHA_SEARCHER, GRID_SEARCHER, "count", RANDOM_SEARCHER, at="learning_rate:"
+    ),
+    # The DeepSpeed JSON
+    "a section of the JSON misspelt": in_zero1('  "optimizer": {\n', '  "optimzer": {\n', "'optimizer'"),
+    "a key of ZeRO misspelt": in_zero1(STAGE, '    "stagee": 1\n', "'stage'"),
+    "a stage that there is not": in_zero1(STAGE, '    "stage": 4\n', "3", '    "stage": 3\n'),
+    "a stage in quotes": in_zero1(STAGE, '    "stage": "1"\n', "remove the quotes: 1"),
+    "a comma too many": in_zero1(STAGE, '    "stage": 1,\n', "remove the comma"),
+    "a comment in JSON": in_zero1(STAGE, '    "stage": 1 // optimizer state\n', "no comments"),
+    "Python's False": in_zero1(
+        '    "enabled": "auto"\n', '    "enabled": False\n', "false", '    "enabled": false\n'
+    ),
+    "two precisions": in_zero1(
+        '    "enabled": "auto"\n  }\n',
+        '    "enabled": true\n  },\n  "fp16": {"enabled": true}\n',
+        "disable one",
+        '    "enabled": true\n  },\n  "fp16": {"enabled": false}\n',
+        at='"fp16"',
+    ),
+    "parameters offloaded that are not split": in_zero1(
+        STAGE,
+        '    "stage": 1,\n    "offload_param": {"device": "cpu"}\n',
+        "stage to 3",
+        '    "stage": 3,\n    "offload_param": {"device": "cpu"}\n',
+        at="offload_param",
+    ),
+    "a device that there is not": in_zero1(
+        STAGE,
+        '    "stage": 1,\n    "offload_optimizer": {"device": "gpu"}\n',
+        '"cpu"',
+        '    "stage": 1,\n    "offload_optimizer": {"device": "cpu"}\n',
+        at="offload_optimizer",
+    ),
+    "offload by its old name": in_zero1(
+        STAGE,
+        '    "stage": 1,\n    "cpu_offload": true\n',
+        "offload_optimizer",
+        '    "stage": 1,\n    "offload_optimizer": {"device": "cpu"}\n',
+        at="cpu_offload",
+    ),
+    "an optimizer that is gone": in_zero1('    "type": "AdamW",\n', '    "type": "OneBitAdam",\n', "AdamW"),
+    "a schedule misspelt": in_zero1('    "type": "WarmupLR",\n', '    "type": "WarmUpLr",\n', "WarmupLR"),
+    "nothing says the learning rate": Mistake(
+        file=CONST,
+        right="  learning_rate: 0.003\n",
+        wrong="  # learning_rate: 0.003\n",
+        says="learning_rate",
+        at='"lr": "auto"',
+        named_in=ZERO1,
+    ),
+    "a pipeline under ZeRO 2": Mistake(
+        file=PIPELINE,
+        right="  deepspeed_config: experiments/deepspeed/pipeline.json\n",
+        wrong="  deepspeed_config: experiments/deepspeed/zero2.json\n",
+        says="stage to 1",
+        mended="  deepspeed_config: experiments/deepspeed/zero1.json\n",
+        at='"stage": 2',
+        named_in="experiments/deepspeed/zero2.json",
+    ),
+    "secondary partitions without ZeRO 3": in_zero1(
+        STAGE,
+        '    "stage": 1,\n    "zero_hpz_partition_size": 2\n',
+        "stage to 3",
+        '    "stage": 3,\n    "zero_hpz_partition_size": 2\n',
+        at="zero_hpz_partition_size",
+    ),
+}

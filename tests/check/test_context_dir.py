@@ -1,0 +1,127 @@
+"""What would be sent of a context directory, how much that is, and what in it looks like a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from determined.common import constants, context
+
+from determined_ds.check import context_dir
+from determined_ds.check.context_dir import context_problems, files_sent
+from tests.command import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Determined's own
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+TREE = {
+    "trial.py": "x",
+    "data/train.txt": "abc",
+    "data/deep/er/more.txt": "abcdef",
+    "notes/keep.md": "x",
+    "notes/drop.md": "x",
+    "__pycache__/trial.pyc": "x",
+    "sub/.git/config": "x",
+    "terraform/state": "x",
+    "shared_fs/large": "x",
+    ".env.example": "x",
+}
+
+
+@pytest.mark.parametrize(
+    "detignore",
+    [
+        "",
+        "data",
+        "/data/",
+        "data/*\n!data/deep",
+        "*.md\n!keep.md",
+        "/*\n!/notes\nnotes/drop.md",
+        "# no\n\n**/more.txt",
+    ],
+)
+def test_the_files_are_those_that_determined_sends(tmp_path: Path, detignore: str) -> None:
+    write(tmp_path, TREE)
+    (tmp_path / ".detignore").write_text(detignore)
+    ours = {file.name for file in files_sent(tmp_path)}
+    theirs = {item.path for item in context.read_v1_context(tmp_path) if (tmp_path / item.path).is_file()}
+    assert ours == theirs
+
+
+def test_this_repository_sends_what_determined_sends() -> None:
+    ours = {file.name: file.num_bytes for file in files_sent(ROOT)}
+    items = context.read_v1_context(ROOT)
+    assert ours.keys() == {item.path for item in items if (ROOT / item.path).is_file()}
+    assert context_problems(ROOT) == ([], [])
+
+
+def test_the_defaults_are_determineds_own() -> None:
+    assert set(constants.DEFAULT_DETIGNORE) == context_dir.IGNORED_BY_DEFAULT
+    assert context_dir.MAX_CONTEXT_BYTES == constants.MAX_CONTEXT_SIZE
+
+
+def test_a_link_to_nowhere_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    (tmp_path / "self").symlink_to(tmp_path)
+    assert list(files_sent(tmp_path)) == []
+
+
+def test_too_large_a_context_names_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_dir, "MAX_CONTEXT_BYTES", 1000)
+    write(tmp_path, {"a/small": b"x" * 100, "runs/1/checkpoint": b"x" * 2000, "trial.py": "x"})
+    (problem,), _ = context_problems(tmp_path)
+    assert problem.code == "context-too-large"
+    assert "runs/" in problem.message
+    assert "runs/" in problem.mend
+    (tmp_path / ".detignore").write_text("runs/\n")
+    assert context_problems(tmp_path) == ([], [])
+
+
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_dir, "MAX_FILES", 3)
+    write(tmp_path, {f"data/{index}": "x" for index in range(4)})
+    (problem,), _ = context_problems(tmp_path)
+    assert "over 3 files" in problem.message
+
+
+SECRETS = {
+    "key.pem": "anything",
+    "conf/id_ed25519": "anything",
+    ".env": "A=1",
+    "credentials.json": "{}",
+    "a.py": "KEY = 1\nAWS = 'AKIA" + "ABCDEFGHIJKLMNOP'\n",
+    "b.txt": "\nhf_" + "a" * 34 + "\n",
+    "c.yaml": "token: ghp_" + "a" * 36,
+    "d.md": "x\ny\n-----BEGIN RSA " + "PRIVATE KEY-----\n" + "A" * 64,
+    "e.sh": "export WANDB_API_KEY=" + "0" * 40,
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {name: SECRETS[name]})
+    _, (problem,) = context_problems(tmp_path)
+    assert problem.code == "secret"
+    line = next(
+        (at for at, text in enumerate(SECRETS[name].splitlines(), 1) if len(text) > 20 and name[1] == "."), 1
+    )
+    assert problem.origin == f"{tmp_path / name}:{line}"
+    assert f"/{name}" in problem.mend
+    (tmp_path / ".detignore").write_text(f"/{name}\n")
+    assert context_problems(tmp_path) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["monkey.py", "keys.txt", "environment.yaml", "tokenizer.json", "credentials.py", "turkey"]
+)
+def test_an_innocent_name_is_left_alone(tmp_path: Path, name: str) -> None:
+    write(tmp_path, {name: "BEGIN PRIVATE KEY hf_short AKIA"})
+    assert context_problems(tmp_path) == ([], [])

@@ -1,0 +1,139 @@
+"""What a trial can run as and reports, read from its source: held against the experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from determined_ds.check.trial_class import (
+    ReportedMetrics,
+    has_stages,
+    metric_problem,
+    reported_metrics,
+    stages_problem,
+)
+from determined_ds.config.document import Document
+from determined_ds.config.text import parse_yaml
+from tests.command import ROOT
+
+IMPORT = "from determined_ds import DataParallelTrial, PipelineTrial, ReconciledTrial\nimport determined_ds\n"
+LOSS = "    def loss(self, model, batch){}:\n        return {}\n"
+
+
+def known(folder: Path, source: str, trial: str = "trial:T") -> ReportedMetrics | None:
+    (folder / "trial.py").write_text(IMPORT + source)
+    return reported_metrics(trial, folder)
+
+
+SOURCES = {
+    "a loss that may be a dict": (
+        "class T(DataParallelTrial):\n" + LOSS.format("", "f(batch)"),
+        ReportedMetrics(names=("validation_loss",), prefix="validation_"),
+    ),
+    "a loss that says it is a tensor": (
+        "class T(determined_ds.DataParallelTrial):\n" + LOSS.format(" -> torch.Tensor", "f(batch)"),
+        ReportedMetrics(names=("validation_loss",)),
+    ),
+    "a loss with more metrics": (
+        "class T(DataParallelTrial):\n" + LOSS.format("", "{'loss': 1, 'accuracy': 2}"),
+        ReportedMetrics(names=("validation_loss", "validation_accuracy")),
+    ),
+    "a pipeline": ("class T(PipelineTrial):\n    pass\n", ReportedMetrics(names=("validation_loss",))),
+    "evaluate": (
+        "class T(DataParallelTrial):\n    def evaluate(self, model, batch):\n"
+        "        def inner():\n            return 3\n        return {'top1': inner(), 'top5': 2}\n",
+        ReportedMetrics(names=("top1", "top5")),
+    ),
+    "a DeepSpeedTrial by itself": (
+        "class T(determined_ds.DeepSpeedTrial):\n    def evaluate_batch(self, it, idx):\n"
+        "        return {'my_loss': 1}\n",
+        ReportedMetrics(names=("my_loss",)),
+    ),
+    "declared": (
+        "class T(DataParallelTrial):\n    validation_metrics = ('f1', 'accuracy')\n"
+        "    def evaluate(self, model, batch):\n        return self.metrics(batch)\n",
+        ReportedMetrics(names=("f1", "accuracy")),
+    ),
+    "declared with a type, on a base": (
+        "class B(DataParallelTrial):\n    validation_metrics: tuple = ('f1',)\nclass T(B):\n    pass\n",
+        ReportedMetrics(names=("f1",)),
+    ),
+    "a mixin first": (
+        "class M(ReconciledTrial):\n    pass\nclass T(M, PipelineTrial):\n    pass\n",
+        ReportedMetrics(names=("validation_loss",)),
+    ),
+    "a dictionary made elsewhere": (
+        "class T(DataParallelTrial):\n    def evaluate(self, model, batch):\n        return make(batch)\n",
+        None,
+    ),
+    "keys that are computed": (
+        "class T(DataParallelTrial):\n    def evaluate(self, model, batch):\n        return {NAME: 1}\n",
+        None,
+    ),
+    "a reducer": (
+        "class T(DataParallelTrial):\n    def prepare(self):\n        self.context.wrap_reducer(f, 'auc')\n",
+        None,
+    ),
+    "a base of nobody's": ("class T(Unknown):\n    pass\n", None),
+    "a base of itself": ("class T(T):\n    pass\n", None),
+    "no such class": ("", None),
+    "not Python": ("class T(:\n", None),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), SOURCES.values(), ids=SOURCES.keys())
+def test_what_the_source_tells(tmp_path: Path, source: str, expected: ReportedMetrics | None) -> None:
+    assert known(tmp_path, source) == expected
+
+
+def test_bases_in_other_files_are_followed(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import Base as Shown\n")
+    (package / "inner.py").write_text(IMPORT + "class Base(PipelineTrial):\n    pass\n")
+    assert known(tmp_path, "import pack\nclass T(pack.Shown):\n    pass\n")
+    assert known(tmp_path, "from pack import Shown\nclass T(Shown):\n    pass\n")
+    assert known(tmp_path, "from pack.inner import Base\nT = 3\n", "pack:Shown")
+
+
+@pytest.mark.parametrize("trial", ["GPT2Trial", "GPT2PipelineTrial"])
+@pytest.mark.parametrize(
+    ("metric", "mend"),
+    [("validation_loss", None), ("val_loss", "write validation_loss"), ("accuracy", "write validation_loss")],
+)
+def test_the_metric_of_the_templates(trial: str, metric: str, mend: str | None) -> None:
+    document = parse_yaml(f"name: x\nsearcher:\n  name: single\n  metric: {metric}\n", "e.yaml")
+    problem = metric_problem(document, f"model_defs.gpt2.trial:{trial}", ROOT)
+    assert (problem.mend if problem else None) == mend
+    if problem:
+        assert problem.origin == "e.yaml:4"
+
+
+def test_a_metric_that_a_trial_may_report_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "trial.py").write_text(IMPORT + SOURCES["a loss that may be a dict"][0])
+    document = parse_yaml("searcher: {metric: validation_accuracy}\n", "e.yaml")
+    assert metric_problem(document, "trial:T", tmp_path) is None
+    document = parse_yaml("searcher: {metric: accuracy}\n", "e.yaml")
+    assert metric_problem(document, "trial:T", tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "stages"),
+    [
+        ("class T(DataParallelTrial):\n    pass\n", False),
+        ("class T(ReconciledTrial, PipelineTrial):\n    pass\n", True),
+        ("class T(ReconciledTrial):\n    pass\n", None),
+        ("class T(Unknown):\n    pass\n", None),
+    ],
+)
+def test_whether_a_trial_has_stages(tmp_path: Path, source: str, stages: bool | None) -> None:
+    (tmp_path / "trial.py").write_text(IMPORT + source)
+    assert has_stages("trial:T", tmp_path) is stages
+
+
+@pytest.mark.parametrize(("stages", "refused"), [(None, False), ("auto", False), (1, False), (2, True)])
+def test_a_pipeline_needs_a_trial_with_stages(stages: int | str | None, refused: bool) -> None:
+    document = Document(name="e.yaml", data={"pipe_parallel_size": stages}, prefix="hyperparameters")
+    problem = stages_problem(document, "trial:T")
+    assert (problem is not None) == refused
