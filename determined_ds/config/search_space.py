@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from determined_ds.config.document import MAX_WORD, KeyPath, dotted, nearest
+from determined_ds.config.document import KeyPath, dotted, nearest
 from determined_ds.config.findings import Findings
 from determined_ds.config.master_random import LARGEST_UNIT, MasterRandom, uniform
 
@@ -247,14 +247,11 @@ def _checked_count(spec: dict[str, Any]) -> int | None:
 
 def no_spec(value: Mapping[str, Any]) -> tuple[str, str]:
     """Message and mend of a mapping whose ``type`` is none of Determined's."""
-    kind = str(value["type"])
+    kind = value["type"] if isinstance(value["type"], str) else ""
     if value.keys() & {field for fields in SPEC_FIELDS.values() for field in fields}:
         guess = nearest(kind, SPEC_TYPES)
-        hint = f"did you mean {guess}? " if guess else ""
-        return (
-            f"there is no hyperparameter of type {kind[:MAX_WORD]}",
-            f"{hint}use one of {', '.join(SPEC_TYPES)}",
-        )
+        hint = f"did you mean type: {guess}? " if guess else ""
+        return "has a type that no hyperparameter has", f"{hint}use one of {', '.join(SPEC_TYPES)}"
     return (
         "a mapping with a key `type` is read by Determined as a hyperparameter to search",
         "wrap the whole hyperparameter: {type: const, val: {...}}, or keep a DeepSpeed JSON in a file",

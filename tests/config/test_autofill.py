@@ -245,7 +245,9 @@ def test_a_bf16_pipeline_accumulates_in_fp32() -> None:
     dtype = ("data_types", "grad_accum_dtype")
     bf16: dict[str, Any] = {"bf16": {"enabled": AUTO}, "zero_optimization": {"stage": 1}}
     assert fill(bf16, accelerator=CUDA, pipe=2).get(dtype) == "fp32"
-    assert fill({"bf16": {"enabled": AUTO}}, accelerator=CUDA, pipe=2).get(dtype) is None  # refused without ZeRO
+    assert (
+        fill({"bf16": {"enabled": AUTO}}, accelerator=CUDA, pipe=2).get(dtype) is None
+    )  # refused without ZeRO
     assert fill(bf16, accelerator=CUDA, pipe=1).get(dtype) is None
     assert fill(bf16, accelerator=CPU, pipe=2).get(dtype) is None
     stated = {**bf16, "data_types": {"grad_accum_dtype": "bf16"}}

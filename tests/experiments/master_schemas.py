@@ -101,7 +101,10 @@ def fill_defaults(
     if checkpoint_storage is not None and isinstance(filled, dict):
         given = filled.get("checkpoint_storage")
         filled["checkpoint_storage"] = _merged_storage({} if given is None else given, checkpoint_storage)
-    return _filled(_schema(schema), filled)
+    # Go's structs of this one have no fields to fill; its schema refuses those of a storage.
+    tensorboard = filled.pop("tensorboard_storage", None) if isinstance(filled, dict) else None
+    whole = _filled(_schema(schema), filled)
+    return whole if tensorboard is None else whole | {"tensorboard_storage": tensorboard}
 
 
 def create_errors(config: Mapping[str, Json]) -> list[str]:
@@ -405,6 +408,9 @@ def _field_refusals(config: dict[str, Json]) -> Iterator[str]:
         yield "<config>.resources.shm_size: is read as a number of bytes, though the schema takes a string"
     if seed is not None and seed >= 2**32:
         yield "<config>.reproducibility.experiment_seed: is read as a uint32"
+    for device in resources.get("devices") or []:
+        if isinstance(device, str) and device.count(":") > 2:
+            yield f"<config>.resources.devices: {device} has more than three parts"
     for name in (name for name, count in names.items() if name is not None and count > 1):
         yield f'<config>.log_policies: log_policies have duplicated names "{name}"'
 

@@ -20,13 +20,23 @@ class ImageMap(Section):
     gpu: Text | None = None
 
 
+def _no_mapping(value: Any) -> Any:
+    if isinstance(value, dict):
+        name, given = next(iter(value.items()), ("NAME", "VALUE"))
+        raise fault("wrong-type", "must be NAME=VALUE, not a mapping", f"write {name}={given}")
+    return value
+
+
+Variable = Annotated[Text, BeforeValidator(_no_mapping)]
+
+
 class VariablesMap(Section):
     """Variables for each kind of slot; ``gpu`` is the old name of ``cuda``."""
 
-    cpu: list[Text] | None = None
-    cuda: list[Text] | None = None
-    rocm: list[Text] | None = None
-    gpu: list[Text] | None = None
+    cpu: list[Variable] | None = None
+    cuda: list[Variable] | None = None
+    rocm: list[Variable] | None = None
+    gpu: list[Variable] | None = None
 
 
 Image = Annotated[
@@ -39,7 +49,7 @@ Image = Annotated[
     ),
 ]
 Variables = Annotated[
-    Annotated[list[Text], Tag("list")] | Annotated[VariablesMap, Tag("mapping")],
+    Annotated[list[Variable], Tag("list")] | Annotated[VariablesMap, Tag("mapping")],
     by_kind(
         "list",
         "mapping",

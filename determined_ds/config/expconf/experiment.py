@@ -70,7 +70,7 @@ DEVICE_FORM = "write e.g. /dev/infiniband:/dev/infiniband:rwm"
 
 
 def _device(text: str) -> str:
-    if not re.match("/[^:]*:/", text):
+    if not re.match("/[^:]*:/", text) or text.count(":") > 2:  # the latter is refused by the master's code
         raise fault("out-of-range", "names no device on the host and in the container", DEVICE_FORM)
     return text
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, RootModel, Tag, ValidationInfo, field_validator, model_validator
 
-from determined_ds.config.document import KeyPath, nearest
+from determined_ds.config.document import KeyPath
 from determined_ds.config.expconf.section import Integer, Number, Positive, Section, fault
-from determined_ds.config.search_space import SPEC_TYPES
+from determined_ds.config.search_space import SPEC_TYPES, no_spec
 
 
 class Constant(Section):
@@ -74,14 +74,7 @@ class NoSpec(Section, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, value: Any) -> Any:
-        kind = value["type"]
-        guess = nearest(kind, SPEC_TYPES) if isinstance(kind, str) else None
-        if guess:
-            message = f"is read by Determined as a hyperparameter to search, and {kind!r} is no type of one"
-            raise fault("hyperparameter-spec", message, f"did you mean type: {guess}?")
-        message = "a mapping with a key `type` is read by Determined as a hyperparameter to search"
-        mend = "wrap the whole hyperparameter: {type: const, val: {...}}, or keep a DeepSpeed JSON in a file"
-        raise fault("hyperparameter-spec", message, mend)
+        raise fault("hyperparameter-spec", *no_spec(value))
 
 
 def _tag(value: Any) -> str:

@@ -102,9 +102,9 @@ def _workspace_and_project(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Wo
     """Refused by the master's code: one without the other. An empty name counts as none."""
     for key, other in (("project", "workspace"), ("workspace", "project")):
         if config.get(other) and not config.get(key):
-            message = f"missing: {other} is given, and the two belong together"
-            mend = f"write {key}: NAME, or remove {other}"
-            yield (key,), Words(code="missing-key", message=message, mend=mend)
+            message = f"is given without {key}, and the two belong together"
+            mend = f"write {key}: NAME too, or remove {other}"
+            yield (other,), Words(code="missing-key", message=message, mend=mend)
 
 
 def _repeated_policies(policies: Any) -> Iterator[tuple[KeyPath, Words]]:

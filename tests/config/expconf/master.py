@@ -1,8 +1,6 @@
 """The oracle's verdict of a config, where the cluster completes its ``checkpoint_storage``.
 
-The oracle re-implements the master (tests/experiments/master_schemas.py). In one matter it is known to differ:
-it fills the ``save_*`` defaults of a storage into ``tensorboard_storage``, which the schema then refuses. The
-master's Go structs have no such fields, so that nothing is filled there; that section is judged as it is.
+The oracle re-implements the master (tests/experiments/master_schemas.py).
 """
 
 from __future__ import annotations
@@ -31,30 +29,23 @@ def refusals(config: dict[str, Json]) -> Iterator[str]:
     The verdict is that of ``errors`` and ``create_errors``, found faster: validators are made once, and stop at
     what is wrong first.
     """
-    given = {key: value for key, value in config.items() if key != "tensorboard_storage"}
     sanity, completeness = _validator(master._SanityValidator), _validator(master._CompletenessValidator)
-    if not sanity.is_valid(given):
+    if not sanity.is_valid(config):
         yield "is not sane"
         return
-    yield from master._field_refusals(given)
-    yield from master._searcher_refusals(given.get("searcher") or {})
-    tensorboard = config.get("tensorboard_storage")
-    if tensorboard is not None and (
-        not isinstance(tensorboard, dict)
-        or not _validator(master._CompletenessValidator, "tensorboard-storage.json").is_valid(tensorboard)
-    ):
-        yield "tensorboard_storage: is none"
-    kind = (given.get("checkpoint_storage") or CLUSTERS[0]).get("type")
+    yield from master._field_refusals(config)
+    yield from master._searcher_refusals(config.get("searcher") or {})
+    kind = (config.get("checkpoint_storage") or CLUSTERS[0]).get("type")
     clusters = [cluster for cluster in CLUSTERS if kind in (None, cluster["type"])]
-    if not any(completeness.is_valid(master.fill_defaults(given, checkpoint_storage=c)) for c in clusters):
+    if not any(completeness.is_valid(master.fill_defaults(config, checkpoint_storage=c)) for c in clusters):
         yield "is not complete"
 
 
 @functools.cache
-def _validator(kind: Any, schema: str = master.EXPERIMENT) -> Any:
-    return kind(master._schema(schema), registry=master._REGISTRY)
+def _validator(kind: Any) -> Any:
+    return kind(master._schema(master.EXPERIMENT), registry=master._REGISTRY)
 
 
 def slow_refusals(config: dict[str, Json], cluster: dict[str, Json]) -> list[str]:
-    """As the oracle itself says it; for a config without ``tensorboard_storage``."""
+    """As the oracle itself says it."""
     return [*master.errors(config, checkpoint_storage=cluster), *master.create_errors(config)]

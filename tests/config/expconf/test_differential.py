@@ -64,7 +64,6 @@ def test_the_faster_oracle_is_the_oracle() -> None:
     for number in range(20):
         maker = Maker(random.Random(number))
         config = maker.config() if number % 2 else maker.spoilt(maker.config())
-        config.pop("tensorboard_storage", None)
         storage = config.get("checkpoint_storage")
         kind = storage.get("type") if isinstance(storage, dict) else None
         verdicts = {

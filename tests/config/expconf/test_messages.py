@@ -333,17 +333,17 @@ def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
         ),
         (
             "workspace: lab",
-            "project",
+            "workspace",
             "missing-key",
-            "workspace is given",
-            "write project: NAME, or remove workspace",
+            "given without project",
+            "write project: NAME too, or remove workspace",
         ),
         (
             "project: gpt2",
-            "workspace",
+            "project",
             "missing-key",
-            "project is given",
-            "write workspace: NAME, or remove project",
+            "given without workspace",
+            "write workspace: NAME too, or remove project",
         ),
         ("entrypoint: 3", "entrypoint", "wrong-type", "must be a command", "determined.launch.deepspeed"),
         (
@@ -390,7 +390,12 @@ def test_the_clusters_storage_completes_a_configs(text: str) -> None:
             "is read by Determined as a hyperparameter to search",
             "wrap the whole hyperparameter: {type: const, val: {...}}",
         ),
-        ("a:\n    b: {type: itn, minval: 1}", "a.b", "'itn' is no type of one", "did you mean type: int?"),
+        (
+            "a:\n    b: {type: itn, minval: 1}",
+            "a.b",
+            "a type that no hyperparameter has",
+            "did you mean type: int?",
+        ),
         (
             "a:\n    b: {type: int, minval: 3}",
             "a.b.maxval",
