@@ -62,9 +62,9 @@ def check(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Check each CONFIG, an experiment's YAML or a DeepSpeed JSON, over its whole search space.
+    """Check that experiments will run, over their search space.
 
-    Says everything that Determined's master would refuse, and what it would not: keys that nobody reads, batches
+    Each CONFIG is an experiment's YAML, or a DeepSpeed JSON. Says everything that Determined's master would refuse, and what it would not: keys that nobody reads, batches
     that do not divide, strategies that exclude each other, points of a search that cannot run, a trial that is not
     there, a metric that it does not report, secrets in the context directory. Each with its place and the mend.
     """

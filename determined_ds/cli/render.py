@@ -37,7 +37,7 @@ def render(
     accelerator: str | None,
     as_json: bool,
 ) -> None:
-    """Show the mapping DeepSpeed will get for the experiment CONFIG, each value with its origin.
+    """Show the mapping DeepSpeed will get, with origins.
 
     Of a hyperparameter search, the point in the middle is shown, the one that `det-ds run` trains.
     """
