@@ -7,6 +7,8 @@ from typing import Any
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 
+from determined_ds.errors import ConfigError, Problem
+
 
 def mend_engine(engine: Any) -> None:
     """Put an engine right; again, on one that is, changes nothing.
@@ -16,6 +18,7 @@ def mend_engine(engine: Any) -> None:
     """
     if isinstance(engine, PipelineEngine):
         _clip_by_all_stages(engine)
+        _refuse_integers_between_stages(engine)
     _keep_gradient_norm(engine)
 
 
@@ -32,6 +35,37 @@ def _clip_by_all_stages(engine: Any) -> None:
     for parameter in engine.module.parameters():
         # The copies of a tied weight are counted on one stage alone.
         parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
+
+
+def _refuse_integers_between_stages(engine: Any) -> None:
+    """Refuse what a middle stage cannot receive, instead of training on numbers that were read as another type.
+
+    A stage with neighbours on both sides receives activations and gradients in the same buffers, which are made
+    of the type that comes first.
+
+    Source: ``_allocate_or_extend_buffers`` in ``deepspeed/runtime/pipe/engine.py``.
+    """
+    if engine.num_stages <= 2:
+        return
+    send = type(engine)._send_tensor_meta
+
+    def send_tensor_meta(buffer: Any, recv_stage: int) -> None:
+        tensors = buffer if isinstance(buffer, tuple) else (buffer,)
+        dtypes = sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()})
+        if dtypes:
+            raise ConfigError(
+                Problem(
+                    key="hyperparameters.pipe_parallel_size",
+                    value=engine.num_stages,
+                    message=f"stage {engine.stage_id} hands on {', '.join(dtypes)}, and with three stages or more"
+                    " only floating point numbers arrive as they were sent",
+                    mend="make them on the stage that needs them, hand them on as floats, or use two stages",
+                    code="pipeline-integers",
+                )
+            )
+        send(engine, buffer, recv_stage)
+
+    engine._send_tensor_meta = send_tensor_meta
 
 
 def _keep_gradient_norm(engine: Any) -> None:
