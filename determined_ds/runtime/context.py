@@ -18,7 +18,7 @@ from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import load_deepspeed_config
+from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
@@ -26,6 +26,7 @@ from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
 from determined_ds.config.text import read_json
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.runtime.cluster import cluster_core_context
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.local import local_core_context
@@ -246,6 +247,9 @@ def open_context(
             raise
         except ConfigError as error:
             if task.on_cluster and task.is_search:
+                if distributed.rank != 0:  # the chief says it for all
+                    raise SystemExit(0) from error
+                logger.warning("this point cannot run, and is dropped: %s", error)
                 raise det.InvalidHP(str(error)) from error
             raise
 
@@ -312,13 +316,11 @@ def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.Distribut
     return str(distributed.broadcast(made))
 
 
-def _core_context(task: _Task, run_dir: Path, distributed: core.DistributedContext) -> core.Context:
+def _core_context(
+    task: _Task, run_dir: Path, distributed: core.DistributedContext
+) -> contextlib.AbstractContextManager[core.Context]:
     if task.on_cluster:
-        return core.init(
-            distributed=distributed,
-            preempt_mode=core.PreemptMode.ChiefOnly,
-            tensorboard_mode=core.TensorboardMode.MANUAL,
-        )
+        return cluster_core_context(distributed)
     return local_core_context(
         run_dir, distributed, metric=task.metric, smaller_is_better=task.smaller_is_better
     )
@@ -332,7 +334,7 @@ def _reconcile(task: _Task, distributed: core.DistributedContext, accelerator: A
         raise ConfigError(Problem(key=key, value=task.slots, message=message, mend=mend, code="ranks"))
     document = task.hyperparameters
     hp = parse_hyperparameters(document)
-    ds = load_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
+    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
     return reconcile(
         document,
         ds,

@@ -76,6 +76,7 @@ class TrainingLoop:
         self._reporter = Reporter(trial, context, progress)
         self._state = TrialState(trial_id=options.trial_id)
         self._best_at = -1
+        self._status = ""
         self._checkpoints = Checkpoints(
             trial,
             context,
@@ -305,7 +306,8 @@ class TrainingLoop:
         )
 
     def _set_status(self, status: str) -> None:
-        if self._is_chief:
+        if self._is_chief and status != self._status:
+            self._status = status
             self._core.train.set_status(status)
 
 

@@ -70,6 +70,11 @@ def test_an_impossible_point_of_a_search_is_an_invalid_hp(
     assert one_rank.run(open_on_cluster, str(tmp_path), searcher, IMPOSSIBLE) == [("exit 0", ["INVALID_HP"])]
 
 
+def test_of_several_ranks_only_the_chief_says_so(two_ranks: Ranks, tmp_path: Path) -> None:
+    ends = two_ranks.run(open_on_cluster, str(tmp_path), "grid", IMPOSSIBLE, 2)
+    assert ends == [("exit 0", ["INVALID_HP"]), ("exit 0", [])]
+
+
 def test_without_a_search_it_is_an_error_that_says_why(one_rank: Ranks, tmp_path: Path) -> None:
     [(ended, reported)] = one_rank.run(open_on_cluster, str(tmp_path), "single", IMPOSSIBLE)
     assert "offload_param" in ended

@@ -1,0 +1,45 @@
+"""How the master judges a config, in one function that another may stand in for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from determined_ds.config.document import Document
+from determined_ds.config.expconf import experiment_problems
+from tests.cluster.state import Json
+from tests.experiments import master_schemas
+
+
+def check(config: Json, storage: dict[str, Json]) -> tuple[list[str], Json]:
+    """Judge a config as submitted.
+
+    Args:
+        config: As parsed from YAML.
+        storage: ``checkpoint_storage`` of the cluster.
+
+    Returns:
+        What the master refuses, none if it takes the config; and the config with the defaults filled in.
+    """
+    refused, _ = experiment_problems(Document(name="config", data=config))
+    if refused:
+        return [str(problem) for problem in refused], {}
+    return [], as_go(master_schemas.fill_defaults(config, checkpoint_storage=storage))
+
+
+def as_go(value: Any) -> Any:
+    """Numbers as Go writes them in JSON: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: as_go(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [as_go(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+        return int(value)
+    return value
+
+
+def merge(under: Json, over: Json) -> Json:
+    """One config laid over another: mappings key by key, anything else as it is in ``over``."""
+    if isinstance(under, dict) and isinstance(over, dict):
+        both = {key: merge(under[key], over[key]) for key in under.keys() & over.keys()}
+        return {**under, **over, **both}
+    return over
