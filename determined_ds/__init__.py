@@ -28,6 +28,8 @@ _HOMES = {
     "create_deepspeed_config": "determined_ds.config.create",
     "create_offload_config": "determined_ds.config.create",
     "load_deepspeed_config": "determined_ds.config.deepspeed_file",
+    "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
+    "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
     "load_experiment": "determined_ds.config.experiment",
     "open_context": "determined_ds.runtime.context",
     "reconcile": "determined_ds.config.reconcile",
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
+    from determined_ds.runtime.load_model import (
+        load_model_from_checkpoint_path,
+        load_state_dict_from_checkpoint_path,
+    )
     from determined_ds.runtime.trainer import Trainer
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial

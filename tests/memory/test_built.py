@@ -32,7 +32,7 @@ def resolved(path: Path, *overrides: str, context_dir: Path = ROOT) -> tuple[Exp
 
 
 def built(path: Path, *overrides: str, context_dir: Path = ROOT) -> ModelShape:
-    from determined_ds.runtime.model_shape import shape_of_experiment
+    from determined_ds.runtime.experiment_shape import shape_of_experiment
 
     experiment, config = resolved(path, *overrides, context_dir=context_dir)
     return shape_of_experiment(experiment, config, context_dir)
@@ -164,7 +164,7 @@ def test_activations_are_those_of_a_real_pass(one_rank: Ranks) -> None:
 def test_a_hugging_face_model_is_counted_exactly(tmp_path: Path) -> None:
     import transformers
 
-    from determined_ds.runtime.model_shape import shape_of_huggingface
+    from determined_ds.runtime.huggingface_shape import shape_of_huggingface
 
     transformers.GPT2Config().save_pretrained(tmp_path)
     for source in (tmp_path, tmp_path / "config.json"):
@@ -184,7 +184,7 @@ def test_a_hugging_face_model_is_counted_exactly(tmp_path: Path) -> None:
 def test_heads_that_share_keys_and_values_are_counted(tmp_path: Path) -> None:
     import transformers
 
-    from determined_ds.runtime.model_shape import shape_of_huggingface
+    from determined_ds.runtime.huggingface_shape import shape_of_huggingface
 
     hidden, inner, layers, vocab = 256, 512, 2, 1000
     transformers.LlamaConfig(

@@ -254,3 +254,21 @@ def test_sizes_that_make_no_model_are_refused() -> None:
             shape_from_sizes(**sizes)
         assert [problem.key for problem in caught.value.problems] == [key]
         assert caught.value.problems[0].mend
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said", "mend"),
+    [
+        ({"num_parameters": 6}, "too few for a transformer", "write 6B or 6M"),
+        ({"num_parameters": 6 * 10**9, "num_layers": 10**12}, "too few for --layers", "a smaller --layers"),
+        ({"num_parameters": 10**6, "hidden_size": 4096}, "too few for --hidden", "a smaller --hidden"),
+    ],
+)
+def test_parameters_that_no_such_transformer_is_made_of_are_refused(
+    sizes: dict[str, int], said: str, mend: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        shape_from_sizes(**sizes)
+    (problem,) = caught.value.problems
+    assert said in problem.message
+    assert mend in problem.mend

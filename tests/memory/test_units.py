@@ -46,6 +46,20 @@ def test_bytes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
+def test_a_decimal_comma_is_no_thousands_mark() -> None:
+    """6,7B is 6.7 thousand million to half the world, and never 67."""
+    with pytest.raises(ConfigError, match=r"write 6\.7B if that is meant"):
+        parse_count("6,7B")
+    with pytest.raises(ConfigError, match=r"write 1\.5TiB if that is meant"):
+        parse_bytes("1,5TiB")
+
+
+def test_a_gpu_of_80_bytes_is_a_unit_forgotten() -> None:
+    with pytest.raises(ConfigError, match="80 bytes are no memory\n  mend: write 80GiB"):
+        parse_bytes("80")
+    assert parse_bytes("80 B") == 80
+
+
 @pytest.mark.parametrize(
     "text", ["", "6X", "-6B", "B", "0", "0.2", "six", "1e999", "nan", "inf", "6BB", "1e30", "6 6", "٣B"]
 )
