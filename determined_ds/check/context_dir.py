@@ -35,15 +35,25 @@ SECRET_NAMES = re.compile(
     r"|service[-_]account.*\.json",
     re.IGNORECASE,
 )
+# What it is -> words of which one is in it, quickly looked for, and its whole form.
 SECRET_TEXTS = {
-    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}",
-    "an AWS access key": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
-    "a Hugging Face token": rb"\bhf_[A-Za-z]{34}\b",
-    "a Google API key": rb"\bAIza[0-9A-Za-z_-]{35}\b",
-    "a Slack token": rb"\bxox[abprs]-[0-9A-Za-z-]{20}",
-    "a Weights & Biases key": rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
-    "a secret AWS key": rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
+    "a private key": ("PRIVATE", rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
+    "an AWS access key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": (
+        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
+        rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
+    ),
+    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z]{34}\b"),
+    "a Google API key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Slack token": ("xoxa- xoxb- xoxp- xoxr- xoxs-", rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
+    "a Weights & Biases key": (
+        "WANDB_API_KEY",
+        rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
+    ),
+    "a secret AWS key": (
+        "aws_secret_access_key AWS_SECRET_ACCESS_KEY",
+        rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
+    ),
 }
 
 
@@ -153,16 +163,18 @@ def _secret(file: SentFile, context_dir: Path, *, look_inside: bool) -> Problem 
     )
 
 
-_ANY_SECRET = re.compile(b"|".join(b"(?:%s)" % text for text in SECRET_TEXTS.values()))
-
-
 def _secret_text(path: Path) -> tuple[str, int] | None:
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    found = _ANY_SECRET.search(content)
-    if not found:
+    places = {}
+    for name, (marks, form) in SECRET_TEXTS.items():
+        if any(mark.encode() in content for mark in marks.split()):
+            found = re.search(form, content)
+            if found:
+                places[name] = found.start()
+    if not places:
         return None
-    name = next(name for name, text in SECRET_TEXTS.items() if re.match(text, found.group()))
-    return name, content.count(b"\n", 0, found.start()) + 1
+    first = min(places, key=lambda name: places[name])
+    return first, content.count(b"\n", 0, places[first]) + 1

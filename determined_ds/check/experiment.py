@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from determined_ds.check.memory import GpuMemory, memory_problem
 from determined_ds.check.report import ERROR, WARNING, Finding, Share, findings_of
 from determined_ds.check.trial_class import has_stages, metric_problem, reported_metrics, stages_problem
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
@@ -25,6 +24,9 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.search_problems import search_problems
 from determined_ds.config.trial_file import check_trial_file, source_of
 from determined_ds.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from determined_ds.check.memory import GpuMemory
 
 # Codes of problems, and keys, that others follow from.
 SPEC = "hyperparameter-spec"
@@ -170,9 +172,7 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
     def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
         problem = stages_problem(hyperparameters, experiment.trial) if stages is False else None
         if problem is None and resolved is not None and asked.gpu_memory is not None:
-            shape = asked.gpu_memory.shape_of(experiment, resolved, context_dir, hyperparameters)
-            size = asked.gpu_memory.num_bytes
-            problem = memory_problem(shape, resolved, gpu_memory_bytes=size, hyperparameters=hyperparameters)
+            problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 
     return judge_points(

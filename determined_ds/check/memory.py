@@ -22,6 +22,7 @@ from determined_ds.memory import (
     strategy_of,
     usable_bytes,
 )
+from determined_ds.memory.fitting import device_bytes
 
 ShapeOf = Callable[[Experiment, ResolvedConfig, Path, Document], ModelShape]
 PARTS = ("parameters", "gradients", "optimizer_states", "activations", "buffers")
@@ -39,6 +40,18 @@ class GpuMemory:
 
     num_bytes: int
     shape_of: ShapeOf
+
+    def problem_of(
+        self, experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
+    ) -> Problem | None:
+        """The problem of a point that does not fit; None where it does.
+
+        Raises:
+            ConfigError: its model cannot be built.
+        """
+        shape = self.shape_of(experiment, resolved, context_dir, hyperparameters)
+        size = self.num_bytes
+        return memory_problem(shape, resolved, gpu_memory_bytes=size, hyperparameters=hyperparameters)
 
 
 def memory_problem(
@@ -76,8 +89,9 @@ def _mend(shape: ModelShape, strategy: Strategy, resolved: ResolvedConfig, gpu_m
     fitting = strategies_that_fit(shape, one_each, gpu_memory_bytes)
     if fitting:
         return f"use {fitting[0].name}, which fits with a micro-batch of 1"
-    least = min(memory_per_rank(shape, other).total_bytes for other in one_each)
-    return f"use more slots, or a smaller model: on {resolved.topology.slots} slots the least is {format_bytes(least)}"
+    least, name = min((memory_per_rank(shape, other).total_bytes, other.name) for other in one_each)
+    needed = format_bytes(device_bytes(least))
+    return f"use more slots, a smaller model, or GPUs of {needed} ({name} with a micro-batch of 1)"
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

@@ -132,7 +132,13 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     below = [f"mend: {problem.mend}"] if problem.mend else []
     if finding.share:
         below.insert(0, f"points: {finding.share}")
-    return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below
+    below = [_on_one_line(text) for text in below]
+    return f"{where}:{line}:{column}", finding.severity, f"{_on_one_line(message)} [{problem.code}]", below
+
+
+def _on_one_line(text: str) -> str:
+    """A text with what moves a cursor written out: keys come from a file, and may hold anything."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _as_json(finding: Finding, file: str) -> dict[str, Any]:

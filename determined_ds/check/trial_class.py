@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.config.document import Document, nearest
-from determined_ds.config.trial_file import source_of
+from determined_ds.config.trial_file import parsed, source_of
 from determined_ds.errors import Problem
 
 LIBRARY = "determined_ds"
@@ -211,6 +211,6 @@ def _tree(source: Path | None) -> ast.Module | None:
     if source is None:
         return None
     try:
-        return ast.parse(source.read_bytes())
+        return parsed(source.read_bytes())
     except (OSError, SyntaxError, ValueError):  # told where the entrypoint is checked
         return None

@@ -64,9 +64,10 @@ def check(
 ) -> None:
     """Check that experiments will run, over their search space.
 
-    Each CONFIG is an experiment's YAML, or a DeepSpeed JSON. Says everything that Determined's master would refuse, and what it would not: keys that nobody reads, batches
-    that do not divide, strategies that exclude each other, points of a search that cannot run, a trial that is not
-    there, a metric that it does not report, secrets in the context directory. Each with its place and the mend.
+    Each CONFIG is an experiment's YAML, or a DeepSpeed JSON. Finds what Determined's master would refuse, and what it
+    would not: keys that nobody reads, batches that do not divide, strategies that exclude each other, points of a
+    search that cannot run, a trial that is not there, a metric that it does not report, secrets in the context
+    directory. Says of each where it stands, and what mends it.
     """
     from determined_ds.check.files import check_files
 
@@ -100,7 +101,7 @@ def _gpu_memory(size: str) -> GpuMemory:
     def shape_of(
         experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
     ) -> ModelShape:
-        from determined_ds.runtime.model_shape import shape_of_experiment  # loads torch
+        from determined_ds.runtime.experiment_shape import shape_of_experiment  # loads torch
 
         return shape_of_experiment(experiment, resolved, context_dir, hyperparameters=hyperparameters)
 

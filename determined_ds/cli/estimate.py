@@ -104,7 +104,7 @@ def _model(
         return *_of_experiment(config, context_dir, flags), True
     slots, precision = flags["slots"] or DEFAULT_SLOTS, flags["precision"] or "bf16"
     if flags["hf_config"] is not None:
-        from determined_ds.runtime.model_shape import shape_of_huggingface
+        from determined_ds.runtime.huggingface_shape import shape_of_huggingface
 
         shape = shape_of_huggingface(
             Path(flags["hf_config"]), sequence_length=flags["sequence_length"], precision=precision
@@ -152,11 +152,16 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
         strategy = replace(strategy, precision=flags["precision"], grad_accum_dtype=None)
     if flags["micro_batch"]:
         strategy = replace(strategy, micro_batch_size=flags["micro_batch"])
-    from determined_ds.runtime.model_shape import shape_of_experiment
+    from determined_ds.runtime.experiment_shape import shape_of_experiment
 
     shape = shape_of_experiment(experiment, resolved, context_dir, precision=strategy.precision)
     if flags["sequence_length"]:
         shape = shape.at_sequence_length(flags["sequence_length"])
+    if experiment.hyperparameters.get(("activation_checkpointing",)) is True:
+        # The trial's to do. Where its own backward pass was measured, that is in the bytes already; a pipeline's is
+        # measured layer by layer, and DeepSpeed does it on top.
+        seen = shape.activations is not None and strategy.pipe_parallel_size == 1
+        strategy = replace(strategy, activation_checkpointing=not seen)
     return shape, strategy
 
 

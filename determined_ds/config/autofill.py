@@ -7,8 +7,8 @@ of a schedule) it is a problem.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed_json import AUTO, known_keys
@@ -34,6 +34,10 @@ IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
     "scheduler": ("warmup_max_lr", "warmup_num_steps", "total_num_steps"),
 }
+FILLED: tuple[KeyPath, ...] = (
+    *((section, "params", leaf) for section, leaves in IF_ABSENT.items() for leaf in leaves),
+    ("gradient_clipping",),
+)
 
 
 def fill_what_is_known(
@@ -42,51 +46,84 @@ def fill_what_is_known(
     fit: FitOptions,
     topology: Topology,
     accelerator: Accelerator,
+    *,
+    known: Sequence[Change] = (),
 ) -> tuple[Document, list[Problem]]:
     """Replace every "auto", and fill what is absent and needs to be said.
 
     Args:
-        ds: The DeepSpeed JSON, batch sizes already filled.
+        ds: The DeepSpeed JSON.
         hyperparameters: All of them, the model's own included.
         fit: For ``total_num_steps``.
         topology: A bf16 pipeline accumulates gradients in fp32.
         accelerator: For precision, pinned memory and the optimizer's implementation.
+        known: Values that are known already, the batch sizes; laid over the JSON first.
 
     Returns:
         The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
         for; that one is left out of the JSON.
     """
-    ds = _fill_precision(ds, topology, accelerator)
+    to_fill = _to_fill(ds, topology, accelerator)
     problems: list[Problem] = []
-    autos = _auto_paths(ds.data)
-    edits = Edits(ds)
-    # Where a warm-up starts depends on where it ends.
-    for path in sorted([*autos, *_absent_paths(ds)], key=lambda path: path[-1] == "warmup_min_lr"):
+    edits = Edits(to_fill.ds)
+    for change in known:
+        edits.overwrite(*change)
+    filled = {path for path, _, _ in known}
+    for path, is_auto in to_fill.paths:
+        if path in filled:
+            continue
         if int in map(type, path):
-            problems.append(_undetermined(edits.document, path, path in autos))
+            problems.append(_undetermined(edits.document, path, is_auto))
             continue
         value, origin = _value_for(path, edits, hyperparameters, fit, accelerator)
         if value is not None:
             edits.overwrite(path, value, origin)
             continue
-        if path[-1] == "total_num_steps" or (path in autos and path[-1] in NEEDED):
-            problems.append(_undetermined(edits.document, path, path in autos))
-        if path in autos:
+        if path[-1] == "total_num_steps" or (is_auto and path[-1] in NEEDED):
+            problems.append(_undetermined(edits.document, path, is_auto))
+        if is_auto:
             edits.remove(path)
-    if edits.document.get(("gradient_clipping",)) is None:
-        # DeepSpeed clips unless told not to; said here, so that it is seen.
-        edits.overwrite(("gradient_clipping",), GRADIENT_CLIPPING, "DeepSpeed's default")
     return _fill_optimizer(edits.document, accelerator), problems
+
+
+Change = tuple[KeyPath, Any, str]
+
+
+class _ToFill(NamedTuple):
+    """What is to be filled in a DeepSpeed JSON, whatever the hyperparameters are.
+
+    Args:
+        ds: It, with its precision filled.
+        paths: Of what is to be filled, and whether "auto" stands there (else nothing does).
+    """
+
+    ds: Document
+    paths: Sequence[tuple[KeyPath, bool]]
+
+
+def _to_fill(ds: Document, topology: Topology, accelerator: Accelerator) -> _ToFill:
+    """Looked for once, for a JSON that is filled for many points of a search."""
+    name = (topology.pipe_parallel_size > 1, accelerator)
+    known: _ToFill | None = ds.worked_out.get(name)
+    if known is None:
+        filled = _fill_precision(ds, topology, accelerator)
+        paths = [(path, True) for path in _auto_paths(filled.data)]
+        paths += [(path, False) for path in _absent_paths(filled)]
+        # Where a warm-up starts depends on where it ends.
+        paths.sort(key=lambda item: item[0][-1] == "warmup_min_lr")
+        known = ds.worked_out[name] = _ToFill(filled, paths)
+    return known
 
 
 def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     """Hyperparameters that would fill a value which the DeepSpeed JSON states, and differently. Warnings."""
     problems = []
-    params = [(section, "params", leaf) for section, leaves in IF_ABSENT.items() for leaf in leaves]
-    for path in [*params, ("gradient_clipping",)]:
+    if "stated" not in ds.worked_out:  # once, for a JSON that is filled for many points of a search
+        ds.worked_out["stated"] = [path for path in FILLED if ds.get(path) not in (None, AUTO)]
+    for path in ds.worked_out["stated"]:
         stated = ds.get(path)
         name, value = _hyperparameter(str(path[-1]), hyperparameters)
-        if stated in (None, AUTO) or value in (None, stated):
+        if value in (None, stated):
             continue
         problems.append(
             Problem(
@@ -156,6 +193,8 @@ def _value_for(
             return pair, _stated("adam_beta1", hyperparameters, ("adam_beta1",))
     if leaf == "warmup_min_lr":
         return _first_warmup_lr(path, edits.document)
+    if path == ("gradient_clipping",):  # DeepSpeed clips unless told not to; said here, so that it is seen
+        return GRADIENT_CLIPPING, "DeepSpeed's default"
     return None, ""
 
 

@@ -14,6 +14,7 @@ from determined_ds.config.deepspeed_alone import problems_alone
 from determined_ds.config.deepspeed_file import plain
 from determined_ds.config.deepspeed_json import AUTO, known_keys, normalized, params_of
 from determined_ds.config.document import Document, KeyPath, nearest
+from determined_ds.config.findings import kind_of
 from determined_ds.config.rules import ZERO
 from determined_ds.errors import ConfigError, Problem
 
@@ -115,6 +116,7 @@ def create_deepspeed_config(
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and ``runtime/zero/config.py``.
     """
     given = plain(dict(locals()))
+    _refuse(_no_mappings(given))
     document = _document(_leaves(given))
     for key, value in (given["sections"] or {}).items():
         document = document.overwritten((key,), value, "argument sections")
@@ -279,8 +281,23 @@ def _params_leaves(given: Mapping[str, Any]) -> Leaves:
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
+def _no_mappings(given: Mapping[str, Any]) -> Iterator[Problem]:
+    mends = {
+        **dict.fromkeys(
+            ("optimizer_params", "scheduler_params", "sections"), 'write a mapping, e.g. {"eps": 1e-6}'
+        ),
+        **dict.fromkeys(OFFLOADS, 'write "cpu", "nvme", or what create_offload_config returns'),
+    }
+    for name, mend in mends.items():
+        value = given[name]
+        if value is None or isinstance(value, dict) or (name in OFFLOADS and isinstance(value, str)):
+            continue
+        message = f"must be a mapping, not {kind_of(value)}"
+        yield Problem(key=name, value=value, message=message, mend=mend, code="wrong-type")
+
+
 def _precision_problems(precision: Any) -> Iterator[Problem]:
-    if precision in PRECISIONS:
+    if isinstance(precision, str) and precision in PRECISIONS:
         return
     guess = nearest(str(precision).lower(), PRECISIONS)
     hint = f"did you mean {guess!r}? " if guess else ""

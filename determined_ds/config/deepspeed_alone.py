@@ -8,6 +8,7 @@ import math
 from determined_ds.config.accelerator import assumed_cuda
 from determined_ds.config.batch import complete_batch
 from determined_ds.config.document import Document
+from determined_ds.config.old_names import old_names
 from determined_ds.config.reconcile import BATCH_KEYS, reconcile
 from determined_ds.errors import ConfigError, Problem
 
@@ -23,6 +24,7 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     Returns:
         Errors, and warnings.
     """
+    written = ds
     numbers = {name: ds.get((key,)) for key, name in BATCH_KEYS.items()}
     numbers = {name: n for name, n in numbers.items() if isinstance(n, int) and n is not True and n > 0}
     hyperparameters: dict[str, int] = {}
@@ -45,7 +47,8 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     except ConfigError as error:
         problems += [problem for problem in error.problems if problem.code != OF_THE_EXPERIMENT]
         return problems, []
-    return problems, list(warnings)
+    told = [problem for problem in old_names(written) if problem not in warnings]
+    return problems, [*told, *warnings]
 
 
 def _secondary_partition(ds: Document) -> int:

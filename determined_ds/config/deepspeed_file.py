@@ -11,6 +11,7 @@ from typing import Any
 
 from determined_ds.config.deepspeed_json import located_problems, normalized
 from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.findings import kind_of
 from determined_ds.config.text import read_json
 from determined_ds.config.writing import write_files
 from determined_ds.errors import ConfigError, Problem
@@ -37,7 +38,8 @@ def load_deepspeed_config(path: str | Path) -> dict[str, Any]:
 
     Returns:
         A plain dict, ``"auto"`` where the file says so. Whole floats are integers where DeepSpeed takes
-        integers (``5e8``), and ``zero_optimization: true``, the oldest form, is stage 1.
+        integers (``5e8``), ``zero_optimization: true``, the oldest form, is stage 1, and old names that DeepSpeed
+        still reads (``cpu_offload``, ``bfloat16``) are those of today.
 
     Raises:
         ConfigError: the file cannot be read, or is not JSON, or repeats a key, or has one that DeepSpeed does not
@@ -65,12 +67,21 @@ def save_deepspeed_config(config: Mapping[str, Any], path: str | Path, *, overwr
 
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and what it reads further.
     """
-    write_files({Path(path): deepspeed_config_text(config)}, overwrite=overwrite, permission="overwrite=True")
+    text = deepspeed_config_text(config)
+    write_files({Path(path): text}, overwrite=overwrite, permission="overwrite=True")
 
 
 def deepspeed_config_text(config: Mapping[str, Any]) -> str:
     """The text of a DeepSpeed JSON. See :func:`save_deepspeed_config`."""
-    data = plain(config)
+    if not isinstance(config, Mapping):
+        message = f"must be a mapping, not {kind_of(config)}"
+        mend = "save_deepspeed_config(config, path): the configuration comes first"
+        raise ConfigError(Problem(key="config", value=config, message=message, mend=mend, code="wrong-type"))
+    try:
+        data = plain(config)
+    except RecursionError:
+        message, mend = "is nested too deep, or holds itself", "write plain values only"
+        raise ConfigError(Problem(key="config", message=message, mend=mend, code="wrong-type")) from None
     document = Document(name="config", data=data)
     unwritable = list(_unwritable(document, (), data))
     _refuse(unwritable or located_problems(document))

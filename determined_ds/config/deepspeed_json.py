@@ -6,6 +6,7 @@ DeepSpeed ignores an unknown key at the top level in silence. The keys it does r
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import operator
@@ -15,6 +16,7 @@ from typing import Any
 
 from determined_ds.config.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.config.findings import kind_of, type_mend
+from determined_ds.config.old_names import NEW_NAMES, by_new_names, given_twice
 from determined_ds.config.text import read_json
 from determined_ds.errors import ConfigError, Problem
 
@@ -92,7 +94,7 @@ def located_problems(
 
     Args:
         document: The DeepSpeed JSON.
-        sound: An earlier state of it. Its values had no problem, and are looked at no more.
+        sound: An earlier state of it. Its values had no problem, and are looked at no more, at any depth.
 
     Returns:
         The path of the value at fault, () where no value is, and the problem.
@@ -118,23 +120,36 @@ def _walk(
             key for key, child in known.items() if "removed" not in child and "deprecated" not in child
         ]
         for problem in unknown_keys(document, path, known, _elsewhere(), suggested=current):
-            found.append(((), problem))
+            if not _is_comment(problem.key.removeprefix(document.key((*path, "")))):
+                found.append(((), problem))
+            elif path:  # at the top level DeepSpeed reads over it
+                found.append(
+                    ((), dataclasses.replace(problem, mend="remove it: DeepSpeed takes no comment here"))
+                )
     for key, value in section.items():
         child = known.get(key)
-        if child is None or (sound and sound.get(key, _ABSENT) is value):
-            continue
         here = (*path, key)
+        # An old name is sound only where the new one is not given.
+        if child is None or (sound and sound.get(key, _ABSENT) is value and here not in NEW_NAMES):
+            continue
         if "removed" in child:
             message = str(child["removed"]).strip()
             found.append((here, _problem(document, here, message, "remove it", "removed-key")))
-        elif "deprecated" in child:
+        elif here in NEW_NAMES and (twice := given_twice(document, here)):
+            found.append((here, twice))
+        elif "deprecated" in child and here not in NEW_NAMES:
             message, mend = (
-                "is an old name, which DeepSpeed is giving up",
+                "is an old name, which DeepSpeed reads no more",
                 f"write {child['deprecated']} instead",
             )
             found.append((here, _problem(document, here, message, mend, "deprecated-key")))
         elif value != AUTO:
-            _value(document, here, value, child, found)
+            _value(document, here, value, child, found, sound.get(key))
+
+
+def _is_comment(key: str) -> bool:
+    """JSON has no comments; these are the usual stand-ins."""
+    return key == "$schema" or key.lower().startswith(("//", "#", "_comment", "__comment"))
 
 
 @functools.cache
@@ -168,7 +183,8 @@ def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         params = document.get((section, "params"))
         takes = params_of(section, document.get((section, "type")))
         if takes is not None:
-            for problem in unknown_keys(document, (section, "params"), takes):
+            told = known_keys()["keys"][section]["keys"]["params"].get("keys", ())  # old names, by `_walk`
+            for problem in unknown_keys(document, (section, "params"), {*takes, *told}, suggested=takes):
                 yield (), problem
         for key, value in params.items() if isinstance(params, dict) else ():
             here = (section, "params", key)
@@ -218,8 +234,8 @@ def _types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
 def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) -> Document:
     """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
-    Whole floats become the integers that they stand for (``5e8``), and ``zero_optimization: true``, the oldest
-    form, becomes stage 1.
+    Whole floats become the integers that they stand for (``5e8``), ``zero_optimization: true``, the oldest form,
+    becomes stage 1, and old names that DeepSpeed still reads become those of today.
 
     Args:
         document: The DeepSpeed JSON.
@@ -229,27 +245,31 @@ def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) 
     if isinstance(zero, bool):
         path: KeyPath = ("zero_optimization",)
         document = document.overwritten(path, {"stage": int(zero)}, document.origin(path))
-    data = document.data
-    if in_form:
-        data = {key: value for key, value in data.items() if in_form.get(key, _ABSENT) is not value}
+    document = by_new_names(document)
     changes = [
-        (path, int(value), document.origin(path)) for path, value in _whole_floats(data, (), known_keys())
+        (path, int(value), document.origin(path))
+        for path, value in _whole_floats(document.data, (), known_keys(), in_form or {})
     ]
     return document.overwritten_all(changes) if changes else document
 
 
 def _whole_floats(
-    data: dict[str, Any], path: KeyPath, node: dict[str, Any]
+    data: dict[str, Any], path: KeyPath, node: dict[str, Any], in_form: Mapping[str, Any]
 ) -> Iterator[tuple[KeyPath, float]]:
     for key, value in data.items():
+        before = in_form.get(key, _ABSENT)
+        if before is value:
+            continue
         child = node.get("keys", {}).get(key, {})
         if isinstance(value, dict):
-            yield from _whole_floats(value, (*path, key), child)
+            yield from _whole_floats(value, (*path, key), child, before if isinstance(before, dict) else {})
         elif isinstance(value, float) and "integer" in child.get("types", ()) and value.is_integer():
             yield (*path, key), value
 
 
-def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any], found: Located) -> None:
+def _value(
+    document: Document, path: KeyPath, value: Any, node: dict[str, Any], found: Located, sound: Any
+) -> None:
     types = node.get("types")
     if types and not _is_any(value, types):
         named = [name for name in types if name != "null"]
@@ -267,7 +287,7 @@ def _value(document: Document, path: KeyPath, value: Any, node: dict[str, Any], 
             message, mend = f"must be {bound}", f"write a value {bound}"
             found.append((path, _problem(document, path, message, mend, "out-of-range")))
     if isinstance(value, dict) and "keys" in node:
-        _walk(document, path, node, found, {})
+        _walk(document, path, node, found, sound if isinstance(sound, dict) else {})
 
 
 def _among(value: Any, node: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from determined_ds.errors import ConfigError, Origin, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem
 
 KeyPath = tuple[str | int, ...]
 MAX_UNKNOWN = 20
@@ -43,7 +43,7 @@ class Document:
     prefix: str = ""
 
     @cached_property
-    def worked_out(self) -> dict[str, Any]:
+    def worked_out(self) -> dict[Any, Any]:
         """What has been worked out of this document once, for who asks again. It holds, as documents never change."""
         return {}
 
@@ -83,6 +83,10 @@ class Document:
         )
         made.__dict__["_origins"] = self._origins  # they do not depend on the data
         return made
+
+    def is_beside(self, other: Document) -> bool:
+        """Whether both hold data of the very same places, as :meth:`holding` makes them."""
+        return self.places is other.places and self.overwrites is other.overwrites
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
@@ -128,10 +132,16 @@ class Document:
         return self.overwritten_all([(path, value, origin)])
 
     def overwritten_all(self, changes: Iterable[tuple[KeyPath, Any, str]]) -> Document:
-        """As :meth:`overwritten` for each (path, value, origin) in turn. What stays the same is shared."""
+        """As :meth:`overwritten` for each (path, value, origin) in turn; ``NOT_GIVEN`` takes the value away.
+
+        What stays the same is shared.
+        """
         draft = _Draft(self.data)
         overwrites = dict(self.overwrites)
         for path, value, origin in changes:
+            if value is NOT_GIVEN:
+                draft.remove(path)
+                continue
             section = draft.section(path[:-1])
             if not isinstance(value, dict):
                 section[path[-1]] = value
@@ -147,12 +157,7 @@ class Document:
     def without(self, path: KeyPath) -> Document:
         """A document without the leaf at ``path``, and without a section that this leaves empty."""
         draft = _Draft(self.data)
-        while path:
-            section = draft.section(path[:-1])
-            del section[path[-1]]
-            path = path[:-1]
-            if section:
-                break
+        draft.remove(path)
         return self.holding(draft.data)
 
 
@@ -181,7 +186,7 @@ class Edits:
 
     def remove(self, path: KeyPath) -> None:
         """See :meth:`Document.without`."""
-        self._document = self.document.without(path)
+        self._pending.append((path, NOT_GIVEN, ""))
 
 
 class _Draft:
@@ -205,6 +210,15 @@ class _Draft:
             assert below is not None
             node = below
         return node
+
+    def remove(self, path: KeyPath) -> None:
+        """Take away the leaf at ``path``, and every section that this leaves empty."""
+        while path:
+            section = self.section(path[:-1])
+            del section[path[-1]]
+            path = path[:-1]
+            if section:
+                break
 
 
 def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any]]:

@@ -53,6 +53,7 @@ class Findings:
         return default
 
 
+MAX_EXACT = 2**53  # floats beyond it are no longer every integer
 KINDS: dict[type, str] = {
     str: "a string",
     int: "an integer",
@@ -79,6 +80,6 @@ def type_mend(kind: type, value: Any) -> str:
             return f"write {KINDS[kind]}"
         if math.isfinite(number) and (kind is float or number.is_integer()):
             return f"remove the quotes: {int(number) if number.is_integer() else number}"
-    if kind is int and isinstance(value, float) and value.is_integer():
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
         return f"write {int(value)}"
     return f"write {KINDS[kind]}"

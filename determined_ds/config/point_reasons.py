@@ -68,11 +68,12 @@ class Reason:
         return self.only and not self.where
 
     def __str__(self) -> str:
-        count = f"{self.num_points} point{'' if self.num_points == 1 else 's'}"
+        count = "1 point" if self.num_points == 1 else f"{self.num_points:,} points"
+        every = "the one point" if self.num_points == 1 else f"all {count}"
         if not self.where:
-            return f"all {count}" if self.only else count
+            return every if self.only else count
         places = ", or ".join(map(str, self.where))
-        return f"all {count} with {places}" if self.only else f"{count}, among those with {places}"
+        return f"{every} with {places}" if self.only else f"{count}, among those with {places}"
 
 
 def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:

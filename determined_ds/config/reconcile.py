@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import disagreements, fill_what_is_known
+from determined_ds.config.autofill import Change, disagreements, fill_what_is_known
 from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
 from determined_ds.config.deepspeed_json import AUTO, located_problems, normalized
 from determined_ds.config.document import Document, KeyPath, dotted, get_path, plain_copy
@@ -22,11 +22,13 @@ from determined_ds.config.hyperparameters import (
     Hyperparameters,
     read_hyperparameters,
 )
+from determined_ds.config.old_names import old_names
 from determined_ds.config.rules import Facts, broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")
+MOST_KNOWN = 1_000  # of what is laid over a DeepSpeed JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ def reconcile(
     checked = _laid_over(ds, hyperparameters, hp.overwrite_deepspeed_args)
     _tell(checked, problems)
     ds = checked.ds
-    warnings = disagreements(ds, hyperparameters)
+    warnings = [*checked.old, *disagreements(ds, hyperparameters)]
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
     # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
     # cannot be counted, nor the batch, what depends on them is left out.
@@ -103,11 +105,10 @@ def reconcile(
     if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
         batch = _collect(problems, lambda: _batch(hp, hyperparameters, ds, layout))
     assumed = batch or _one_sample_each(layout)
-    filled, undetermined = fill_what_is_known(
-        _fill_batch(ds, hyperparameters, hp, assumed), hyperparameters, hp.fit, layout, accelerator
-    )
+    sizes = _batch_sizes(ds, hyperparameters, hp, assumed)
+    filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
     problems += undetermined
-    checked = _checked(filled, sound=checked.stood, in_form=checked.ds.data)
+    checked = _checked(filled, sound=ds.data, in_form=ds.data)
     _tell(checked, problems)
     filled = checked.ds
     facts = Facts(ds=filled, topology=layout, batch=assumed, accelerator=accelerator, machines=machines)
@@ -143,30 +144,30 @@ class _Checked(NamedTuple):
         ds: It, normalized.
         found: The problems, and the paths of the values at fault.
         stripped: These paths.
-        stood: The data before it was normalized.
+        old: Warnings of keys that have another name today.
     """
 
     ds: Document
     found: Sequence[tuple[KeyPath, Problem]]
     stripped: frozenset[KeyPath]
-    stood: Mapping[str, Any]
+    old: Sequence[Problem]
 
 
-def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any] | None = None) -> _Checked:
+def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any]) -> _Checked:
     """Look at each value of a DeepSpeed JSON but those known to be ``sound`` or, of their form, ``in_form``."""
     found = located_problems(ds, sound=sound)
     stripped = frozenset(path for path, _ in found if path)
     for path in stripped:
         if ds.get(path) is not None:
             ds = ds.without(path)
-    return _Checked(normalized(ds, in_form=in_form), found, stripped, ds.data)
+    return _Checked(normalized(ds, in_form=in_form), found, stripped, tuple(old_names(ds)))
 
 
 def _as_written(ds: Document) -> _Checked:
     """The same for a DeepSpeed JSON that is read for many points: looked at once."""
     known: _Checked | None = ds.worked_out.get("checked")
     if known is None:
-        known = ds.worked_out["checked"] = _checked(ds, sound={})
+        known = ds.worked_out["checked"] = _checked(ds, sound={}, in_form={})
     return known
 
 
@@ -196,6 +197,23 @@ def _laid_over(ds: Document, hyperparameters: Document, overwrites: dict[str, An
     written = _as_written(ds)
     if not overwrites:
         return written
+    try:
+        said = repr(overwrites)
+    except ValueError:  # an integer of more digits than Python writes out
+        return _overwritten(ds, written, hyperparameters, overwrites)
+    # Many points of a search have the same, and the same places: looked at once for all of them.
+    known: dict[str, tuple[Document, _Checked]] = ds.worked_out.setdefault("laid over", {})
+    if said in known and known[said][0].is_beside(hyperparameters):
+        return known[said][1]
+    checked = _overwritten(ds, written, hyperparameters, overwrites)
+    if len(known) < MOST_KNOWN:
+        known[said] = hyperparameters, checked
+    return checked
+
+
+def _overwritten(
+    ds: Document, written: _Checked, hyperparameters: Document, overwrites: dict[str, Any]
+) -> _Checked:
     over = _with_overwrites(ds, hyperparameters, overwrites)
     return _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
 
@@ -297,16 +315,17 @@ def _stated_twice(
     )
 
 
-def _fill_batch(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> Document:
+def _batch_sizes(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> list[Change]:
+    """The batch sizes that the JSON leaves open, with their origins."""
     stated = document.origin(("global_batch_size",))
-    changes = []
+    changes: list[Change] = []
     for key, name in BATCH_KEYS.items():
         if ds.get((key,)) in (None, AUTO):
             origin = stated.reworded(_derivation(name, batch))
             if name == "global_batch_size" and hp.global_batch_size is not None:
                 origin = stated.reworded(f"global_batch_size, {stated}")
             changes.append(((key,), getattr(batch, name), origin))
-    return ds.overwritten_all(changes)
+    return changes
 
 
 def _derivation(name: str, batch: Batch) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import math
 import re
@@ -25,6 +26,8 @@ from determined_ds.errors import ConfigError, Problem
 __all__ = ["dump_yaml", "parse_json", "parse_yaml", "parse_yaml_value", "read_json", "read_yaml"]
 
 MAX_BYTES = 4 * 2**20
+DEPTH_SHOWN = 2  # folders below that are looked through for what may have been meant
+MAX_LOOKED_AT = 2_000
 
 
 def read_yaml(path: Path, *, name: str | None = None) -> Document:
@@ -58,7 +61,8 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, message, "check that it is the file that was meant")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise refusal(name, "no such file", _siblings(path)) from None
+        mend = "save the configuration in a file: stdin is not read" if name == "-" else _siblings(path)
+        raise refusal(name, "no such file", mend) from None
     except UnicodeDecodeError as error:
         before = error.object[: error.start]
         place = Place(before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
@@ -71,15 +75,30 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
 
 
 def _siblings(path: Path) -> str:
-    """A mend for a missing file: what there is in the nearest folder that exists."""
+    """A mend for a missing file: what there is in the nearest folder that exists, or in the folders below it."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
+    for depth in range(1 + DEPTH_SHOWN):
+        names = _configurations(folder, "*/" * depth)
+        if names:
+            return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
+    return "check the path"
+
+
+def _configurations(folder: Path, between: str) -> list[str]:
+    """YAMLs and JSONs so many folders below one, none hidden; not many folders are looked at."""
+    found = []
     try:
-        names = sorted(p.name for p in folder.iterdir() if p.suffix in {".yaml", ".yml", ".json"})
+        for at in itertools.islice(folder.glob(f"{between}*"), MAX_LOOKED_AT):
+            name = at.relative_to(folder)
+            if at.suffix in {".yaml", ".yml", ".json"} and not any(
+                part.startswith(".") for part in name.parts
+            ):
+                found.append(str(name))
     except OSError:
-        names = []
-    return f"in {folder} there are: {', '.join(names[:12])}" if names else "check the path"
+        pass
+    return sorted(found)
 
 
 def parse_json(text: str, name: str) -> Document:

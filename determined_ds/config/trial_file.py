@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import warnings
 from pathlib import Path
@@ -25,9 +26,7 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         _refuse_missing_module(module, trial, context_dir, document)
         return
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the compiler come again where the module is run
-            tree = ast.parse(source.read_bytes(), filename=str(source))
+        tree = parsed(source.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.relative_to(context_dir)}:{line}" if line else str(source.relative_to(context_dir))
@@ -49,6 +48,18 @@ def source_of(module: str, context_dir: Path) -> Path | None:
         if file.is_file():
             return file
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(content: bytes) -> ast.Module:
+    """The syntax tree of a module's source, there to be read; several questions are asked of one file.
+
+    Raises:
+        SyntaxError, ValueError: it is not Python.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the compiler come again where the module is run
+        return ast.parse(content)
 
 
 def _names_in(tree: ast.Module) -> set[str]:

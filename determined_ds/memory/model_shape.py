@@ -145,8 +145,13 @@ def shape_from_sizes(
     if sequence_length is None:
         assumptions.append(f"samples of {length:,} tokens (--sequence-length)")
     layers, hidden = _depth_and_width(num_parameters, num_layers, hidden_size, vocab)
+    if num_parameters is not None and (num_layers is None or hidden_size is None):
+        contradiction = _too_few(num_parameters, layers, hidden, num_layers, hidden_size)
+        if contradiction:
+            raise ConfigError(contradiction)
     if num_layers is None or hidden_size is None:
-        assumptions.append(f"{layers} layers of width {hidden:,} (--layers, --hidden)")
+        plural = "" if layers == 1 else "s"
+        assumptions.append(f"{layers:,} layer{plural} of width {hidden:,} (--layers, --hidden)")
     if num_parameters is None:
         num_parameters = transformer_parameters(
             num_layers=layers, hidden_size=hidden, vocab_size=vocab, num_positions=length
@@ -206,6 +211,23 @@ def _size_problems(
                 )
             )
     return problems
+
+
+def _too_few(
+    num_parameters: int, layers: int, hidden: int, num_layers: int | None, hidden_size: int | None
+) -> Problem | None:
+    """The problem of parameters that no transformer so deep, or so wide, is made of."""
+    blocks = 12 * layers * hidden**2
+    if num_parameters >= blocks // 4:
+        return None
+    number = format_count(num_parameters)
+    if num_layers is None and hidden_size is None:
+        message, mend = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
+    else:
+        stated = f"--layers {num_layers}" if hidden_size is None else f"--hidden {hidden_size}"
+        message = f"are too few for {stated}: {layers:,} layers of width {hidden:,} have about {format_count(blocks)}"
+        mend = f"use more --params, or a smaller {stated.split()[0]}"
+    return Problem(key="--params", value=num_parameters, message=message, mend=mend, code="model-size")
 
 
 def _nearest_divisors(number: int, to: int) -> list[int]:

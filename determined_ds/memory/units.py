@@ -30,7 +30,7 @@ BYTE_UNITS = {
 }
 LARGEST = 10**21  # of either; beyond any machine
 _NUMBER = re.compile(
-    r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(?P<power>e[+-]?[0-9]{1,3})?\s*(?P<unit>[a-z]*)"
+    r"(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>e[+-]?[0-9]{1,3})?\s*(?P<unit>[a-z]*)"
 )
 
 
@@ -48,7 +48,7 @@ def parse_count(text: str, *, key: str = "--params") -> int:
 
 
 def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
-    """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone is bytes.
+    """``"80GiB"`` -> 85 899 345 920; ``80GB`` is 80 000 000 000, and a number alone, from 1024 on, is bytes.
 
     Args:
         text: A number above 0, with a unit after it: B, kB, MB, GB, TB, KiB, MiB, GiB or TiB.
@@ -57,9 +57,14 @@ def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
     Raises:
         ConfigError: it is no such number.
     """
-    return _parse(
-        text, BYTE_UNITS, "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", key, "write e.g. 80GiB or 24GB"
-    )
+    shown, mend = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
+    value = _parse(text, BYTE_UNITS, shown, key, mend)
+    if value < KIB and text.strip().isdigit():
+        message = f"has no unit, and {value} bytes are no memory"
+        raise ConfigError(
+            Problem(key=key, value=text, message=message, mend=f"write {value}GiB, e.g.", code="quantity")
+        )
+    return value
 
 
 def _parse(text: str, units: Mapping[str, int], shown: str, key: str, mend: str) -> int:
@@ -68,6 +73,9 @@ def _parse(text: str, units: Mapping[str, int], shown: str, key: str, mend: str)
 
     found = _NUMBER.fullmatch(text.strip().lower())
     if found is None:
+        comma = re.fullmatch(r"([0-9]+),([0-9]+)\s*([a-zA-Z]*)", text.strip())
+        if comma:  # 6,7B is no 67B
+            mend = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma parts thousands only"
         raise refuse("is not a number above 0, with or without a unit")
     unit = found["unit"]
     if unit not in units:

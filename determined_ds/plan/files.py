@@ -121,7 +121,7 @@ def _notes(plan: Plan, trial: str) -> Iterator[str]:
             f"there is no GPT-2 of {size}: {trial} with model_size {_gpt2_size(plan)} stands in for your model; "
             "name your own by --entrypoint MODULE:TRIAL"
         )
-    if plan.strategy.activation_checkpointing:
+    if plan.strategy.activation_checkpointing and trial not in (GPT2, GPT2_PIPELINE):  # which read it
         yield (
             "activation checkpointing is the model's to do: the trial must turn it on where"
             " hyperparameters.activation_checkpointing is true"
@@ -161,7 +161,7 @@ def _experiment(plan: Plan, name: str, trial: str, ds_config_path: str) -> str:
         ),
         _Entry(
             key="hyperparameters",
-            value=[*_library_entries(plan, ds_config_path), *_model_entries(plan, trial, tokens)],
+            value=[*_library_entries(plan, trial, ds_config_path), *_model_entries(plan, trial, tokens)],
         ),
     ]
     if trial in (GPT2, GPT2_PIPELINE):
@@ -177,7 +177,7 @@ def _experiment(plan: Plan, name: str, trial: str, ds_config_path: str) -> str:
     return "\n".join([*_comment(head, ""), *_lines(entries, "")]) + "\n"
 
 
-def _library_entries(plan: Plan, ds_config_path: str) -> Iterator[_Entry]:
+def _library_entries(plan: Plan, trial: str, ds_config_path: str) -> Iterator[_Entry]:
     strategy = plan.strategy
 
     def why(key: str) -> str:
@@ -198,13 +198,11 @@ def _library_entries(plan: Plan, ds_config_path: str) -> Iterator[_Entry]:
         value=ds_config_path,
         why=("Why the JSON says what it says:", *(why(key) for key in KEPT_IN_JSON)),
     )
+    own = "The trial has to read it: what is computed twice is the model's to say, not DeepSpeed's."
     yield _Entry(
         key="activation_checkpointing",
         value=strategy.activation_checkpointing,
-        why=(
-            why("activation_checkpointing"),
-            "The trial has to read it: what is computed twice is the model's to say, not DeepSpeed's.",
-        ),
+        why=(why("activation_checkpointing"), *(() if trial in (GPT2, GPT2_PIPELINE) else (own,))),
     )
     period = {"validation_period": BATCHES // 10, "checkpoint_period": BATCHES // 2, "reporting_period": 10}
     fit = {key: {"batches": value} for key, value in {"max_length": BATCHES, **period}.items()}

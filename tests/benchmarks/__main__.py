@@ -8,8 +8,10 @@ import time
 
 import torch
 
-from tests.benchmarks import checkpoints, loops
+from tests.benchmarks import checking, checkpoints, loops
 
+print("\nChecking (medians)\n")
+print(checking.table())
 print("\nThe training loop (median of the turns, lowest and highest in brackets)\n")
 print("\n" + loops.table())
 print("\nA checkpoint\n")

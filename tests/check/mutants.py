@@ -15,7 +15,8 @@ Path_ = list[Any]
 
 SPOILERS: list[Any] = [
     None, True, "", "auto", "x", "1", 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, [], {}, [None],
-    {"type": "x"}, {"type": None}, {"type": ["const"]}, {"type": "int"}, {"val": 1}, {"type": "categorical", "vals": []},
+    {"type": "x"}, {"type": None}, {"type": ["const"]}, {"type": "int"}, {"val": 1},
+    {"type": "categorical", "vals": []},
     {"type": "int", "minval": 0, "maxval": 10**18}, {"type": "double", "minval": 0, "maxval": 1, "count": 10**9},
     {"type": "log", "minval": -400, "maxval": 400, "base": 10.0}, {"batches": 0}, {"epochs": []}, "\x85", "a" * 100_000,
 ]  # fmt: skip

@@ -194,3 +194,19 @@ def test_a_narrow_terminal_and_a_pipe_cut_nothing_off() -> None:
         )
         assert "ZeRO 3, offload all" in done.stdout
         assert "max micro" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["const", "pipeline"])
+def test_a_trial_that_computes_its_blocks_again_keeps_less(name: str) -> None:
+    config, key = ROOT / "experiments" / "gpt2" / f"{name}.yaml", "hyperparameters.activation_checkpointing"
+    asked = (config, ROOT, "--set", f"{key}=true")
+
+    def activations(*arguments: str | Path) -> list[int]:
+        return [strategy["activations_bytes"] for strategy in as_json(*arguments)["strategies"]]
+
+    kept, again, flagged = activations(config, ROOT), activations(*asked), activations(*asked, FLAG)
+    assert all(less < 0.7 * more for less, more in zip(again, kept, strict=True))
+    assert flagged == again  # said twice, done once
+
+
+FLAG = "--activation-checkpointing"

@@ -109,7 +109,7 @@ def test_no_gpt2_of_that_size_is_a_warning(context: Path) -> None:
 
 
 def test_the_files_go_where_it_is_asked(context: Path) -> None:
-    result = start("-o", "elsewhere", "--name", "mine", "--entrypoint", "trial:Mine")
+    result = start("-o", "elsewhere", "--name", "mine", "--entrypoint", "mine_trial:Mine")
     assert result.exit_code == 0, result.output
     assert written(context) == {
         "elsewhere/experiments/mine.yaml",
@@ -118,8 +118,8 @@ def test_the_files_go_where_it_is_asked(context: Path) -> None:
     assert "next: det-ds check elsewhere/experiments/mine.yaml --context elsewhere" in result.stdout
     experiment = load_experiment(Path("elsewhere/experiments/mine.yaml"))
     assert experiment.hyperparameters.get(("deepspeed_config",)) == "experiments/deepspeed/mine.json"
-    assert "warning: entrypoint = 'trial:Mine'" in result.stderr  # it is not written yet
-    assert "the context directory has no module trial" in result.stderr
+    assert "warning: entrypoint = 'mine_trial:Mine'" in result.stderr  # it is not written yet
+    assert "the context directory has no module mine_trial" in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["--stdout", "--dry-run"])

@@ -242,6 +242,28 @@ def test_an_offload_is_judged_alone(arguments: dict[str, Any], key: str, said: s
     assert "zero_optimization" not in found.mend
 
 
+@pytest.mark.parametrize("value", [3, True, "x", [1], math.nan])
+@pytest.mark.parametrize("argument", ["optimizer_params", "scheduler_params", "sections"])
+def test_an_argument_that_takes_a_mapping_takes_nothing_else(argument: str, value: Any) -> None:
+    found = refusal(lambda: create_deepspeed_config(zero_stage=1, **{argument: value}))
+    assert (found.key, found.code) == (argument, "wrong-type")
+    assert found.mend.startswith("write a mapping")
+
+
+@pytest.mark.parametrize("value", [True, 1, ["cpu"]])
+def test_an_offload_is_a_device_or_a_mapping(value: Any) -> None:
+    found = refusal(lambda: create_deepspeed_config(zero_stage=2, offload_optimizer=value))
+    assert found.key == "offload_optimizer"
+    assert '"cpu", "nvme"' in found.mend
+
+
+@pytest.mark.parametrize("precision", [[], {}, 16, None, ["bf16"]])
+def test_a_precision_is_one_of_four_words(precision: Any) -> None:
+    assert (
+        "bf16, fp16, fp32" in refusal(lambda: create_deepspeed_config(zero_stage=1, precision=precision)).mend
+    )
+
+
 def test_an_offload_of_one_kind_is_not_taken_for_the_other() -> None:
     found = refusal(lambda: made(zero_stage=3, offload_optimizer=create_offload_config(max_in_cpu=5)))
     assert (found.key, found.message) == ("zero_optimization.offload_optimizer.max_in_cpu", "unknown key")
@@ -384,6 +406,23 @@ def test_what_deepspeed_would_not_read_is_not_saved(
     assert said in found.message
     assert mend in found.mend
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", ["ds.json", [1], None, 3])
+def test_what_is_no_mapping_is_not_saved(config: Any, tmp_path: Path) -> None:
+    """The arguments swapped, most often."""
+    found = refusal(
+        lambda: save_deepspeed_config(config, {} if config == "ds.json" else tmp_path / "ds.json")
+    )  # type: ignore[arg-type]
+    assert "must be a mapping" in found.message
+    assert "the configuration comes first" in found.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mapping_that_holds_itself_is_not_saved(tmp_path: Path) -> None:
+    config: dict[str, Any] = {}
+    config["bf16"] = config
+    assert "holds itself" in refusal(lambda: save_deepspeed_config(config, tmp_path / "ds.json")).message
 
 
 def test_nothing_is_replaced_unless_it_is_said(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from determined_ds.config.deepspeed_json import (
     normalized,
 )
 from determined_ds.config.document import KeyPath, dotted, get_path
+from determined_ds.config.old_names import NEW_NAMES
 from determined_ds.errors import Problem
 from tests.config.making import DS_CONFIGS, ds_json, hyperparameters, refusal
 
@@ -136,16 +138,37 @@ def test_a_removed_key_is_refused_with_deepspeeds_words(path: KeyPath, node: Nod
         assert found.message == node["removed"].strip()
 
 
-@pytest.mark.parametrize(
-    ("path", "node"),
-    [item for item in NODES if "deprecated" in item[1]],
-    ids=ids([item for item in NODES if "deprecated" in item[1]]),
-)
-def test_an_old_name_is_refused_with_the_new_one(path: KeyPath, node: Node) -> None:
-    """The rules look at the new names only; nothing slips past them under an old one."""
+OLD = [item for item in NODES if "deprecated" in item[1] and item[0] not in NEW_NAMES]
+
+
+@pytest.mark.parametrize(("path", "node"), OLD, ids=ids(OLD))
+def test_an_old_name_that_is_read_no_more_is_refused_with_the_new_one(path: KeyPath, node: Node) -> None:
     found = problem(nested(path, True))
     assert (found.key, found.code) == (dotted(path), "deprecated-key")
     assert node["deprecated"] in found.mend
+
+
+def test_a_parameter_that_is_refused_as_an_old_name_is_told_once() -> None:
+    found = problem({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})
+    assert (found.code, found.mend) == ("deprecated-key", "write gradient_clipping instead")
+
+
+# --------------------------------------------------------------------------------------------------- comments
+
+
+@pytest.mark.parametrize(
+    "key", ["_comment", "_comment_on_zero", "//", "// why", "#", "$schema", "__comment__"]
+)
+def test_a_comment_at_the_top_is_read_over_as_deepspeed_does(key: str) -> None:
+    assert problems({key: "why it is so", "zero_optimization": {"stage": 1}}) == []
+    embedded = replace(ds_json({key: "why"}), prefix="hyperparameters.deepspeed_config")
+    assert located_problems(embedded) == []
+
+
+def test_a_comment_further_down_is_refused_as_deepspeed_does() -> None:
+    found = problem({"zero_optimization": {"stage": 1, "_comment": "why"}})
+    assert (found.key, found.code) == ("zero_optimization._comment", "unknown-key")
+    assert found.mend == "remove it: DeepSpeed takes no comment here"
 
 
 # ------------------------------------------------------------------------------------------------------- types

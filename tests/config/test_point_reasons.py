@@ -59,7 +59,7 @@ SPACE = axes(stage=[0, 1, 2, 3], micro=[4, 8, 16], batch=[8, 16, 32])
         (lambda s, m, b: s > 1 and b == 8, "all 6 points with stage = 2 or 3 and batch = 8"),
         (
             lambda s, m, b: s == 3 and m == 4 and b == 8,
-            "all 1 point with stage = 3 and micro = 4 and batch = 8",
+            "the one point with stage = 3 and micro = 4 and batch = 8",
         ),
         (lambda s, m, b: s == 3 or b == 8, "all 18 points with batch = 8, or stage = 3"),
         (lambda s, m, b: m > b, "all 4 points with micro = 16 and batch = 8"),
@@ -82,7 +82,12 @@ def test_nothing_that_fails_has_no_reason() -> None:
 
 def test_without_a_search_every_reason_is_everywhere() -> None:
     (reason,) = reasons([], lambda: ["x"])
-    assert (reason.num_points, reason.share, reason.everywhere, str(reason)) == (1, 1.0, True, "all 1 point")
+    assert (reason.num_points, reason.share, reason.everywhere, str(reason)) == (
+        1,
+        1.0,
+        True,
+        "the one point",
+    )
 
 
 def test_reasons_are_told_apart_and_the_most_frequent_first() -> None:
@@ -126,7 +131,7 @@ def test_many_numbers_are_told_as_a_range() -> None:
 def test_values_are_told_as_they_are() -> None:
     space = axes(a=[1, True, 1.0, "1", None, [1], {"b": 1}, *"stuvwxyz"])
     (reason,) = reasons(space, lambda value: ["x"] * (value is True))
-    assert str(reason) == "all 1 point with a = True"
+    assert str(reason) == "the one point with a = True"
     (most,) = reasons(space, lambda value: ["x"] * (value != "z"))
     assert str(most) == "all 14 points with a other than z"
 

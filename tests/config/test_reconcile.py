@@ -275,3 +275,13 @@ def test_ranks_are_counted_over_all_machines() -> None:
     assert (problem.key, problem.value, problem.origin) == ("slots_per_trial", 4, "--slots")
     assert "--slots 2" in problem.mend
     assert CPU.max_ranks == 4 * CPU.num_devices
+
+
+def test_a_json_that_is_read_for_two_experiments_keeps_their_places_apart() -> None:
+    ds = ds_json({"zero_optimization": {"stage": 1}})
+    text = "global_batch_size: 8\noverwrite_deepspeed_args: {zero_optimization: {stage: 2}}\n"
+    for before in ("", "width: 1\n", "width: 1\ndepth: 2\n"):
+        hp = hyperparameters(before + text)
+        resolved = reconcile(hp, ds, slots=2, accelerator=CPU)
+        line = before.count("\n") + 2
+        assert resolved.origins["zero_optimization.stage"] == f"overwrite_deepspeed_args, hp.yaml:{line}"

@@ -349,6 +349,16 @@ class TestFiles:
         assert "const.yaml" in problem.mend
         assert "const.yaml" in refusal(lambda: read(tmp_path / "no" / "such" / "folder.yaml")).mend
 
+    def test_missing_where_only_folders_below_have_some(self, read: Any, tmp_path: Path) -> None:
+        (tmp_path / "experiments" / "gpt2").mkdir(parents=True)
+        (tmp_path / "experiments" / "gpt2" / "const.yaml").touch()
+        (tmp_path / ".hooks.yaml").touch()
+        mend = refusal(lambda: read(tmp_path / "const.yaml")).mend
+        assert mend == f"in {tmp_path} there is: experiments/gpt2/const.yaml"
+
+    def test_stdin_by_its_usual_name(self, read: Any) -> None:
+        assert "stdin is not read" in refusal(lambda: read(Path("-"))).mend
+
     def test_folder(self, read: Any, tmp_path: Path) -> None:
         (tmp_path / "const.yaml").touch()
         problem = refusal(lambda: read(tmp_path, name="folder"))

@@ -351,10 +351,14 @@ def test_a_trial_of_ones_own_gets_no_hyperparameter_of_gpt2s() -> None:
     assert generated.notes == ()
 
 
-def test_checkpointing_is_said_to_be_the_trials() -> None:
+def test_checkpointing_is_said_to_be_the_trials_but_of_gpt2_which_reads_it() -> None:
     plan = planned(model_size="30B")
     assert plan.strategy.activation_checkpointing
-    assert any("the trial must turn it on" in note for note in files(plan).notes)
+    own, gpt2 = files(plan, "model_defs.mine.trial:Mine"), files(plan)
+    assert any("the trial must turn it on" in note for note in own.notes)
+    assert "The trial has to read it" in own.experiment
+    assert not any("checkpointing" in note for note in gpt2.notes)
+    assert "The trial has to read it" not in gpt2.experiment
 
 
 def test_a_bf16_pipeline_accumulates_in_fp32_under_zero_1() -> None:

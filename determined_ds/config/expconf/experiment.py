@@ -7,6 +7,7 @@ Source: the schemas ``expconf/v0`` of determined 0.38.1, and the Go structs that
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -85,7 +86,8 @@ AnyDevice = Annotated[
     ),
 ]
 
-SIZE = re.compile(r"(\d*\.?\d+) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+LARGEST_SIZE = 2**63 - 1
+SIZE = re.compile(r"(\d{0,20}\.?\d{1,20}) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
 def _bytes(size: Any) -> Any:
@@ -93,8 +95,8 @@ def _bytes(size: Any) -> Any:
     if not isinstance(size, str):
         return size
     found = SIZE.fullmatch(size)
-    num_bytes = int(float(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")) if found else 0
-    mend = f"write {num_bytes}" if num_bytes else "write e.g. 8589934592"
+    num_bytes = int(Fraction(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")) if found else 0
+    mend = f"write {num_bytes}" if 0 < num_bytes <= LARGEST_SIZE else "write e.g. 8589934592"
     raise fault("wrong-type", "must be a number of bytes, not a string", mend)
 
 

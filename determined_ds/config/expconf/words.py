@@ -22,7 +22,7 @@ from determined_ds.config.expconf.experiment import (
 from determined_ds.config.expconf.locate import Located
 from determined_ds.config.expconf.section import Section
 from determined_ds.config.experiment import ELSEWHERE
-from determined_ds.config.findings import KINDS, kind_of, type_mend
+from determined_ds.config.findings import KINDS, MAX_EXACT, kind_of, type_mend
 
 WRONG_TYPES: dict[str, type] = {
     "string_type": str,
@@ -84,6 +84,8 @@ def worded(error: ErrorDetails, at: Located) -> Words:
     if kind in BOUNDS:
         bound, message, mend = BOUNDS[kind]
         number = f"{context[bound]:g}" if context[bound] < 1e6 else str(context[bound])
+        if key == "slots_per_trial":  # the master takes 0, and nothing is trained on it
+            mend = "write 1 or more"
         return Words(code="out-of-range", message=message.format(number), mend=mend.format(number))
     if kind == "literal_error":
         return _choice(re.findall("'([^']*)'", context["expected"]), value)
@@ -131,8 +133,9 @@ def _type_mend(expected: type, key: str | int, value: Any) -> str:
         return f"write {name}{{...}}"
     if expected is list:
         return f"write {name}[...]"
-    if expected is int and isinstance(value, float):
-        return f"write {round(value)}"
+    if expected is int and isinstance(value, float) and abs(value) <= MAX_EXACT:
+        more = ", or use type: double" if key in ("minval", "maxval") else ""
+        return f"write {round(value)}{more}"
     return type_mend(expected, value)
 
 

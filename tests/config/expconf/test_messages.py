@@ -104,6 +104,24 @@ def test_a_problem_reads_as_a_compilers() -> None:
             "write 1610612736",
         ),
         (
+            f"resources: {{shm_size: {'9' * 500}g}}",
+            "resources.shm_size",
+            "must be a number of bytes, not a string",
+            "write e.g. 8589934592",
+        ),
+        (
+            "resources: {slots_per_trial: -1}",
+            "resources.slots_per_trial",
+            "must be 0 or more",
+            "write 1 or more",
+        ),
+        (
+            "resources: {slots_per_trial: 2.5}",
+            "resources.slots_per_trial",
+            "must be an integer, not a number",
+            "write 2",
+        ),
+        (
             "environment: {image: 3}",
             "environment.image",
             "must be a string or a mapping of cpu, cuda or rocm, not an integer",
@@ -408,7 +426,12 @@ def test_the_clusters_storage_completes_a_configs(text: str) -> None:
             "more than minval, which is 3",
             "above 3",
         ),
-        ("a:\n    b: {type: int, minval: 1, maxval: 2.5}", "a.b.maxval", "must be an integer", "write 2"),
+        (
+            "a:\n    b: {type: int, minval: 0, maxval: 2.5}",
+            "a.b.maxval",
+            "must be an integer",
+            "write 2, or use type: double",
+        ),
         ("a:\n    b: {type: categorical, val: [1]}", "a.b.val", "unknown key", "did you mean 'vals'?"),
         (
             "a:\n    b: {type: log, base: 0, minval: 1, maxval: 2}",
