@@ -96,7 +96,9 @@ class Problem:
 
 
 def shown(value: Any) -> str:
-    """A value as messages put it: short, whatever it is."""
+    """A value as messages put it: short, whatever it is; true, false and null as a file says them."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes out

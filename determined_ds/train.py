@@ -77,7 +77,7 @@ def _train(options: argparse.Namespace) -> None:
         trial = load_trial(options.trial)(context)
         Trainer(trial, context).fit(
             **fit_arguments(context.resolved.fit),
-            latest_checkpoint=info.latest_checkpoint if on_cluster and info else options.resume,
+            latest_checkpoint=(info.latest_checkpoint or None) if on_cluster and info else options.resume,
             test_mode=options.test,
         )
 

@@ -55,7 +55,7 @@ def test_a_problem_says_all_in_two_lines() -> None:
 
 def test_what_is_not_known_is_not_shown() -> None:
     assert str(Problem(key="entrypoint", message="missing")) == "entrypoint: missing"
-    assert str(Problem(key="a", value=None, message="must be a number")) == "a = None: must be a number"
+    assert str(Problem(key="a", value=None, message="must be a number")) == "a = null: must be a number"
 
 
 @pytest.mark.parametrize(

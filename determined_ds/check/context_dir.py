@@ -112,12 +112,20 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
     """
     total_bytes, searched_bytes = 0, 0
     by_folder: Counter[str] = Counter()
+    files_in: Counter[str] = Counter()
     secrets: list[Problem] = []
     for number, file in enumerate(files_sent(context_dir), 1):
         total_bytes += file.num_bytes
         by_folder[_top(file.name)] += file.num_bytes
-        if total_bytes > MAX_CONTEXT_BYTES or number > MAX_FILES:
-            return [_too_large(context_dir, total_bytes, number, by_folder)], secrets
+        files_in[_top(file.name)] += 1
+        if total_bytes > MAX_CONTEXT_BYTES:
+            shown = [f"{name} {size / 2**20:.0f} MiB" for name, size in by_folder.most_common(MAX_SHOWN)]
+            much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB would be sent, more than Determined takes"
+            return [_too_much(context_dir, f"{much}: {', '.join(shown)}, so far", by_folder)], secrets
+        if number > MAX_FILES:
+            shown = [f"{name} {count:,}" for name, count in files_in.most_common(MAX_SHOWN)]
+            much = f"over {MAX_FILES:,} files would be sent, one by one"
+            return [], [*secrets, _too_much(context_dir, f"{much}: {', '.join(shown)}, so far", files_in)]
         searched = file.num_bytes <= MAX_SEARCHED_BYTES and searched_bytes < MAX_SEARCHED_IN_ALL
         searched_bytes += file.num_bytes if searched else 0
         secret = _secret(file, context_dir, look_inside=searched)
@@ -131,14 +139,12 @@ def _top(name: str) -> str:
     return first + slash
 
 
-def _too_large(context_dir: Path, total_bytes: int, number: int, by_folder: Counter[str]) -> Problem:
-    largest = [f"{name} {size / 2**20:.0f} MiB" for name, size in by_folder.most_common(MAX_SHOWN)]
-    much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB" if number <= MAX_FILES else f"over {MAX_FILES} files"
+def _too_much(context_dir: Path, message: str, of: Counter[str]) -> Problem:
     return Problem(
         key="context directory",
         origin=Origin(str(context_dir), file=str(context_dir)),
-        message=f"{much} would be sent, more than Determined takes: {', '.join(largest)}, so far",
-        mend=f"write in {DETIGNORE} what a trial does not need, e.g. {by_folder.most_common(1)[0][0]}",
+        message=message,
+        mend=f"write in {DETIGNORE} what a trial does not need, e.g. /{of.most_common(1)[0][0]}",
         code="context-too-large",
     )
 

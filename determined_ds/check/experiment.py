@@ -16,7 +16,7 @@ from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.expconf import experiment_problems
 from determined_ds.config.experiment import Experiment, read_experiment
-from determined_ds.config.hyperparameters import OWN_KEYS, read_hyperparameters
+from determined_ds.config.hyperparameters import read_hyperparameters
 from determined_ds.config.judging import Verdict, judge_points
 from determined_ds.config.point_reasons import Reason, reasons_to_fail, reasons_to_warn
 from determined_ds.config.points import Points, points_of
@@ -28,9 +28,9 @@ from determined_ds.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from determined_ds.check.memory import GpuMemory
 
-# Codes of problems, and keys, that others follow from.
-SPEC = "hyperparameter-spec"
-UNDETERMINED = "auto-undetermined"
+SPACE = "hyperparameters."
+# Codes of problems that follow where a hyperparameter is no good, and is taken as absent.
+OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
 STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
 
 
@@ -76,27 +76,22 @@ class Checked:
 
 def check_experiment(document: Document, asked: Asked) -> Checked:
     """Everything that the master would refuse, and much that it would not."""
-    refused, deprecated = experiment_problems(document)
+    refused, warned = experiment_problems(document)
     experiment, problems = read_experiment(document)
+    if _is_foreign(experiment, problems):  # what it trains with is not known
+        others = [] if _has_key(warned, "entrypoint") else _of_key(problems, "entrypoint")
+        return Checked(findings=findings_of(refused, [*warned, *others]))
     told = {problem.key for problem in refused}
-    foreign = _is_foreign(experiment, problems)
-    severity = {"entrypoint": WARNING} if foreign else {}
-    findings = [
-        *findings_of(refused, deprecated),
-        *(
-            Finding(severity=severity.get(problem.code, ERROR), problem=problem)
-            for problem in problems
-            if not _is_told(problem.key, told)
-        ),
-    ]
-    if foreign:  # a script of the user's own: what it trains with is not known
-        return Checked(findings=findings)
+    findings = findings_of(refused, warned)
+    findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
     context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
     if experiment.trial:
         findings += _trial_findings(experiment, context_dir)
-    findings += _search_findings(experiment, context_dir)
-    told |= {finding.problem.key for finding in findings}
-    broken = {finding.problem.key for finding in findings if finding.problem.code == SPEC}
+    wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}
+    broken = {key for key in wrong if key.startswith(SPACE)}
+    if not broken and not any(key.startswith("searcher") for key in wrong):
+        findings += _search_findings(experiment, context_dir)
+    told = {finding.problem.key for finding in findings}
     if any(key.startswith(STRATEGY) for key in broken):  # what would run is not known
         return Checked(findings=findings, context_dir=context_dir)
     points = points_of(experiment.space)
@@ -108,7 +103,7 @@ def check_experiment(document: Document, asked: Asked) -> Checked:
     findings += [
         finding
         for finding in _point_findings(experiment, points, verdicts)
-        if finding.problem.key not in told and not (broken and finding.problem.code == UNDETERMINED)
+        if finding.problem.key not in told and not (broken and finding.problem.code in OF_ABSENCE)
     ]
     return Checked(
         findings=findings,
@@ -124,22 +119,35 @@ def _is_told(key: str, told: set[str]) -> bool:
     return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told)
 
 
+def _of_key(problems: Iterable[Problem], key: str) -> list[Problem]:
+    return [problem for problem in problems if problem.key == key]
+
+
+def _has_key(problems: Iterable[Problem], key: str) -> bool:
+    return bool(_of_key(problems, key))
+
+
 def _is_foreign(experiment: Experiment, problems: Iterable[Problem]) -> bool:
-    """Whether the entrypoint runs something else than this library, and means to."""
+    """Whether the entrypoint runs something else than this library."""
     stated = experiment.document.get(("entrypoint",))
-    ours = any(key in experiment.hyperparameters.data for key in OWN_KEYS)
-    wrong = any(problem.code == "entrypoint" for problem in problems)
-    return wrong and stated is not None and not ours and "determined_ds" not in str(stated)
+    return _has_key(problems, "entrypoint") and stated is not None and "determined_ds" not in str(stated)
 
 
 def _context_of(experiment: Experiment, config: Path) -> Path:
-    """The folder whose code it is: the current one, or the nearest above the configuration that has the trial."""
+    """The folder whose code it is: the current one, or the nearest above the configuration.
+
+    It has the trial, and the DeepSpeed JSON too where any has both.
+    """
     here = Path()
     module = experiment.trial.partition(":")[0]
-    if not module or source_of(module, here) is not None:
-        return here
-    above = (folder for folder in config.absolute().parents if source_of(module, folder) is not None)
-    return next(above, here)
+    ds_config = experiment.hyperparameters.get(("deepspeed_config",))
+    with_trial = [
+        folder
+        for folder in (here, *config.absolute().parents)
+        if module and source_of(module, folder) is not None
+    ]
+    whole = (folder for folder in with_trial if isinstance(ds_config, str) and (folder / ds_config).is_file())
+    return next(whole, with_trial[0] if with_trial else here)
 
 
 def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:

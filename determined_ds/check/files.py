@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from determined_ds.check.context_dir import context_problems
 from determined_ds.check.experiment import Asked, Checked, check_experiment
 from determined_ds.check.report import Report, findings_of, in_order
-from determined_ds.config.decide import Problems, laid_over
+from determined_ds.config.decide import OF_EXPERIMENTS, Problems, laid_over
 from determined_ds.config.deepspeed_alone import problems_alone
 from determined_ds.config.document import Document
 from determined_ds.config.text import read_json, read_yaml
@@ -18,9 +18,6 @@ from determined_ds.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from determined_ds.check.memory import GpuMemory
-
-# A JSON that has one of these is an experiment: Determined reads JSON too.
-OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
 
 
 def check_files(

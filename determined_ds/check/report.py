@@ -127,7 +127,7 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
         head += f" = {shown(problem.value)}"
     elsewhere = problem.origin and not (isinstance(problem.origin, Origin) and problem.origin.line)
     if elsewhere and problem.origin != file:  # a flag, the accelerator
-        head += f" ({problem.origin})"
+        head = f"{head} ({problem.origin})" if head else str(problem.origin)
     message = f"{head}: {problem.message}" if head else problem.message
     below = [f"mend: {problem.mend}"] if problem.mend else []
     if finding.share:

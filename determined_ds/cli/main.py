@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import click
@@ -11,7 +12,7 @@ from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
 from determined_ds.cli.render import render
 from determined_ds.cli.run import run
-from determined_ds.errors import ConfigError, DeterminedDSError
+from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
 
 
 class _Commands(click.Group):
@@ -24,6 +25,12 @@ class _Commands(click.Group):
             for problem in error.problems if isinstance(error, ConfigError) else [error]:
                 click.echo(f"error: {problem}", err=True)
             sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # a reader that went away is click's to handle
+                raise
+            sys.stdout = None  # type: ignore[assignment]  # Python would try to write the rest at its end
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+            sys.exit(EXIT_TRAINING_FAILED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

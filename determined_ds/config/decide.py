@@ -18,6 +18,9 @@ from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")
 
+# A JSON that has one of these is an experiment, which Determined reads too; any other is DeepSpeed's.
+OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
+
 
 class Problems:
     """Every problem on the way, so that the user hears all of them at once."""
@@ -60,6 +63,10 @@ def read_document(
         mend = "give the folder that holds the model's code, e.g. `.`"
         found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
     document = found.of(lambda: read_yaml(config))
+    if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
+        message = "is a DeepSpeed JSON and no experiment"
+        mend = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, mend=mend))
     if document is not None:
         document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
     found.raise_any()

@@ -70,6 +70,11 @@ class Document:
             if path[:end] in self.overwrites:
                 origin = self.overwrites[path[:end]]
                 return origin if isinstance(origin, Origin) else Origin(origin)
+        if path not in self.places:  # a mapping that came with what was laid over something in it
+            inside = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
+            laid_over = self.overwrites.get(next(inside, ()))
+            if laid_over is not None:
+                return laid_over if isinstance(laid_over, Origin) else Origin(laid_over)
         for end in range(len(path), 0, -1):
             place = self.places.get(path[:end])
             if place is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import warnings
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from determined_ds.config.document import Document, nearest
@@ -83,7 +83,7 @@ def _refuse_missing_module(module: str, trial: str, context_dir: Path, document:
             document, trial, f"{module} is no name of a module", "write e.g. my_model.trial:MyTrial"
         )
     inside = (context_dir / first).is_dir() or (context_dir / f"{first}.py").is_file()
-    if not inside and importlib.util.find_spec(first) is not None:
+    if not inside and PathFinder.find_spec(first) is not None:
         return
     files = sorted(file for form in ("*.py", "*/trial.py", "*/*/trial.py") for file in context_dir.glob(form))
     there = [".".join(file.relative_to(context_dir).with_suffix("").parts) for file in files]

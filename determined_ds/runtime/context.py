@@ -265,7 +265,8 @@ class _Task:
     on_cluster: bool = False
 
     def _searcher(self, key: str, default: Any) -> Any:
-        return ((self.exp_conf or {}).get("searcher") or {}).get(key, default)
+        value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
+        return default if value is None else value  # a master writes null for what was not said
 
     @property
     def is_search(self) -> bool:
@@ -283,7 +284,7 @@ class _Task:
     def slots(self) -> int | None:
         """``resources.slots_per_trial``, where the experiment says it."""
         slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
-        return slots if isinstance(slots, int) else None
+        return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
 
 
 def _task(

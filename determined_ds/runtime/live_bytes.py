@@ -61,11 +61,19 @@ def _peak_bytes(model: Any, loss_of: Callable[[int], Any], samples: int) -> int:
     handles = [p.register_post_accumulate_grad_hook(let_go) for p in parameters]
     try:
         with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
-            loss_of(samples).backward()
+            _backward(loss_of(samples))
         return live.peak_bytes
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _backward(loss: Any) -> None:
+    """As ``loss.backward()``, which sets function modes aside; what is computed again in it needs ours."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -102,7 +102,7 @@ class Trainer:
             searcher = self._context.get_experiment_config().get("searcher") or {}
         except ValueError:  # Determined's: no experiment configuration was given
             searcher = {}
-        return searcher.get("metric") or "", bool(searcher.get("smaller_is_better", True))
+        return searcher.get("metric") or "", searcher.get("smaller_is_better") is not False
 
     def _checked_length(self, max_length: pytorch.TrainUnit | None) -> pytorch.TrainUnit:
         if max_length is None:

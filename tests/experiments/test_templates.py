@@ -130,7 +130,7 @@ def test_it_is_refused_without_a_gpu(path: str, tmp_path: Path) -> None:
     done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path / "run")
     assert done.returncode == 2
     assert (
-        "zero_optimization.zero_quantized_weights = True (experiments/deepspeed/zeropp.json:" in done.stderr
+        "zero_optimization.zero_quantized_weights = true (experiments/deepspeed/zeropp.json:" in done.stderr
     )
     assert "there is no CUDA device" in done.stderr
     assert "mend: run it on GPUs" in done.stderr
