@@ -18,7 +18,7 @@ import determined_ds.plan
 
 HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
 ROOMS = (determined_ds.config, determined_ds.memory, determined_ds.plan, determined_ds.check)
-PURE = [f"{room.__name__}.{module.name}" for room in ROOMS for module in pkgutil.iter_modules(room.__path__)]
+PURE = [module.name for room in ROOMS for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
 
 
 def python(code: str) -> str:

@@ -17,11 +17,11 @@ from determined_ds.config.document import Document
 from determined_ds.config.expconf import experiment_problems
 from determined_ds.config.experiment import Experiment, read_experiment
 from determined_ds.config.hyperparameters import read_hyperparameters
-from determined_ds.config.judging import Verdict, judge_points
-from determined_ds.config.point_reasons import Reason, reasons_to_fail, reasons_to_warn
-from determined_ds.config.points import Points, points_of
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.search_problems import search_problems
+from determined_ds.config.search.judging import Verdict, judge_points
+from determined_ds.config.search.points import Points, points_of
+from determined_ds.config.search.problems import search_problems
+from determined_ds.config.search.reasons import Reason, reasons_to_fail, reasons_to_warn
 from determined_ds.config.trial_file import check_trial_file, source_of
 from determined_ds.errors import ConfigError, Problem
 

@@ -12,7 +12,7 @@ from typing import Any
 from determined_ds.config.document import Document, KeyPath, nearest, words
 from determined_ds.config.findings import Findings, kind_of
 from determined_ds.config.hyperparameters import OWN_KEYS
-from determined_ds.config.search_space import SearchSpace, read_space
+from determined_ds.config.search.space import SearchSpace, read_space
 from determined_ds.config.text import parse_yaml_value, read_yaml
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, RootModel, Tag, ValidationInfo, field
 
 from determined_ds.config.document import KeyPath
 from determined_ds.config.expconf.section import Integer, Number, Positive, Section, fault
-from determined_ds.config.search_space import SPEC_TYPES, no_spec
+from determined_ds.config.search.space import SPEC_TYPES, no_spec
 
 
 class Constant(Section):

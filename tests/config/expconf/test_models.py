@@ -11,7 +11,7 @@ import pytest
 from determined_ds.config import experiment as tables
 from determined_ds.config.expconf import environment, experiment, hyperparameters, searcher, storage
 from determined_ds.config.expconf.section import Section
-from determined_ds.config.search_space import SPEC_FIELDS
+from determined_ds.config.search.space import SPEC_FIELDS
 from tests.experiments.master_schemas import SCHEMA_DIR
 
 MODELS: dict[str, type[Section]] = {

@@ -13,7 +13,7 @@ from typing import Any
 from determined_ds.config.document import KeyPath, words
 from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import UNITS, FitOptions, Length
-from determined_ds.config.rungs import brackets, rungs
+from determined_ds.config.search.rungs import brackets, rungs
 from determined_ds.errors import Problem
 
 HALVING = ("adaptive_asha", "async_halving")

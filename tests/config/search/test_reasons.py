@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.config.judging import Verdict
-from determined_ds.config.point_reasons import Reason, Where, reasons_to_fail, reasons_to_warn
-from determined_ds.config.points import Point
-from determined_ds.config.search_space import Axis
+from determined_ds.config.search.judging import Verdict
+from determined_ds.config.search.points import Point
+from determined_ds.config.search.reasons import Reason, Where, reasons_to_fail, reasons_to_warn
+from determined_ds.config.search.space import Axis
 from determined_ds.errors import Problem
 
 

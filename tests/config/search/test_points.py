@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from determined_ds.config.document import Document, get_path
 from determined_ds.config.experiment import Experiment, parse_experiment
-from determined_ds.config.master_random import MasterRandom
-from determined_ds.config.points import Point, points_of
-from determined_ds.config.search_space import SearchSpace
+from determined_ds.config.search.master_random import MasterRandom
+from determined_ds.config.search.points import Point, points_of
+from determined_ds.config.search.space import SearchSpace
 from determined_ds.config.text import parse_yaml
 from tests.config.making import ENTRYPOINT, refusal
 

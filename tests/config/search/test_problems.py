@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import load_experiment, parse_experiment
 from determined_ds.config.hyperparameters import FitOptions, Length, parse_hyperparameters
-from determined_ds.config.rungs import brackets, rungs
-from determined_ds.config.search_problems import search_problems
+from determined_ds.config.search.problems import search_problems
+from determined_ds.config.search.rungs import brackets, rungs
 from determined_ds.config.text import parse_yaml
 from determined_ds.errors import Problem
 from tests.config.making import ENTRYPOINT, EXPERIMENTS

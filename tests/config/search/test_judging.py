@@ -15,12 +15,12 @@ from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import read_hyperparameters
-from determined_ds.config.judging import ReadRecorder, judge_points
-from determined_ds.config.points import Point, points_of
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.search.judging import ReadRecorder, judge_points
+from determined_ds.config.search.points import Point, points_of
 from determined_ds.errors import ConfigError, Problem
 from tests.config.making import CPU, CUDA
-from tests.config.test_points import experiment
+from tests.config.search.test_points import experiment
 
 
 def choice(*values: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_what_does_not_decide_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(args)
         return reconcile(*args, **kwargs)
 
-    monkeypatch.setattr("determined_ds.config.judging.reconcile", counted)
+    monkeypatch.setattr("determined_ds.config.search.judging.reconcile", counted)
     many = {"type": "double", "minval": 0, "maxval": 1, "count": 500}
     read = experiment({"global_batch_size": choice(8, 16), "dropout": many, "deepspeed_config": "plain.json"})
     (verdict,) = judge_points(read, points_of(read.space), load, accelerator=CPU, slots=2)

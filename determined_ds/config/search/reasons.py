@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.judging import Verdict
-from determined_ds.config.points import Point
-from determined_ds.config.search_space import Axis
+from determined_ds.config.search.judging import Verdict
+from determined_ds.config.search.points import Point
+from determined_ds.config.search.space import Axis
 from determined_ds.errors import Problem
 
 MOST_NAMED = 6
@@ -81,7 +81,7 @@ def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[
 
     Args:
         axes: Of the space that the points are of.
-        verdicts: See :func:`determined_ds.config.judging.judge_points`.
+        verdicts: See :func:`determined_ds.config.search.judging.judge_points`.
     """
     return _reasons(axes, verdicts, lambda verdict: verdict.problems)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.experiment import Experiment, parse_experiment, with_override
-from determined_ds.config.search_space import SPEC_FIELDS, middle_of
+from determined_ds.config.search.space import SPEC_FIELDS, middle_of
 from determined_ds.config.text import parse_yaml
 from tests.config.making import ENTRYPOINT, refusal
 from tests.experiments.master_schemas import SCHEMA_DIR, sanity_errors

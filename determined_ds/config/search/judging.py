@@ -15,8 +15,8 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import read_hyperparameters
-from determined_ds.config.points import Point
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.search.points import Point
 from determined_ds.errors import ConfigError, Problem
 
 LoadDs = Callable[[str | dict[str, Any] | None, Document], Document]
@@ -55,7 +55,7 @@ def judge_points(
 
     Args:
         experiment: Whose space they are of.
-        points: See :func:`determined_ds.config.points.points_of`.
+        points: See :func:`determined_ds.config.search.points.points_of`.
         load_ds: Gives the DeepSpeed JSON for the value of ``deepspeed_config`` and the hyperparameters it stands
             in (for messages); called once for each value. May raise a :class:`ConfigError`.
         accelerator: What the ranks compute on.

@@ -14,7 +14,7 @@ from typing import Any
 
 from determined_ds.config.document import KeyPath, dotted, nearest
 from determined_ds.config.findings import Findings
-from determined_ds.config.master_random import LARGEST_UNIT, MasterRandom, uniform
+from determined_ds.config.search.master_random import LARGEST_UNIT, MasterRandom, uniform
 
 # A hyperparameter's type -> its fields (schemas expconf/v0/hyperparameter-*.json); all but count are required.
 SPEC_FIELDS = {

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from determined_ds.config.master_random import MasterRandom
-from determined_ds.config.search_space import Axis, SearchSpace
+from determined_ds.config.search.master_random import MasterRandom
+from determined_ds.config.search.space import Axis, SearchSpace
 
 LIMIT = 100_000
 SAMPLE = 200
@@ -84,7 +84,7 @@ def points_of(
     unless a mapping in the hyperparameters holds two axes or more, which the master draws in no certain order.
 
     Args:
-        space: See :func:`determined_ds.config.search_space.read_space`.
+        space: See :func:`determined_ds.config.search.space.read_space`.
         limit: Points up to which a finite space is given whole.
         sample: Points to draw of a space that is no grid.
         grid_sample: Points to draw of a grid.
