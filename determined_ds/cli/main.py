@@ -10,6 +10,7 @@ import click
 from determined_ds.cli.check import check
 from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
+from determined_ds.cli.new import new
 from determined_ds.cli.render import render
 from determined_ds.cli.run import run
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
@@ -42,5 +43,6 @@ def main() -> None:
 main.add_command(check)
 main.add_command(estimate)
 main.add_command(generate)
+main.add_command(new)
 main.add_command(render)
 main.add_command(run)

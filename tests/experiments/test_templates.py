@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from determined.common import context, util
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.experiment import Experiment, load_experiment
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from determined_ds.config.trial_file import check_trial_file
+from determined_ds.check.files import check_files
+from determined_ds.config.experiment import load_experiment
 from determined_ds.runtime.local_run import prepare_run
 from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors
@@ -29,21 +22,15 @@ TEMPLATES = sorted(str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*/*
 JSONS = sorted(str(path.relative_to(ROOT)) for path in (EXPERIMENTS / "deepspeed").glob("*.json"))
 CLUSTER_STORAGE = {"type": "shared_fs", "host_path": "/determined"}
 
-CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)
-CUDA = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)
-NEEDS_CUDA = ["experiments/gpt2/zeropp.yaml"]
-RUN_ANYWHERE = [path for path in TEMPLATES if path not in NEEDS_CUDA]
-
 
 def comments(path: str) -> list[str]:
     return (ROOT / path).read_text().splitlines()[:3]
 
 
-def resolved(experiment: Experiment, accelerator: Accelerator) -> ResolvedConfig:
-    document = experiment.hyperparameters
-    value = parse_hyperparameters(document).deepspeed_config
-    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=document)
-    return reconcile(document, ds, slots=experiment.slots, accelerator=accelerator)
+RUN_ANYWHERE = [path for path in TEMPLATES if "CPU" in comments(path)[1]]
+# Every strategy with one model, and every model with one strategy.
+RUN_HERE = [path for path in RUN_ANYWHERE if "/gpt2/" in path or path.endswith("/const.yaml")]
+NEEDS_CUDA = ["experiments/gpt2/zeropp.yaml"]
 
 
 def test_there_is_a_template_for_every_strategy() -> None:
@@ -56,7 +43,8 @@ def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
     for line, start in zip(comments(path), ("# Shows: ", "# Needs: ", "# Gave: "), strict=True):
         assert line.startswith(start)
         assert line.removeprefix(start).strip()
-    assert ("CUDA" in comments(path)[1]) == (path in NEEDS_CUDA)
+    assert path in RUN_ANYWHERE or "GPU" in comments(path)[1]
+    assert path in RUN_ANYWHERE or not path.endswith("/const.yaml")
 
 
 @pytest.mark.parametrize("path", TEMPLATES)
@@ -67,44 +55,21 @@ def test_the_master_takes_it(path: str) -> None:
     assert create_errors(config) == []
 
 
-@pytest.mark.parametrize("path", TEMPLATES)
-def test_its_trial_is_there(path: str) -> None:
-    experiment = load_experiment(ROOT / path)
-    check_trial_file(experiment.trial, ROOT, experiment.document)
-
-
 @pytest.mark.parametrize(
     ("path", "accelerator"),
-    [
-        *(pytest.param(path, CPU, id=f"{path}-cpu") for path in RUN_ANYWHERE),
-        *(pytest.param(path, CUDA, id=f"{path}-cuda") for path in TEMPLATES),
-    ],
+    [*((path, "cpu") for path in RUN_ANYWHERE), *((path, "cuda") for path in (*TEMPLATES, *JSONS))],
 )
-def test_it_reconciles_without_a_warning(path: str, accelerator: Accelerator) -> None:
-    found = resolved(load_experiment(ROOT / path), accelerator)
-    assert [str(warning) for warning in found.warnings] == []
-    assert "auto" not in json.dumps(found.ds_config)
+def test_it_checks_clean(path: str, accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every point of it, without a warning."""
+    monkeypatch.chdir(ROOT)
+    for report in check_files([Path(path)], accelerator=accelerator):
+        assert report.findings == ()
+        assert report.num_runnable == report.num_points
 
 
-def choices(spec: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
-    """Dotted key and values of every hyperparameter with a list of them."""
-    if isinstance(spec, dict) and spec.get("type") == "categorical":
-        yield ".".join(path), spec["vals"]
-    elif isinstance(spec, dict):
-        for key, value in spec.items():
-            yield from choices(value, (*path, key))
-
-
-def test_every_point_of_the_search_reconciles() -> None:
-    path = ROOT / "experiments/gpt2/search.yaml"
-    config = load_experiment(path).config
-    keys, values = zip(*choices(config["hyperparameters"], ("hyperparameters",)), strict=True)
-    points = list(itertools.product(*values))
-    assert len(points) >= 12
-    for point in points:
-        overrides = [f"{key}={value}" for key, value in zip(keys, point, strict=True)]
-        for accelerator in (CPU, CUDA):
-            assert resolved(load_experiment(path, overrides), accelerator).warnings == ()
+@pytest.mark.parametrize("path", [path for path in TEMPLATES if path.endswith("/search.yaml")])
+def test_a_search_has_something_to_search(path: str) -> None:
+    assert len(load_experiment(ROOT / path).space.axes) >= 2
 
 
 def test_every_deepspeed_json_is_used() -> None:
@@ -112,7 +77,7 @@ def test_every_deepspeed_json_is_used() -> None:
     assert used == set(JSONS)
 
 
-@pytest.mark.parametrize("path", RUN_ANYWHERE)
+@pytest.mark.parametrize("path", RUN_HERE)
 def test_it_runs(path: str, tmp_path: Path) -> None:
     done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -153,7 +118,7 @@ def sent_from(folder: Path) -> dict[str, int]:
 @IGNORES_THE_MATCHER
 def test_what_the_cluster_gets() -> None:
     sent = sent_from(ROOT)
-    assert sum(sent.values()) < 2**20
+    assert sum(sent.values()) < 2 * 2**20
     assert {path.split("/")[0] for path in sent if "/" in path} == {
         "determined_ds",
         "experiments",
