@@ -1,19 +1,25 @@
 #!/usr/bin/env bash
 # Before the trial, in the task's container: installs what setup.cfg asks for and the image lacks, at the versions of
-# constraints.txt. With nothing missing it takes a moment and no network.
+# constraints.txt. With nothing missing it takes a moment and no network. It ends the task where it fails.
 #
-# Determined sources this file from the context directory, under `set -e`, so what it exports the trial gets.
-DS_BUILD_OPS=0 python3 - <<'PY'
-import configparser
-import subprocess
+# Determined sources this file from the context directory, so what it exports the trial gets.
+DS_BUILD_OPS=0 python3 - <<'PY' || exit 1
 import sys
+
+if sys.version_info < (3, 10):
+    found = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {found}: choose another image.")
+
+import configparser
+import os
+import subprocess
 import tempfile
 from importlib import metadata
 
-if sys.version_info < (3, 10):
-    sys.exit(f"startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {sys.version.split()[0]}.")
-
-from packaging.requirements import Requirement
+try:
+    from packaging.requirements import Requirement
+except ImportError:
+    from pip._vendor.packaging.requirements import Requirement
 
 
 def installed(name):
@@ -23,6 +29,13 @@ def installed(name):
         return None
 
 
+for name in ("setup.cfg", "constraints.txt", "determined_ds"):
+    if not os.path.exists(name):
+        sys.exit(
+            f"startup-hook: {name} is not in the context directory, {os.getcwd()}. Create the experiment from the "
+            "folder that holds it, and see that .detignore lets it through."
+        )
+
 setup = configparser.ConfigParser()
 setup.read("setup.cfg")
 lines = setup["options"]["install_requires"] + setup["options.extras_require"]["models"]
@@ -30,9 +43,10 @@ wanted = {r.name: r for r in map(Requirement, filter(None, lines.splitlines()))}
 missing = {n: r for n, r in wanted.items() if not r.specifier.contains(installed(n) or "0", prereleases=True)}
 
 # torch is built for the image's CUDA and determined comes with the cluster: neither is ever replaced.
-for name in {"torch", "determined"} & missing.keys():
-    found = installed(name) or "none"
-    sys.exit(f"startup-hook: determined_ds needs {wanted[name]}, this image has {found}: choose one that fits.")
+for name in ("torch", "determined"):
+    if name in missing:
+        found = installed(name) or "none"
+        sys.exit(f"startup-hook: determined_ds needs {wanted[name]}, this image has {found}: choose one that fits.")
 
 if missing:
     # Of what the image has, only what does not fit may change; what comes in anew comes as it was tested.
@@ -41,24 +55,32 @@ if missing:
         name = line.split("==")[0]
         if not line.startswith("#") and (name in missing or not installed(name)):
             pins.append(line.strip())
-    names = ", ".join(map(str, missing.values()))
+    names = ", ".join(f"{requirement} (here: {installed(n) or 'none'})" for n, requirement in missing.items())
     print(f"startup-hook: installing {names}", flush=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write("\n".join(pins))
         constraints.flush()
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints.name]
         if subprocess.call([*pip, *map(str, missing.values())]):
-            sys.exit(f"startup-hook: could not install {names}. Read pip above, or use an image that has them.")
+            sys.exit(
+                f"startup-hook: could not install {names}. pip says why above. Give the containers a way to a package "
+                "index (PIP_INDEX_URL in environment.environment_variables), or use an image that has them."
+            )
 
 try:
     import determined_ds
 except Exception as error:
     sys.exit(f"startup-hook: determined_ds does not import here: {type(error).__name__}: {error}")
+if not os.path.samefile(os.path.dirname(determined_ds.__file__), "determined_ds"):
+    sys.exit(
+        f"startup-hook: python3 takes determined_ds from {os.path.dirname(determined_ds.__file__)}, not from the "
+        "context directory: unset PYTHONSAFEPATH in the image."
+    )
 PY
 
 # On CPU slots the deepspeed launcher starts a rank for each NUMA node unless told how many slots there are.
 # On GPUs it counts these itself, and sets the variable anew for every rank.
 if [ -z "${LOCAL_SIZE:-}" ] && [ -n "${DET_SLOT_IDS:-}" ]; then
-    LOCAL_SIZE=$(python3 -c 'import json, os; print(max(1, len(json.loads(os.environ["DET_SLOT_IDS"]))))')
+    LOCAL_SIZE=$(python3 -c 'import json, os; print(max(1, len(json.loads(os.environ["DET_SLOT_IDS"]) or [])))')
     export LOCAL_SIZE
 fi

@@ -23,6 +23,7 @@ _HOMES = {
     "Problem": "determined_ds.errors",
     "ReconciledTrial": "determined_ds.trial.base",
     "ResolvedConfig": "determined_ds.config.reconcile",
+    "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "Trainer": "determined_ds.runtime.trainer",
     "TrainingError": "determined_ds.errors",
     "create_deepspeed_config": "determined_ds.config.create",
@@ -73,3 +74,4 @@ if TYPE_CHECKING:
     from determined_ds.trial.data_parallel import DataParallelTrial
     from determined_ds.trial.mpu import DeepSpeedMPU
     from determined_ds.trial.pipeline import PipelineTrial
+    from determined_ds.trial.several_engines import SeveralEnginesTrial

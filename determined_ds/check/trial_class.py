@@ -55,7 +55,7 @@ def has_stages(trial: str, context_dir: Path) -> bool | None:
     """Whether ``MODULE:CLASS`` can be cut into pipeline stages; None where its source does not tell."""
     module, _, name = trial.partition(":")
     library = next((found for found in _bases(module, name, context_dir) if isinstance(found, str)), None)
-    return {"PipelineTrial": True, "DataParallelTrial": False}.get(library or "")
+    return {"PipelineTrial": True, "DataParallelTrial": False, "SeveralEnginesTrial": False}.get(library or "")
 
 
 def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
@@ -68,7 +68,7 @@ def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
         key=hyperparameters.key(path),
         value=stages,
         origin=hyperparameters.origin(path),
-        message=f"{trial.partition(':')[2]} is a DataParallelTrial, which has no stages",
+        message=f"{trial.partition(':')[2]} has no stages: it is no PipelineTrial",
         mend="set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint",
         code="trial-kind",
     )

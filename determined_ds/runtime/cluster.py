@@ -68,6 +68,7 @@ def make_patient(context: Any) -> None:
     retry = util.get_max_retries_config()
     # A master refuses what it has with a 500, which it is no use to try again: these two calls look at the answer.
     reports = session.with_retry(retry.new(status_forcelist=set(retry.status_forcelist or ()) - {500}))
+    reports._persist_http_session()  # one connection for all of them; it is needed to the end of the process
     settle = _patient_metrics(context._metrics, reports)
     _patient_checkpoints(context.checkpoint, reports, settle)
     _patient_train(context.train, settle)
@@ -147,7 +148,9 @@ def _patient_train(train: Any, settle: Callable[[], None]) -> None:
         try:
             early_exit(reason)
         except errors.APIException as error:
-            if error.status_code != 400:  # it has been reported already, as Determined's own code means to see it
+            if (
+                error.status_code != 400
+            ):  # it has been reported already, as Determined's own code means to see it
                 raise
             logger.warning("the master does not take the early exit: %s", error)
 
@@ -162,7 +165,10 @@ def _forgiving(tell: Callable[[Any], None]) -> Callable[[Any], None]:
     def told(value: Any) -> None:
         try:
             tell(value)
-        except (errors.BadRequestException, TypeError) as error:  # TypeError: of an answer whose error is a text
+        except (
+            errors.BadRequestException,
+            TypeError,
+        ) as error:  # TypeError: of an answer whose error is a text
             logger.warning("the master was not told %r: %s", value, error)
 
     return told

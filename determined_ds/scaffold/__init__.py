@@ -1,1 +1,1 @@
-"""A model of one's own, begun: the files that ``det-ds new`` writes. Beside this file lie their texts, a folder a kind."""
+"""A model of one's own, begun: what ``det-ds new`` writes. The texts lie beside this file, a folder a kind."""

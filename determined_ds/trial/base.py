@@ -17,6 +17,7 @@ from determined_ds.config.document import Document
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.devices import detect_accelerator
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.engine import mend_engine
 
 
@@ -91,7 +92,22 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
 
 def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
-    """The reconciled configuration of a context: ours carries it, for Determined's own it is made here."""
+    """The reconciled configuration of a context: ours carries it, for Determined's own it is made here.
+
+    Raises:
+        ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
+    """
+    if isinstance(context, pytorch.PyTorchTrialContext):
+        raise ConfigError(
+            Problem(
+                key="context",
+                value=type(context).__name__,
+                message="is of a PyTorchTrial, and this is a DeepSpeedTrial: Determined's "
+                "load_trial_from_checkpoint_path takes none",
+                mend="determined_ds.load_model_from_checkpoint_path(path) gives the trained model",
+                code="context",
+            )
+        )
     resolved = getattr(context, "resolved", None)
     if isinstance(resolved, ResolvedConfig):
         return resolved

@@ -122,6 +122,7 @@ def test_a_metric_that_a_trial_may_report_is_left_alone(tmp_path: Path) -> None:
     ("source", "stages"),
     [
         ("class T(DataParallelTrial):\n    pass\n", False),
+        ("class T(determined_ds.SeveralEnginesTrial):\n    pass\n", False),
         ("class T(ReconciledTrial, PipelineTrial):\n    pass\n", True),
         ("class T(ReconciledTrial):\n    pass\n", None),
         ("class T(Unknown):\n    pass\n", None),

@@ -13,6 +13,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +29,7 @@ from tests.command import ROOT
 
 DET = Path(sys.executable).with_name("det")
 # No test takes as long: a guard against hangs, not a measure.
-TIMEOUT_S = 240.0
+TIMEOUT_S = 480.0
 DET_TIMEOUT_S = 60.0
 
 # What differs from one run to the next however alike they are: clocks and memory.
@@ -103,9 +105,15 @@ class Cluster:
         assert match, done.stdout
         return int(match[1])
 
-    def pause(self, experiment_id: int) -> None:
-        """``det experiment pause``, and wait until its trials have stopped."""
+    def pause(self, experiment_id: int, held: threading.Event) -> None:
+        """``det experiment pause``, and wait until its trials have stopped.
+
+        Args:
+            experiment_id: Of the experiment.
+            held: Of :meth:`hold_at_report`; set once the pause is asked for.
+        """
         self.det("experiment", "pause", str(experiment_id))
+        held.set()
         self.wait_for(lambda: not any(trial.running for trial in self.trials(experiment_id)))
 
     def activate(self, experiment_id: int) -> None:
@@ -136,12 +144,12 @@ class Cluster:
         found = [c for c in self.master.checkpoints.values() if c.trial_id == trial.id]
         return sorted((c for c in found if c.state == "COMPLETED"), key=lambda checkpoint: checkpoint.steps)
 
-    def calls(self, method: str, path: str, *, allocation: str | None = None) -> list[Call]:
-        """The calls of a kind; ``path`` is a regular expression that the whole path matches."""
+    def calls(self, method: str | None, path: str, *, allocation: str | None = None) -> list[Call]:
+        """The calls of a kind; ``path`` is a regular expression that the whole path matches; None: any method."""
         return [
             call
             for call in self.master.server.calls
-            if call.method == method
+            if method in (None, call.method)
             and re.fullmatch(path, call.path)
             and (allocation is None or call.allocation == allocation)
         ]
@@ -157,6 +165,13 @@ class Cluster:
         if not self.master.wait(until, timeout_s):
             logs = [f"trial {t.id} ({t.state}):\n{self.log(t)[-4000:]}" for t in self.master.trials.values()]
             raise AssertionError(f"not in {timeout_s:g} s\n" + "\n".join(logs[-2:]))
+
+    def poll(self, until: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+        """Wait for something to become true that the master does not know of."""
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            assert time.monotonic() < deadline, f"not in {timeout_s:g} s"
+            time.sleep(0.3)
 
     def wait(self, experiment_id: int, state: str = "COMPLETED", timeout_s: float = TIMEOUT_S) -> Experiment:
         """Wait until an experiment is in a state; that it ends in another is an error."""
@@ -179,14 +194,22 @@ class Cluster:
         method: str,
         path: str,
         *,
-        times: int = 1,
         seconds: float = 0.0,
         trial: Trial | None = None,
     ) -> Fault:
-        """Have the next calls of a kind meet a fault, of one trial or of all; see :class:`Fault`."""
+        """Have the next call of a kind meet a fault, of one trial or of all; see :class:`Fault`."""
         task = trial.task_id if trial else None
-        fault = Fault(kind=kind, method=method, path=path, times=times, seconds=seconds, task=task)
+        fault = Fault(kind=kind, method=method, path=path, seconds=seconds, task=task)
         return self.master.server.inject(fault)
+
+    def hold_at_report(self, trial: Trial, number: int) -> threading.Event:
+        """Have a trial wait in its training report of this number, from 1, until the event is set.
+
+        The report is accepted; it is the progress after it that hangs.
+        """
+        gate, path = threading.Event(), f"/api/v1/trials/{trial.id}/progress"
+        self.master.server.inject(Fault(kind="hang", method="POST", path=path, skip=number - 1, gate=gate))
+        return gate
 
     def kill_9(self, allocation: Allocation) -> None:
         """Kill every process of a trial's container; the master learns of it as of any failure."""

@@ -1,9 +1,10 @@
-"""One cluster for the tests of a module; they skip, and say why, where a container cannot be had."""
+"""One cluster for all tests here; they skip, and say why, where a container cannot be had."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,31 @@ from tests.cluster.agent import why_not
 from tests.cluster.cluster import Cluster, alike
 from tests.command import det_ds
 
-# (steps, metrics) of a group of a run: what ``Cluster.metrics`` says of a trial.
-Metrics = dict[str, list[tuple[int, dict[str, Any]]]]
+# A template cut short: what is started takes longer than what it trains.
+SHORT = (
+    "hyperparameters.sequence_length=32",
+    "hyperparameters.fit.max_length.batches=10",
+    "hyperparameters.fit.validation_period.batches=5",
+    "hyperparameters.fit.checkpoint_period.batches=5",
+    "hyperparameters.fit.reporting_period.batches=2",
+    "data.max_validation_sequences=64",
+)
 
 
-@pytest.fixture(scope="module")
+@dataclass(frozen=True, kw_only=True)
+class RunHere:
+    """A run without a cluster.
+
+    Args:
+        run_dir: Its run directory.
+        metrics: Group -> (steps, metrics), as ``Cluster.metrics`` says of a trial.
+    """
+
+    run_dir: Path
+    metrics: dict[str, list[tuple[int, dict[str, Any]]]]
+
+
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of two CPU slots."""
     if reason := why_not():
@@ -28,24 +49,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Metrics]:
-    """``run_here(config, overrides, seed)``: what ``det-ds run`` reports of an experiment, without a cluster."""
-    known: dict[tuple[Any, ...], Metrics] = {}
+def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], RunHere]:
+    """``run_here(config, seed)``: an experiment, cut short, by ``det-ds run``; once a session."""
+    known: dict[tuple[str, int], RunHere] = {}
 
-    def run(config: str, overrides: tuple[str, ...], seed: int) -> Metrics:
-        key = (config, overrides, seed)
-        if key not in known:
+    def run(config: str, seed: int) -> RunHere:
+        if (config, seed) not in known:
             run_dir = tmp_path_factory.mktemp("here") / "run"
-            known[key] = _run_here(config, [*overrides, f"reproducibility.experiment_seed={seed}"], run_dir)
-        return known[key]
+            overrides = [*SHORT, f"reproducibility.experiment_seed={seed}"]
+            words = [word for override in overrides for word in ("--set", override)]
+            done = det_ds("run", config, ".", *words, "--run-dir", run_dir)
+            assert done.returncode == 0, done.stderr
+            known[config, seed] = RunHere(run_dir=run_dir, metrics=_metrics_of(run_dir))
+        return known[config, seed]
 
     return run
 
 
-def _run_here(config: str, overrides: list[str], run_dir: Path) -> Metrics:
-    words = [word for override in overrides for word in ("--set", override)]
-    done = det_ds("run", config, ".", *words, "--run-dir", run_dir)
-    assert done.returncode == 0, done.stderr
+def _metrics_of(run_dir: Path) -> dict[str, list[tuple[int, dict[str, Any]]]]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {
         group: [(line["steps_completed"], alike(line["metrics"])) for line in lines if line["group"] == group]

@@ -18,6 +18,7 @@ import psutil
 
 from tests.cluster.state import Call, Json
 
+LONGEST_HANG_S = 120.0
 FaultKind = Literal["500", "close", "close after", "hang"]
 
 
@@ -45,7 +46,9 @@ class Fault:
         method: Of the calls.
         path: A regular expression that the whole path matches.
         times: How many calls meet it.
+        skip: How many calls of the kind are let through before.
         seconds: How long it hangs.
+        gate: It hangs until this is set, instead.
         task: Of which task's processes; None: whoever calls.
     """
 
@@ -53,18 +56,30 @@ class Fault:
     method: str
     path: str
     times: int = 1
+    skip: int = 0
     seconds: float = 0.0
+    gate: threading.Event | None = None
     task: str | None = None
     met: int = field(default=0, init=False)
 
     def meets(self, call: Call) -> bool:
-        """Whether it is this call that fails."""
-        return (
-            self.met < self.times
-            and self.method == call.method
-            and re.fullmatch(self.path, call.path) is not None
-            and (self.task is None or (call.allocation or "").startswith(f"{self.task}."))
-        )
+        """Whether it is this call that fails; counts those that are let through."""
+        if (
+            self.met >= self.times
+            or self.method != call.method
+            or re.fullmatch(self.path, call.path) is None
+            or (self.task is not None and not (call.allocation or "").startswith(f"{self.task}."))
+        ):
+            return False
+        self.skip -= 1
+        return self.skip < 0
+
+    def hang(self) -> None:
+        """Let the call wait."""
+        if self.gate is None:
+            time.sleep(self.seconds)
+        else:
+            self.gate.wait(LONGEST_HANG_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +239,7 @@ class _Connection(BaseHTTPRequestHandler):
                 return self._hang_up()
             if fault.kind == "500":
                 return self._refuse(call, 500, "an injected fault")
-            time.sleep(fault.seconds)
+            fault.hang()
         try:
             call.body = json.loads(posted) if posted else None
             call.rank = self._find_rank()

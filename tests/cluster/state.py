@@ -66,7 +66,6 @@ class Report:
         metrics: Name -> value.
         run_id: The run of the trial that reported them.
         archived: They were overtaken by the reports of a later run, which began before them.
-        times: How often just these were reported.
     """
 
     group: str
@@ -74,7 +73,6 @@ class Report:
     metrics: dict[str, Any]
     run_id: int
     archived: bool = False
-    times: int = 1
     at: str = field(default_factory=now)
 
 

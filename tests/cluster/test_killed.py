@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
 
+import psutil
+
 from tests.cluster.agent import marked
 from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import Metrics
-from tests.cluster.test_pause import SHORT
+from tests.cluster.conftest import SHORT, RunHere
+from tests.cluster.state import Allocation, Trial
 
 CONST = "experiments/gpt2/const.yaml"
 
 
-def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[..., Metrics]) -> None:
-    """Once between checkpoints, once before its ranks have met, once when only one rank is hit."""
-    number = cluster.create(CONST, *SHORT, "max_restarts=3")
+def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[[str, int], RunHere]) -> None:
+    """Once between checkpoints, once when only one rank is hit, once before there are any."""
+    number = cluster.create(CONST, *SHORT, "max_restarts=3", paused=True)
     trial = cluster.trial(number)
-    cluster.wait_for_report(trial, "training", 9)
+    held = cluster.hold_at_report(trial, 3)
+    cluster.activate(number)
+    cluster.wait_for_report(trial, "training", 6)
     cluster.kill_9(trial.allocations[0])
+    held.set()
 
-    cluster.wait_for(lambda: len(trial.allocations) == 2 and trial.allocations[1].ready)
-    cluster.kill_9(trial.allocations[1])
+    second = nth_allocation(cluster, trial, 2)
+    cluster.poll(lambda: len(ranks_of(second)) == 2)
+    os.kill(ranks_of(second)["1"], signal.SIGKILL)
 
-    cluster.wait_for(lambda: len(trial.allocations) == 3)
-    third = trial.allocations[2]
-    cluster.wait_for(lambda: bool(cluster.calls("GET", ".*/signals/preemption", allocation=third.id)))
-    ranks = [p for p in marked("DET_ALLOCATION_ID", third.id) if "determined_ds.train" in p.cmdline()]
-    os.kill(next(p.pid for p in ranks if p.environ().get("RANK") == "1"), signal.SIGKILL)
+    cluster.kill_9(nth_allocation(cluster, trial, 3))
 
     cluster.wait(number)
     assert (trial.restarts, trial.run_id, trial.state) == (3, 4, "COMPLETED")
-    expected = run_here(CONST, SHORT, trial.seed)
+    assert all(allocation.exit_code != 0 for allocation in trial.allocations[:3])
+    expected = run_here(CONST, trial.seed).metrics
     for group in ("training", "validation"):
         assert cluster.metrics(trial, group) == expected[group]
     checkpoints = cluster.checkpoints(trial)
-    assert [checkpoint.steps for checkpoint in checkpoints] == [8, 16]
+    assert [checkpoint.steps for checkpoint in checkpoints] == [5, 10]
     assert [checkpoint.run_id for checkpoint in checkpoints] == [1, 4]
+
+
+def nth_allocation(cluster: Cluster, trial: Trial, number: int) -> Allocation:
+    """Once it has a process."""
+    cluster.wait_for(lambda: len(trial.allocations) == number)
+    allocation = trial.allocations[-1]
+    cluster.poll(lambda: bool(marked("DET_ALLOCATION_ID", allocation.id)))
+    return allocation
+
+
+def ranks_of(allocation: Allocation) -> dict[str, int]:
+    """Rank -> process id."""
+    found: dict[str, int] = {}
+    for process in marked("DET_ALLOCATION_ID", allocation.id):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[1:3] == ["-m", "determined_ds.train"]:
+                found[process.environ()["RANK"]] = process.pid
+    return found
 
 
 def test_a_trial_that_fails_is_restarted_so_often_as_allowed_and_no_more(cluster: Cluster) -> None:
@@ -49,4 +71,4 @@ def test_a_trial_that_fails_is_restarted_so_often_as_allowed_and_no_more(cluster
     assert (trial.restarts, trial.run_id, trial.state) == (2, 2, "ERROR")
     assert [allocation.exit_code for allocation in trial.allocations] == [3, 3]
     assert cluster.log(trial).count("\nI fail\n") == 2
-    cluster.wait_for(lambda: not marked("DET_CLUSTER_ID", cluster.master.cluster_id))
+    cluster.poll(lambda: not marked("DET_CLUSTER_ID", cluster.master.cluster_id))

@@ -1,0 +1,188 @@
+"""SeveralEnginesTrial: models that train against or beside each other, each under an engine of its own."""
+
+from __future__ import annotations
+
+import abc
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrdict import AttrDict
+from determined.pytorch import deepspeed as det_ds
+
+from determined_ds.config.deepspeed_json import find_deepspeed_config
+from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.base import ReconciledTrial, resolved_of
+
+# One data loader feeds all the engines, and one loop counts their steps.
+SHARED = (
+    "global_batch_size",
+    "data_parallel_world_size",
+    "pipe_parallel_size",
+    "model_parallel_size",
+    "fit",
+)
+
+
+class SeveralEnginesTrial(ReconciledTrial):
+    """Write the models, the training step and the data; each engine gets its own DeepSpeed configuration.
+
+    A hyperparameter ``<engine>_<name>`` stands for ``<name>`` where that engine is configured::
+
+        deepspeed_config: experiments/deepspeed/zero1.json     # of all engines
+        learning_rate: 0.0002
+        generator_overwrite_deepspeed_args:                    # laid over overwrite_deepspeed_args, leaf by leaf
+          zero_optimization: {stage: 2}
+        discriminator_learning_rate: 0.0001                    # instead of learning_rate
+        discriminator_deepspeed_config: experiments/deepspeed/zero0.json
+
+    The batch sizes are the same for all, so one loader feeds them. ``train_batch`` is one optimizer step of every
+    engine: it takes ``self.resolved.batch.accumulation`` micro-batches, and runs each engine over all of them
+    before it turns to the next. (One micro-batch at a time, for all engines, would have the first step between the
+    micro-batches of the second.)
+
+    Attributes:
+        engines: Name -> engine, in the order of :meth:`build_models`.
+        engine: The first of them, whose learning rate and gradient norm are reported.
+        ds_configs: Name -> what DeepSpeed was given.
+    """
+
+    engines: dict[str, Any]
+    ds_configs: dict[str, dict[str, Any]]
+
+    def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
+        self.context = context
+        self.args = AttrDict(context.get_hparams())
+        self.resolved = resolved_of(context)
+        context.disable_auto_grad_accumulation()
+        self.prepare()
+        models = self.build_models()
+        self.ds_configs = engine_configs(hyperparameters_of(context), self.resolved, tuple(models))
+        self._write_ds_configs()
+        self.engines = {name: self.initialize(model, self.ds_configs[name]) for name, model in models.items()}
+        self.engine = next(iter(self.engines.values()))
+
+    @abc.abstractmethod
+    def build_models(self) -> dict[str, torch.nn.Module]:
+        """Name of an engine -> its model, with the weights to start from, on the CPU; the same on every rank.
+
+        They are wrapped in this order: in a checkpoint, the first is ``model0``.
+        """
+
+    def build_model(self) -> torch.nn.Module:
+        """The first model: what is trained for, and what a checkpoint is loaded into."""
+        return next(iter(self.build_models().values()))
+
+    def _write_ds_configs(self) -> None:
+        """Beside the shared mapping, what each engine was really given."""
+        shared = self.context.get_hparams().get("deepspeed_config")
+        if (
+            isinstance(shared, str)
+            and hasattr(self.context, "resolved")
+            and self.context.distributed.rank == 0
+        ):
+            for name, ds_config in self.ds_configs.items():
+                path = Path(shared).with_name(f"deepspeed_config.{name}.json")
+                path.write_text(json.dumps(ds_config, indent=2) + "\n")
+
+
+def hyperparameters_of(context: Any) -> Document:
+    """The hyperparameters as they were written, with their places as far as the context knows them."""
+    known = getattr(context, "_hyperparameters", None)
+    if isinstance(known, Document):
+        return known
+    return Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+
+
+def engine_configs(
+    hyperparameters: Document, resolved: ResolvedConfig, engines: tuple[str, ...]
+) -> dict[str, dict[str, Any]]:
+    """Reconcile the DeepSpeed configuration of each engine.
+
+    Args:
+        hyperparameters: Of the trial.
+        resolved: What all engines share: slots, accelerator and batch sizes.
+        engines: Their names.
+
+    Returns:
+        Name -> a mapping for ``deepspeed.initialize``.
+
+    Raises:
+        ConfigError: All that cannot run, of all engines.
+    """
+    configs: dict[str, dict[str, Any]] = {}
+    problems: list[Problem] = []
+    if resolved.topology.pipe_parallel_size > 1:
+        message, mend = "several engines do not run as pipelines", "pipe_parallel_size: 1"
+        key, value = "hyperparameters.pipe_parallel_size", resolved.topology.pipe_parallel_size
+        problems.append(Problem(key=key, value=value, message=message, mend=mend, code="several-engines"))
+    for engine in engines if not problems else ():
+        own = _own_of_shared(hyperparameters, engine)
+        problems.extend(own)
+        if own:
+            continue
+        try:
+            found = _reconciled(engine_hyperparameters(hyperparameters, engine), resolved)
+        except ConfigError as error:
+            problems.extend(problem for problem in error.problems if problem not in problems)
+            continue
+        problems.extend(_other_batch(engine, found, resolved))
+        configs[engine] = found.ds_config
+    if problems:
+        raise ConfigError(problems)
+    return configs
+
+
+def engine_hyperparameters(hyperparameters: Document, engine: str) -> Document:
+    """The hyperparameters as one engine sees them: ``<engine>_<name>`` is laid over ``<name>``."""
+    prefix = f"{engine}_"
+    changes: list[tuple[KeyPath, Any, str]] = []
+    for key, value in hyperparameters.data.items():
+        if isinstance(key, str) and key.startswith(prefix):
+            origin = hyperparameters.origin((key,))
+            changes.append(((key.removeprefix(prefix),), value, origin.reworded(f"{key}, {origin}")))
+    return hyperparameters.overwritten_all(changes)
+
+
+def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
+    """A problem for each hyperparameter that an engine has of its own and cannot."""
+    return [
+        Problem(
+            key=hyperparameters.key((f"{engine}_{name}",)),
+            value=hyperparameters.get((f"{engine}_{name}",)),
+            origin=hyperparameters.origin((f"{engine}_{name}",)),
+            message="is one for all engines: one data loader feeds them",
+            mend=f"set {name}, without {engine}_",
+            code="several-engines",
+        )
+        for name in SHARED
+        if f"{engine}_{name}" in hyperparameters.data
+    ]
+
+
+def _reconciled(hyperparameters: Document, resolved: ResolvedConfig) -> ResolvedConfig:
+    given = parse_hyperparameters(hyperparameters)
+    ds = find_deepspeed_config(
+        given.deepspeed_config, context_dir=Path.cwd(), hyperparameters=hyperparameters
+    )
+    slots, accelerator = resolved.topology.slots, resolved.accelerator
+    return reconcile(hyperparameters, ds, slots=slots, accelerator=accelerator)
+
+
+def _other_batch(engine: str, found: ResolvedConfig, resolved: ResolvedConfig) -> list[Problem]:
+    if found.batch == resolved.batch:
+        return []
+    own, shared = found.batch, resolved.batch
+    return [
+        Problem(
+            key=f"hyperparameters.{engine}_overwrite_deepspeed_args",
+            message=f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
+            f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}",
+            mend="set batch sizes for all engines, in overwrite_deepspeed_args",
+            code="several-engines",
+        )
+    ]

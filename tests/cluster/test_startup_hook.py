@@ -1,0 +1,275 @@
+"""``startup-hook.sh`` in the context that a task gets: it installs what the image lacks, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from determined.common import context
+
+from determined_ds import __version__
+from tests.command import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+
+LIGHT = "attrdict3"
+LOST = ("attrdict", LIGHT)  # what begins the names of its files
+Hook = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def context_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``det experiment create CONFIG .`` sends, as a task unpacks it."""
+    folder = tmp_path_factory.mktemp("context")
+    for file in context.read_v1_context(ROOT):
+        if file.type == ord("0"):
+            path = folder / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(file.content or ""))
+    return folder
+
+
+@pytest.fixture
+def hook(context_dir: Path, tmp_path: Path) -> Hook:
+    """``hook(image=..., script=..., **environment)``: run the hook as a task does, without a way to any index."""
+
+    def run(
+        image: Path = Path(sys.prefix), script: str = "source startup-hook.sh", **environment: str | Path
+    ) -> subprocess.CompletedProcess[str]:
+        kept = {"HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_CACHE_DIR": str(tmp_path / "cache")}
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=context_dir,
+            env={**kept, "PATH": f"{image}/bin:/usr/bin:/bin", **{k: str(v) for k, v in environment.items()}},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """A folder for ``PYTHONPATH``: what lies in it stands for what the image has. Its pip starts nothing."""
+    folder = tmp_path / "first"
+    (folder / "pip").mkdir(parents=True)
+    (folder / "pip/__init__.py").touch()
+    (folder / "pip/__main__.py").write_text("import sys; sys.exit('pip was started')\n")
+    return folder
+
+
+def as_if_installed(folder: Path, name: str, version: str) -> None:
+    """The account of a distribution, that is found before the one which is really there."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+# ------------------------------------------------------------------------------------------ nothing is missing
+
+
+def test_with_nothing_missing_it_installs_nothing_and_says_nothing(hook: Hook, first: Path) -> None:
+    done = hook(PYTHONPATH=first)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("options", ["-e", "-eu", "-euo pipefail", "+e"])
+def test_sourced_as_determined_does_it_goes_on(hook: Hook, options: str) -> None:
+    script = (
+        f"set {options}; test -f startup-hook.sh && source startup-hook.sh; echo went on ${{LOCAL_SIZE-}}"
+    )
+    done = hook(script=script)
+    assert (done.returncode, done.stdout.strip()) == (0, "went on")
+
+
+@pytest.mark.parametrize(
+    ("given", "local_size"),
+    [
+        ({}, "unset"),
+        ({"DET_SLOT_IDS": "[0, 1]"}, "2"),
+        ({"DET_SLOT_IDS": "[]"}, "1"),
+        ({"DET_SLOT_IDS": "null"}, "1"),
+        ({"DET_SLOT_IDS": "[0, 1]", "LOCAL_SIZE": "4"}, "4"),
+    ],
+)
+def test_the_slots_of_a_machine_are_told_to_the_launcher(
+    hook: Hook, given: dict[str, str], local_size: str
+) -> None:
+    script = "set -eu; source startup-hook.sh; bash -c 'echo ${LOCAL_SIZE-unset}'"
+    done = hook(script=script, **given)
+    assert (done.returncode, done.stdout.strip()) == (0, local_size), done.stderr
+
+
+def test_determined_ds_comes_from_the_context_and_not_from_the_image(
+    hook: Hook, first: Path, context_dir: Path
+) -> None:
+    """The image has another version of it, which does not even import."""
+    (first / "determined_ds").mkdir()
+    (first / "determined_ds/__init__.py").write_text("raise ImportError('of the image')\n")
+    as_if_installed(first, "determined_ds", "0.0.1")
+    ask = "import determined_ds; print(determined_ds.__version__, determined_ds.__file__)"
+    done = hook(
+        script=f"set -e; source startup-hook.sh; python3 -m determined_ds.train --help; python3 -c '{ask}'",
+        PYTHONPATH=first,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "python3 -m determined_ds.train" in done.stdout
+    assert done.stdout.splitlines()[-1].split() == [__version__, f"{context_dir}/determined_ds/__init__.py"]
+
+
+# ----------------------------------------------------------------------------------------- something is missing
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with all that this one has, but for ``attrdict3``."""
+    pytest.importorskip("pip")
+    folder = tmp_path_factory.mktemp("image")
+    venv.create(folder, with_pip=False, symlinks=True)
+    [there] = folder.glob("lib/python*/site-packages")
+    for path in map(Path, sys.path):
+        for entry in path.iterdir() if path.name in ("site-packages", "dist-packages") else ():
+            if not entry.name.startswith(LOST) and not (there / entry.name).exists():
+                (there / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder with ``attrdict3`` as it was tested, made from the one that is installed, and with a newer one."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    found = metadata.distribution(LIGHT)
+    for version in (found.version, "99.0"):
+        info = f"{LIGHT}-{version}.dist-info"
+        with zipfile.ZipFile(folder / f"{LIGHT}-{version}-py3-none-any.whl", "w") as wheel:
+            for file in found.files or []:
+                if file.suffix == ".py":
+                    wheel.writestr(str(file), file.read_binary())
+            about = (found.read_text("METADATA") or "").replace(found.version, version, 1)
+            wheel.writestr(f"{info}/METADATA", about)
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            names = [*wheel.namelist(), f"{info}/RECORD"]
+            wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
+    return folder
+
+
+def installed_in(image: Path) -> dict[str, str]:
+    """Name -> version of all that an environment has."""
+    ask = (
+        "import json; from importlib import metadata as m;"
+        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
+    )
+    done = subprocess.run([image / "bin/python3", "-c", ask], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
+    hook: Hook, image: Path, wheels: Path
+) -> None:
+    before = installed_in(image)
+    assert LIGHT not in before
+    assert "torch" in before
+    script = "set -e; source startup-hook.sh; python3 -c 'import attrdict'"
+    done = hook(image, script=script, PIP_FIND_LINKS=wheels)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"startup-hook: installing {LIGHT}>=2.0.2 (here: none)\n" in done.stdout
+    [pinned] = [line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith(LIGHT)]
+    assert installed_in(image) == {**before, LIGHT: pinned.removeprefix(f"{LIGHT}==")}
+    again = hook(image, script=script)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("options", ["-e", "+e"])
+def test_what_cannot_be_installed_is_said_with_a_mend(hook: Hook, first: Path, options: str) -> None:
+    """The trial is not started, whether or not the shell minds errors; pip's own words are shown."""
+    as_if_installed(first, LIGHT, "1.0")
+    done = hook(script=f"set {options}; source startup-hook.sh; echo went on", PYTHONPATH=first)
+    assert done.returncode == 1
+    assert "went on" not in done.stdout
+    assert "pip was started" in done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"startup-hook: could not install {LIGHT}>=2.0.2 (here: 1.0). ")
+    assert "PIP_INDEX_URL" in said
+    assert "use an image that has them" in said
+    assert "Traceback" not in done.stderr
+
+
+# --------------------------------------------------------------------------------- what it cannot put right
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "needs"),
+    [("torch", "1.13.1+cu117", "torch>=2.6"), ("determined", "0.37.0", "determined<0.39,>=0.38.1")],
+)
+def test_an_image_that_does_not_fit_is_refused(
+    hook: Hook, first: Path, name: str, version: str, needs: str
+) -> None:
+    """torch is built for its CUDA, and determined comes with the cluster: they are not replaced."""
+    as_if_installed(first, name, version)
+    done = hook(PYTHONPATH=first)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"startup-hook: determined_ds needs {needs}, this image has {version}: choose one that fits.\n"
+    )
+
+
+def test_a_python_that_is_too_old_is_refused(hook: Hook, tmp_path: Path) -> None:
+    """Before anything is imported that such a Python lacks."""
+    old = tmp_path / "old/bin"
+    old.mkdir(parents=True)
+    pretend = (
+        "import sys; sys.version_info = (3, 7, 17); sys.modules['importlib.metadata'] = None; "
+        "exec(sys.stdin.read())"
+    )
+    (old / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{pretend}"\n')
+    (old / "python3").chmod(0o755)
+    done = hook(old.parent)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "startup-hook: determined_ds needs Python 3.10 or newer, python3 here is 3.7.17: choose another image.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["setup.cfg", "constraints.txt", "determined_ds"])
+def test_a_context_that_lacks_something_is_refused(
+    hook: Hook, context_dir: Path, tmp_path: Path, name: str
+) -> None:
+    (context_dir / name).rename(tmp_path / "away")
+    done = hook()
+    (tmp_path / "away").rename(context_dir / name)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"startup-hook: {name} is not in the context directory, {context_dir}. ")
+    assert "Traceback" not in done.stderr
+
+
+def test_what_does_not_import_is_said(hook: Hook, context_dir: Path) -> None:
+    broken = context_dir / "determined_ds/__init__.py"
+    kept = broken.read_bytes()
+    broken.write_text("import no_such_module\n")
+    done = hook()
+    broken.write_bytes(kept)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "startup-hook: determined_ds does not import here: ModuleNotFoundError: No module named 'no_such_module'\n"
+    )
+
+
+def test_a_python_that_does_not_look_in_the_context_is_refused(hook: Hook) -> None:
+    """``PYTHONSAFEPATH``, where the image has a determined_ds of its own; without one it does not import."""
+    if sys.version_info < (3, 11):
+        pytest.skip("this Python always looks there")
+    done = hook(PYTHONSAFEPATH="1")
+    assert done.returncode == 1
+    assert "startup-hook: " in done.stderr
+    assert "Traceback" not in done.stderr
