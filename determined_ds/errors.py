@@ -121,7 +121,9 @@ class ConfigError(DeterminedDSError):
 
     exit_code = EXIT_CONFIG
 
-    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+    def __init__(self, problems: Problem | Iterable[Problem] | str) -> None:
+        if isinstance(problems, str):  # so torch raises again what was raised in a worker of a data loader
+            problems = Problem(key="", message=problems.rpartition(f"{type(self).__name__}: ")[2].strip())
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         assert self.problems, "a ConfigError without a problem"
         super().__init__(self.problems)

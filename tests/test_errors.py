@@ -10,7 +10,7 @@ import re
 import pytest
 
 from determined_ds import errors
-from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
+from determined_ds.errors import ConfigError, DataError, DeterminedDSError, EntrypointError, Problem
 
 FULL = Problem(
     key="hyperparameters.global_batch_size",
@@ -86,3 +86,12 @@ def test_an_error_can_be_sent_to_another_process(travel: object) -> None:
     assert type(arrived) is EntrypointError
     assert str(arrived) == str(error)
     assert arrived.problems == error.problems
+
+
+def test_what_a_worker_of_a_data_loader_raised_is_said_again() -> None:
+    """torch makes the exception anew from a text that ends with what it said, after the worker's traceback."""
+    problem = Problem(key="data.path", value="cat.jpg", message="is no image", mend="remove it")
+    text = f"Caught DataError in DataLoader worker process 0.\nOriginal Traceback ...\nDataError: {problem}\n"
+    again = DataError(text)
+    assert str(again) == str(problem)
+    assert "Traceback" not in str(again)

@@ -18,7 +18,13 @@ import determined_ds.plan
 import determined_ds.scaffold
 
 HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
-ROOMS = (determined_ds.config, determined_ds.memory, determined_ds.plan, determined_ds.check, determined_ds.scaffold)
+ROOMS = (
+    determined_ds.config,
+    determined_ds.memory,
+    determined_ds.plan,
+    determined_ds.check,
+    determined_ds.scaffold,
+)
 PURE = [module.name for room in ROOMS for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
 
 

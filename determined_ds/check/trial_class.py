@@ -55,7 +55,9 @@ def has_stages(trial: str, context_dir: Path) -> bool | None:
     """Whether ``MODULE:CLASS`` can be cut into pipeline stages; None where its source does not tell."""
     module, _, name = trial.partition(":")
     library = next((found for found in _bases(module, name, context_dir) if isinstance(found, str)), None)
-    return {"PipelineTrial": True, "DataParallelTrial": False, "SeveralEnginesTrial": False}.get(library or "")
+    return {"PipelineTrial": True, "DataParallelTrial": False, "SeveralEnginesTrial": False}.get(
+        library or ""
+    )
 
 
 def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
@@ -85,11 +87,11 @@ def reported_metrics(trial: str, context_dir: Path) -> ReportedMetrics | None:
     for found in _bases(module, name, context_dir):
         if isinstance(found, str):
             return _of_library(found, loss)
-        if any(isinstance(node, ast.Attribute) and node.attr == "wrap_reducer" for node in ast.walk(found)):
-            return None
         declared = _declared(found)
         if declared:
             return ReportedMetrics(names=declared)
+        if any(isinstance(node, ast.Attribute) and node.attr == "wrap_reducer" for node in ast.walk(found)):
+            return None
         methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
         loss = loss or methods.get("loss")
         own = methods.get("evaluate") or methods.get("evaluate_batch")

@@ -96,6 +96,9 @@ class _Context:
     def get_per_slot_batch_size(self) -> int:
         return self.resolved.batch.micro_batch_size
 
+    def wrap_reducer(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        return reducer
+
     def to_device(self, batch: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
 

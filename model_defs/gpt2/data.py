@@ -40,7 +40,7 @@ class DataConfig:
     path: str | None = None
     """File or folder of text; None: the standard library of the running Python."""
     tokenizer: str | None = None
-    """Folder of a Hugging Face tokenizer, or its name on the hub; None: bytes, a vocabulary of 256."""
+    """Folder of a Hugging Face tokenizer, or its name on the hub; None or "bytes": bytes, a vocabulary of 256."""
     text_field: str = "text"
     """Field of JSON lines, column of parquet tables, that holds the text."""
     validation_fraction: float = 0.05
@@ -91,12 +91,14 @@ class TextData:
         train: Sequences for training.
         validation: Sequences for validation, none of whose tokens are in ``train``.
         vocab_size: V, what the model must be built for.
+        separator: The token between documents.
         description: What this is, for people.
     """
 
     train: TokenSequences
     validation: TokenSequences
     vocab_size: int
+    separator: int
     description: str
 
 
@@ -113,7 +115,7 @@ def load_text(data: Mapping[str, Any] | None, sequence_length: int) -> TextData:
     """
     config = parse_data_config(data, sequence_length)
     train, validation = _read(config)
-    encoder = _Bytes() if config.tokenizer is None else _load_tokenizer(config.tokenizer)
+    encoder = _Bytes() if config.tokenizer in (None, "bytes") else _load_tokenizer(config.tokenizer)
     train_N = encoder.encode(train)
     if validation:
         validation_N = encoder.encode(validation)
@@ -127,6 +129,7 @@ def load_text(data: Mapping[str, Any] | None, sequence_length: int) -> TextData:
         train=TokenSequences(train_N, sequence_length),
         validation=TokenSequences(validation_N, sequence_length, config.max_validation_sequences),
         vocab_size=encoder.vocab_size,
+        separator=encoder.separator,
         description=(
             f"{source}, {len(train) + len(validation)} documents as {encoder.name}: "
             f"{len(train_N):,} tokens for training, {len(validation_N):,} for validation"
@@ -269,6 +272,7 @@ class _Bytes:
 
     name = "bytes"
     vocab_size = BYTE_VOCAB_SIZE
+    separator = BYTE_SEPARATOR
 
     def encode(self, documents: Sequence[Document]) -> np.ndarray:
         """tokens_N, the documents joined by a zero byte."""
@@ -283,11 +287,12 @@ class _Tokens:
         self.tokenizer = tokenizer
         self.name = f"tokens of {name}"
         self.vocab_size = len(tokenizer)
+        self.separator = int(tokenizer.eos_token_id)
 
     def encode(self, documents: Sequence[Document]) -> np.ndarray:
         """tokens_N of the smallest type that holds the vocabulary, the documents joined by the eos token."""
         dtype = np.min_scalar_type(self.vocab_size - 1)
-        separator = np.array([self.tokenizer.eos_token_id], dtype=dtype)
+        separator = np.array([self.separator], dtype=dtype)
         parts: list[np.ndarray] = []
         for start in range(0, len(documents), TOKENIZER_BATCH):
             batch = documents[start : start + TOKENIZER_BATCH]
@@ -311,7 +316,7 @@ def _load_tokenizer(source: str) -> _Tokens:
                 key="data.tokenizer",
                 value=source,
                 message=f"neither a tokenizer's folder here nor one that Hugging Face can load: {reason}",
-                mend="a folder written by save_pretrained, a name on the hub such as gpt2, or null for bytes",
+                mend="a folder written by save_pretrained, a name on the hub such as gpt2, or bytes",
             )
         ) from error
     if tokenizer.eos_token_id is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from determined_ds.errors import ConfigError, Problem
@@ -88,6 +89,31 @@ def gpt2_config(
     )
 
 
+def vocab_size_of(hparams: Mapping[str, Any], num_tokens: int) -> int:
+    """V: the hyperparameter ``vocab_size``, or as many tokens as there are.
+
+    Args:
+        hparams: More than the tokens leaves rows unused, as in a vocabulary padded to a multiple of 64.
+        num_tokens: Tokens that the tokenizer knows.
+
+    Raises:
+        ConfigError: It is no number, or less than the tokens.
+    """
+    given = hparams.get("vocab_size")
+    if given is None:
+        return num_tokens
+    if isinstance(given, int) and not isinstance(given, bool) and given >= num_tokens:
+        return given
+    raise ConfigError(
+        Problem(
+            key="hyperparameters.vocab_size",
+            value=given,
+            message=f"is a whole number, and the tokenizer has {num_tokens} tokens.",
+            mend=f"vocab_size: {num_tokens} or more; or leave it out",
+        )
+    )
+
+
 def _size_problems(model_size: Any) -> list[Problem]:
     if isinstance(model_size, str) and model_size in MODEL_SIZES:
         return []
@@ -115,14 +141,21 @@ class HuggingFaceNamed:
 
 
 class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
-    """The whole model, for data parallel training. Its ``state_dict`` is Hugging Face's own, head tied."""
+    """The whole model, for data parallel training. Its ``state_dict`` is Hugging Face's own, head tied.
+
+    Attributes:
+        activation_checkpoint_interval: In training, of so many blocks only the input is kept, and they are
+            computed again together in the backward pass; 0: everything is kept.
+    """
+
+    activation_checkpoint_interval = 0
 
     def forward(self, tokens_BT: Tensor) -> Tensor:  # type: ignore[override]
         """Logits of the next token.
 
         Not the parent's forward: that one builds masks for padding, packing and caches, which costs a device
         synchronisation in every step; training on full windows needs only causal attention. The blocks called
-        are the same, and gradient checkpointing works as in the parent.
+        are the same.
 
         Args:
             tokens_BT: int64 token ids in [0, V), T at most ``config.n_positions``.
@@ -133,8 +166,11 @@ class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
         inner = self.transformer
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         hidden_BTC = inner.drop(inner.wte(tokens_BT) + inner.wpe(positions_T))
-        for block in inner.h:
-            hidden_BTC = block(hidden_BTC)
+        interval = self.activation_checkpoint_interval if self.training else 0
+        # Reentrant: torch's other form compares tensors then and now, and ZeRO 3 takes parameters away between.
+        for start in range(0, len(inner.h), interval or len(inner.h)):
+            run = nn.Sequential(*inner.h[start : start + (interval or len(inner.h))])
+            hidden_BTC = checkpoint(run, hidden_BTC, use_reentrant=True) if interval else run(hidden_BTC)
         return self.lm_head(inner.ln_f(hidden_BTC))
 
 

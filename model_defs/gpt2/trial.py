@@ -8,6 +8,7 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
+from model_defs.gpt2.cut import check_partition, checkpoint_interval
 from model_defs.gpt2.data import load_text
 from model_defs.gpt2.model import (
     GPT2,
@@ -15,6 +16,7 @@ from model_defs.gpt2.model import (
     load_initial_weights,
     next_token_loss,
     pipeline_layer_plan,
+    vocab_size_of,
 )
 from model_defs.gpt2.pretrained import load_pretrained
 
@@ -28,12 +30,11 @@ class _GPT2(ReconciledTrial):
         self.data = load_text(self.context.get_data_config(), self.sequence_length)
         self.config = gpt2_config(
             hparams.get("model_size", "tiny"),
-            vocab_size=self.data.vocab_size,
+            vocab_size=vocab_size_of(hparams, self.data.vocab_size),
             sequence_length=self.sequence_length,
             dropout=hparams.get("dropout", 0.0),
         )
-        # Compute each block again in the backward pass instead of keeping what it computed.
-        self.activation_checkpointing = bool(hparams.get("activation_checkpointing", False))
+        self.activation_checkpoint_interval = checkpoint_interval(hparams)
 
     def start_weights(self, model: torch.nn.Module) -> None:
         """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""
@@ -68,8 +69,7 @@ class GPT2Trial(_GPT2, DataParallelTrial):
 
     def build_model(self) -> torch.nn.Module:
         model = GPT2(self.config)
-        if self.activation_checkpointing:
-            model.gradient_checkpointing_enable()
+        model.activation_checkpoint_interval = self.activation_checkpoint_interval
         self.start_weights(model)
         return model
 
@@ -81,12 +81,17 @@ class GPT2Trial(_GPT2, DataParallelTrial):
 class GPT2PipelineTrial(_GPT2, PipelineTrial):
     """GPT-2, its blocks spread over pipeline stages; the embedding is tied to the head."""
 
-    # By number of blocks. By parameters, DeepSpeed would build the whole model on every rank to count them.
-    partition_method = "type:Block"
     checkpointable_layers = ["Block"]  # noqa: RUF012 — DeepSpeed wants a list
 
+    def prepare(self) -> None:
+        super().prepare()
+        hparams = self.context.get_hparams()
+        # By number of blocks. By parameters, DeepSpeed builds the whole model on every rank to count them.
+        self.partition_method = hparams.get("partition_method", "type:Block")
+        names = [planned.layer.__name__ for planned in pipeline_layer_plan(self.config)]
+        check_partition(self.partition_method, names, self.resolved.topology.pipe_parallel_size)
+
     def build_layers(self) -> list[LayerSpec]:
-        self.activation_checkpoint_interval = int(self.activation_checkpointing)  # in layers; 0: never
         return [
             TiedLayerSpec(
                 layer.tied_key,

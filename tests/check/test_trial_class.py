@@ -75,6 +75,11 @@ SOURCES = {
         "class T(DataParallelTrial):\n    def prepare(self):\n        self.context.wrap_reducer(f, 'auc')\n",
         None,
     ),
+    "a reducer, declared": (
+        "class T(DataParallelTrial):\n    validation_metrics = ('auc',)\n    def prepare(self):\n"
+        "        self.context.wrap_reducer(f, 'auc')\n",
+        ReportedMetrics(names=("auc",)),
+    ),
     "a base of nobody's": ("class T(Unknown):\n    pass\n", None),
     "a base of itself": ("class T(T):\n    pass\n", None),
     "no such class": ("", None),

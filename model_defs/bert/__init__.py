@@ -1,0 +1,1 @@
+"""BERT, classification of texts: the published architecture, fine-tuned or from nothing."""

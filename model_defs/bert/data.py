@@ -1,0 +1,293 @@
+"""Texts and labels for BERT: rows -> classes, tokens, samples for training and for validation.
+
+Everything is decided by the configuration and the files: the same on every rank, and again on every resume.
+
+Legend of shape suffixes: T tokens of a sequence, N tokens of all texts, S samples.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from determined_ds.errors import DataError, Problem
+from model_defs.bert.library import module_of, prose_and_code
+from model_defs.bert.tables import MAX_PROBLEMS, Row, TableReader
+from model_defs.bert.tokens import SPECIAL_TOKENS, load_tokenizer, trained_tokenizer
+from model_defs.vit.sections import Rule, number, parse_section, text, whole
+from model_defs.vit.splits import held_out
+
+BATCH = 1000
+INTEGER = re.compile(r"\s*[+-]?\d+\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The ``data`` section of the experiment YAML."""
+
+    path: str | None = None
+    """CSV, TSV, JSON lines or parquet, a file or a folder; None: prose against code, out of the standard library."""
+    validation_path: str | None = None
+    """Rows for validation; all of ``path`` is then for training."""
+    validation_fraction: float = 0.15
+    """About this part of the texts (of the standard library's modules) is for validation."""
+    split_seed: int = 0
+    """Of that split; not the experiment's, so that experiments can be compared."""
+    text_column: str = "text"
+    """Column or field of the text."""
+    label_column: str = "label"
+    """Column or field of the label: the name of a class, or its number from 0."""
+    labels: list[str] | None = None
+    """Names of the classes in the order of their numbers; None: the names there are, in alphabetical order."""
+    tokenizer: str | None = None
+    """Folder or hub name; None: that of ``hyperparameters.pretrained``, or else one trained on the training texts."""
+    vocab_size: int = 4096
+    """Tokens, at most, of a tokenizer that is trained here."""
+
+
+def _are_labels(value: Any) -> bool:
+    if value is None:
+        return True
+    names = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+    return bool(names) and len(value) >= 2 and len(set(value)) == len(value)
+
+
+RULES = {
+    "path": text(),
+    "validation_path": text(),
+    "validation_fraction": number(0, 1, "a number between 0 and 1, both excluded"),
+    "split_seed": whole(0),
+    "text_column": text(optional=False),
+    "label_column": text(optional=False),
+    "labels": Rule(holds=_are_labels, message="is a list of two or more names, each once, or null."),
+    "tokenizer": text(),
+    "vocab_size": whole(256 + len(SPECIAL_TOKENS)),
+}
+
+
+class TokenizedTexts(Dataset[tuple[Tensor, Tensor, int]]):
+    """``(tokens_T, mask_T, label)`` of each text, cut or padded to T; the mask is 0 where it is padded.
+
+    Args:
+        rows: Texts.
+        labels_S: Their labels.
+        tokenizer: Of Hugging Face, with a pad token.
+        sequence_length: T.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], labels_S: Sequence[int], tokenizer: Any, sequence_length: int
+    ) -> None:
+        self.labels_S = labels_S
+        self.sequence_length = sequence_length
+        self.pad_token_id = int(tokenizer.pad_token_id)
+        parts: list[np.ndarray] = []
+        for start in range(0, len(rows), BATCH):
+            texts = [row.text for row in rows[start : start + BATCH]]
+            cut = tokenizer(texts, truncation=True, max_length=sequence_length, verbose=False)["input_ids"]
+            parts += [np.array(ids, dtype=np.int32) for ids in cut]
+        # One array, not one object a text: workers share it, whatever they count of it.
+        self.tokens_N = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        self.ends_S = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.labels_S)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        start = int(self.ends_S[index - 1]) if index else 0
+        own = self.tokens_N[start : int(self.ends_S[index])]
+        tokens_T = np.full(self.sequence_length, self.pad_token_id, dtype=np.int64)
+        tokens_T[: len(own)] = own
+        mask_T = np.zeros(self.sequence_length, dtype=np.int64)
+        mask_T[: len(own)] = 1
+        return torch.from_numpy(tokens_T), torch.from_numpy(mask_T), self.labels_S[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData:
+    """Texts, ready to train on.
+
+    Args:
+        train: For training.
+        validation: For validation.
+        classes: Names of the classes, by label.
+        tokenizer: What made tokens of them.
+        description: What this is, for people.
+    """
+
+    train: TokenizedTexts
+    validation: TokenizedTexts
+    classes: list[str]
+    tokenizer: Any
+    description: str
+
+
+def load_texts(
+    data: Mapping[str, Any] | None, sequence_length: int, *, pretrained: str | None = None
+) -> TextData:
+    """Read, split and tokenize what the experiment's ``data`` section names.
+
+    Args:
+        data: Keys as in :class:`DataConfig`, all of them optional.
+        sequence_length: T.
+        pretrained: Checkpoint whose tokenizer is taken where the section names none.
+
+    Raises:
+        ConfigError: Unknown keys or values of the wrong type in ``data``, all of them; a tokenizer that cannot pad.
+        DataError: What the section names cannot be read, a split is empty, or a label is none.
+    """
+    config = parse_section(DataConfig, data, RULES)
+    train, validation = read_rows(config)
+    classes = classes_of(train, config)
+    labels = [labels_of(rows, classes, config) for rows in (train, validation)]
+    if config.tokenizer is not None:
+        tokenizer = load_tokenizer(config.tokenizer)
+    elif pretrained is not None:
+        tokenizer = load_tokenizer(pretrained, key="hyperparameters.pretrained")
+    else:
+        tokenizer = trained_tokenizer((row.text for row in train), config.vocab_size)
+    sides = [
+        TokenizedTexts(rows, own, tokenizer, sequence_length)
+        for rows, own in zip((train, validation), labels, strict=True)
+    ]
+    source = config.path or f"prose and code of the standard library of Python {platform.python_version()}"
+    return TextData(
+        train=sides[0],
+        validation=sides[1],
+        classes=classes,
+        tokenizer=tokenizer,
+        description=(
+            f"{source}, classes {', '.join(classes)}: {len(train):,} texts for training, "
+            f"{len(validation):,} for validation, {len(tokenizer):,} tokens"
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------- rows and their split
+
+
+def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
+    """Rows for training and for validation.
+
+    Raises:
+        DataError: Everything that is wrong with either path, or a side without a row.
+    """
+    problems = _overlap(config)
+    tables: dict[str, list[Row]] = {}
+    for key, path in (("data.path", config.path), ("data.validation_path", config.validation_path)):
+        if path is None:
+            continue
+        reader = TableReader(
+            key=key, path=path, text_column=config.text_column, label_column=config.label_column
+        )
+        try:
+            tables[key] = reader.read()
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    rows = tables["data.path"] if config.path is not None else prose_and_code()
+    if config.validation_path is not None:
+        return rows, tables["data.validation_path"]
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        # A module is on one side with all its texts, and so is a text that is there twice.
+        unit = module_of(row) if config.path is None else row.text
+        sides[held_out(unit, config.validation_fraction, config.split_seed)].append(row)
+    for side, name in zip(sides, ("training", "validation"), strict=True):
+        if not side:
+            message = f"of {len(rows)} texts none is for {name}."
+            mend = "more texts, another data.validation_fraction, or a data.validation_path"
+            raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+    return sides
+
+
+def _overlap(config: DataConfig) -> list[Problem]:
+    """The problem of a path within the other, which would train on what it validates."""
+    if config.path is None or config.validation_path is None:
+        return []
+    train, validation = (Path(each).expanduser().resolve() for each in (config.path, config.validation_path))
+    if train != validation and train not in validation.parents and validation not in train.parents:
+        return []
+    return [
+        Problem(
+            key="data.validation_path",
+            value=config.validation_path,
+            message=f"overlaps data.path = {config.path!r}: rows for validation would be trained on.",
+            mend="keep the two apart; or data.validation_path: null, which splits data.path itself",
+        )
+    ]
+
+
+# -------------------------------------------------------------------------------------------------- labels
+
+
+def classes_of(rows: Sequence[Row], config: DataConfig) -> list[str]:
+    """Names of the classes, by number: those that the section lists, or those of the training rows.
+
+    Raises:
+        DataError: There are not two, or numbers that are hardly those of classes.
+    """
+    if config.labels is not None:
+        return config.labels
+    if not _by_number(rows):
+        classes = sorted({str(row.label) for row in rows})
+    else:
+        highest = max(int(row.label) for row in rows)
+        if highest >= max(2, len(rows)):
+            message = (
+                f"has labels up to {highest} in {len(rows)} rows: are they the numbers of classes, from 0?"
+            )
+            mend = "data.label_column: the column of classes; or data.labels, which lists them"
+            raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+        classes = [str(number) for number in range(highest + 1)]
+    if len(classes) < 2:
+        found = ", ".join(classes)
+        message = f"all rows for training are of one class, {found!r}."
+        mend = "rows of two classes at least; or data.label_column: the column of classes"
+        raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+    return classes
+
+
+def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -> list[int]:
+    """The number of each row's class.
+
+    Raises:
+        DataError: A label is the name of no class, or a number outside them.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    by_number = _by_number(rows) and not all(str(row.label) in numbers for row in rows)
+    labels: list[int] = []
+    problems: list[Problem] = []
+    for row in rows:
+        label = int(row.label) if by_number else numbers.get(str(row.label), -1)
+        labels.append(label)
+        if not 0 <= label < len(classes) and len(problems) < MAX_PROBLEMS:
+            named = ", ".join(classes[:MAX_PROBLEMS]) + (", ..." if len(classes) > MAX_PROBLEMS else "")
+            there = f"0 to {len(classes) - 1}" if by_number else named
+            problems.append(
+                Problem(
+                    key="data.labels",
+                    value=row.label,
+                    origin=row.name,
+                    message=f"is no label of a class; the classes are {there}.",
+                    mend="correct the row; or name every class in data.labels",
+                    code="label",
+                )
+            )
+    if problems:
+        raise DataError(problems)
+    return labels
+
+
+def _by_number(rows: Sequence[Row]) -> bool:
+    return all(isinstance(row.label, int) or INTEGER.fullmatch(row.label) for row in rows)

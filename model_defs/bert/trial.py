@@ -1,0 +1,95 @@
+"""BERT under DeepSpeed, data parallel with ZeRO: which class a text is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from determined import pytorch
+from torch.nn import functional
+
+from determined_ds import DataLoader, DataParallelTrial
+from model_defs.bert.data import load_texts
+from model_defs.bert.model import bert_config, build_bert, parse_options
+from model_defs.bert.reducers import count_f1
+from model_defs.vit.model import parameter_groups
+
+TOKENIZER = "tokenizer"
+
+
+class BertTrial(DataParallelTrial):
+    """``BertForSequenceClassification``, replicated."""
+
+    validation_metrics = ("validation_loss", "validation_accuracy", "validation_f1")
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.f1 = count_f1(context, self.config.num_labels)
+
+    def prepare(self) -> None:
+        only_sizes = self.context.device.type == "meta"
+        self.options = parse_options(self.context.get_hparams())
+        self.data = load_texts(
+            self.context.get_data_config(),
+            self.options.sequence_length,
+            pretrained=None if only_sizes else self.options.pretrained,
+        )
+        self.config = bert_config(
+            self.options,
+            self.data.classes,
+            vocab_size=len(self.data.tokenizer),
+            pad_token_id=self.data.tokenizer.pad_token_id,
+            from_size=only_sizes,
+        )
+
+    def build_model(self) -> torch.nn.Module:
+        return build_bert(self.options, self.config, self.context.get_trial_seed())
+
+    def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        return parameter_groups(model)
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        tokens_BT, mask_BT, labels_B = batch
+        return functional.cross_entropy(self.logits(model, tokens_BT, mask_BT), labels_B)
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        tokens_BT, mask_BT, labels_B = batch
+        logits_BK = self.logits(model, tokens_BT, mask_BT)
+        predicted_B = logits_BK.argmax(-1)
+        self.f1.update(labels_B, predicted_B)
+        return {
+            "validation_loss": functional.cross_entropy(logits_BK, labels_B),
+            "validation_accuracy": (predicted_B == labels_B).float().mean(),
+        }
+
+    @staticmethod
+    def logits(model: Any, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """logits_BK in float32, whatever the model computes in."""
+        # As attention takes it: of a flat mask, transformers asks the device in every step whether it hides anything.
+        mask_B11T = mask_BT[:, None, None, :].bool()
+        logits_BK: torch.Tensor = model(input_ids=tokens_BT, attention_mask=mask_B11T).logits.float()
+        return logits_BK
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.training_loader(self.data.train)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.validation_loader(self.data.validation)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {TOKENIZER: _SavesTokenizer(self)}
+
+    def tokens_per_sample(self) -> int:
+        return self.options.sequence_length
+
+
+class _SavesTokenizer(pytorch.PyTorchCallback):
+    """Puts the tokenizer into every checkpoint: without it the model cannot read."""
+
+    def __init__(self, trial: BertTrial) -> None:
+        self._trial = trial
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        if self._trial.context.distributed.rank == 0:
+            self._trial.data.tokenizer.save_pretrained(Path(checkpoint_dir) / TOKENIZER)

@@ -1,0 +1,175 @@
+"""The configuration of the model: read from where its weights are, or written out in the hyperparameters."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from determined_ds.errors import ConfigError, Problem
+from model_defs.causal_lm.source import Source, locate
+
+CONFIG_KEY = "hyperparameters.model_config"
+SMALL = "model_config: {model_type: llama, hidden_size: 128, num_hidden_layers: 4, ...}"
+
+
+def find_model(hparams: Mapping[str, Any]) -> Source | None:
+    """Where the weights are; None where the model begins at random, by ``model_config``.
+
+    Raises:
+        ConfigError: Both or neither are given, or there is nothing at ``model``.
+    """
+    model, model_config = hparams.get("model"), hparams.get("model_config")
+    if model is not None and model_config is not None:
+        raise _error(
+            CONFIG_KEY,
+            model_config,
+            "a model that is loaded brings its own configuration.",
+            "leave out model_config, or model",
+        )
+    if model is None and model_config is None:
+        raise ConfigError(
+            Problem(
+                key="hyperparameters.model",
+                message="there is neither model nor model_config.",
+                mend=f"model: a folder or a name on the hub; or, from random weights, {SMALL}",
+            )
+        )
+    return None if model is None else locate(model)
+
+
+def read_config(source: Source | None, model_config: Any, *, vocab_size: int) -> Any:
+    """The configuration of the model.
+
+    Args:
+        source: Where the weights are, or None.
+        model_config: Keys of the configuration class, and ``model_type``, which names it; where ``source`` is None.
+        vocab_size: V, for a ``model_config`` that does not say.
+
+    Returns:
+        A ``transformers.PreTrainedConfig`` of a causal language model.
+
+    Raises:
+        ConfigError: It cannot be read, names what does not exist, or is of no causal language model.
+    """
+    config = _written(model_config, vocab_size) if source is None else _loaded(source)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _error(
+            CONFIG_KEY if source is None else "hyperparameters.model",
+            config.model_type if source is None else source.name,
+            f"transformers has no causal language model of the type {config.model_type!r}.",
+            "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2",
+        )
+    return config
+
+
+def _loaded(source: Source) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(source.name, **source.options)
+    except Exception as error:  # What it raises differs by what is wrong with the file.
+        raise _error(
+            "hyperparameters.model",
+            source.name,
+            f"its configuration cannot be read: {first_line(error)}",
+            "save it again with save_pretrained, or take another transformers where it names a newer model_type",
+        ) from error
+
+
+def _written(given: Any, vocab_size: int) -> Any:
+    if not isinstance(given, Mapping) or "model_type" not in given:
+        raise _error(CONFIG_KEY, given, "is a mapping with a model_type.", SMALL)
+    keys = dict(given)
+    model_type = keys.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        types = sorted(kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING)
+        raise _error(
+            f"{CONFIG_KEY}.model_type", model_type, "no such type of model.", nearest(model_type, types)
+        )
+    kind = CONFIG_MAPPING[model_type]
+    known = {*kind().to_dict(), *kind.attribute_map, "vocab_size"}
+    wrong = [key for key in keys if key not in known]
+    if wrong:
+        raise ConfigError(
+            Problem(
+                key=f"{CONFIG_KEY}.{key}",
+                value=keys[key],
+                message=f"{kind.__name__} has no such key.",
+                mend=nearest(key, known),
+            )
+            for key in wrong
+        )
+    try:
+        return kind(**{"vocab_size": vocab_size, **_own_special_tokens(kind, keys), **keys})
+    except Exception as error:
+        raise _error(
+            CONFIG_KEY,
+            dict(given),
+            f"{kind.__name__} refuses it: {first_line(error)}",
+            "sizes that go together, as in a published model's config.json",
+        ) from error
+
+
+def _own_special_tokens(kind: Any, keys: Mapping[str, Any]) -> dict[str, None]:
+    """No special tokens but those given: a class's defaults are those of a vocabulary that is not this one."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {} if "vocab_size" in keys else {name: None for name in names if hasattr(kind(), name)}
+
+
+def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str | None) -> None:
+    """That the text's tokens are words of the model, and its sequences no longer than the model has positions.
+
+    Args:
+        config: The model's configuration.
+        vocab_size: Tokens that the tokenizer knows.
+        sequence_length: T.
+        tokenizer: Name of the tokenizer; None: bytes.
+
+    Raises:
+        ConfigError: Everything that does not fit.
+    """
+    text = config.get_text_config()
+    problems = []
+    if vocab_size > text.vocab_size:
+        problems.append(
+            Problem(
+                key="data.tokenizer",
+                value=tokenizer,
+                message=f"has {vocab_size} tokens, and the model's vocabulary is of {text.vocab_size}.",
+                mend="the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
+                f"or model_config.vocab_size: {vocab_size} for a model that begins at random",
+            )
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    if isinstance(positions, int) and sequence_length > positions > 0:
+        problems.append(
+            Problem(
+                key="hyperparameters.sequence_length",
+                value=sequence_length,
+                message=f"the model has {positions} positions.",
+                mend=f"sequence_length: {positions} or less",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def nearest(word: Any, known: Iterable[str]) -> str:
+    """A mend that names the known words that are like ``word``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"one of {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line."""
+    return " ".join((str(error).strip() or type(error).__name__).split("\n\n")[0].split())[:300]
+
+
+def _error(key: str, value: Any, message: str, mend: str) -> ConfigError:
+    return ConfigError(Problem(key=key, value=value, message=message, mend=mend))

@@ -1,0 +1,252 @@
+"""A causal language model, built whole or partitioned as it is built (ZeRO 3), with the weights to start from.
+
+Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from determined_ds.errors import ConfigError, Problem
+from model_defs.causal_lm.config import first_line
+from model_defs.causal_lm.source import Source
+
+NUM_SHOWN = 5
+# On the meta device there is nothing to mask: attention of this name is given no mask, which would be computed
+# from the values of tensors.
+UNMASKED = "sdpa_unmasked"
+
+
+def build_model(
+    config: Any, source: Source | None, *, seed: int, dtype: torch.dtype, zero3: dict[str, Any] | None
+) -> Any:
+    """A model with the weights to start from.
+
+    Args:
+        config: Its configuration.
+        source: Where its weights are; None: drawn at random, the same whatever strategy trains them.
+        seed: Of the draw.
+        dtype: What loaded weights are turned into.
+        zero3: The DeepSpeed configuration of ZeRO 3, to hold no more than this rank's share of each parameter; of
+            weights that are loaded rank 0 reads the values, and hands each parameter on. None: the model is whole.
+
+    Returns:
+        A ``transformers.PreTrainedModel``, in evaluation mode where it was loaded.
+
+    Raises:
+        ConfigError: The weights cannot be read, or are of another shape than the configuration says.
+    """
+    if on_meta_device():
+        return _unmasked(config)
+    with _partitioning(zero3), _without_reports():
+        if source is not None:
+            return _load(config, source, dtype, zero3 is not None)
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+            raise ConfigError(
+                Problem(
+                    key="hyperparameters.model_config",
+                    value=config.model_type,
+                    message=f"cannot be built: {first_line(error)}",
+                    mend="sizes that go together, as in a published model's config.json",
+                )
+            ) from error
+        load_initial_weights(model, seed)
+    return model
+
+
+def on_meta_device() -> bool:
+    """Whether only the sizes of what is built are asked for."""
+    return torch.empty(0).is_meta
+
+
+def _unmasked(config: Any) -> Any:
+    transformers.AttentionInterface.register(UNMASKED, transformers.AttentionInterface()["sdpa"])
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=UNMASKED)
+
+
+@contextlib.contextmanager
+def _partitioning(ds_config: dict[str, Any] | None) -> Iterator[None]:
+    """Models that transformers builds in here are built under ``deepspeed.zero.Init``."""
+    if ds_config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    known_while_it_lives = HfDeepSpeedConfig(ds_config)
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+        del known_while_it_lives
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """Without the bars and tables of transformers: what is wrong is said once, by an error."""
+    logger = logging.getLogger("transformers")
+    level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
+
+# -------------------------------------------------------------------------------------------- weights
+
+
+def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool) -> Any:
+    model, reason = None, ""
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            source.name,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            # They are told from the others below; under ZeRO 3, transformers refuses them itself.
+            ignore_mismatched_sizes=not partitioned,
+            **source.options,
+        )
+        reason = _misfit(info)
+    except (
+        Exception
+    ) as error:  # What it raises differs by the file that is missing, broken or of another model.
+        reason = first_line(error)
+    if partitioned:
+        reason = _said_by_any(reason)
+    if reason:
+        raise ConfigError(
+            Problem(
+                key="hyperparameters.model",
+                value=source.name,
+                message=f"its weights do not load into the model of its config.json: {reason}",
+                mend="a folder that save_pretrained has written whole; all of an unfinished copy again",
+            )
+        )
+    return model
+
+
+def _misfit(info: dict[str, Any]) -> str:
+    """What the weights lack, or have in another shape: transformers would draw those at random."""
+    wrong = [
+        f"{name} is {tuple(there)} there and {tuple(here)} in the model"
+        for name, there, here in sorted(info["mismatched_keys"])
+    ]
+    wrong += [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    shown = "; ".join(wrong[:NUM_SHOWN])
+    return shown + (f"; and {len(wrong) - NUM_SHOWN} more" if len(wrong) > NUM_SHOWN else "")
+
+
+def _said_by_any(reason: str) -> str:
+    """The first rank's reason that has one, on every rank: rank 0 alone reads the weights."""
+    import torch.distributed as dist
+
+    reasons: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next((each for each in reasons if each), "")
+
+
+@torch.no_grad()
+def load_initial_weights(model: Any, seed: int) -> None:
+    """Draw a model's weights by its own rule, the same whether it is whole or partitioned.
+
+    Each module draws from a generator of its own, that the seed and the module's name decide.
+
+    Source: ``initialize_weights_zero3`` of transformers 5.23, whose draw is another than without ZeRO 3.
+    """
+    from deepspeed import zero
+
+    def visit(module: Any, name: str, rule: Any) -> None:
+        for child_name, child in module.named_children():
+            own_rule = child._init_weights if isinstance(child, transformers.PreTrainedModel) else rule
+            visit(child, f"{name}.{child_name}", own_rule)
+        # A rule may write to a child's parameters, too.
+        parts = [module, *(c for c in module.children() if not isinstance(c, transformers.PreTrainedModel))]
+        parameters = [parameter for part in parts for parameter in part.parameters(recurse=False)]
+        with zero.GatheredParameters(parameters, modifier_rank=0), torch.random.fork_rng():
+            torch.manual_seed(_seed_of(seed, name))
+            rule(module)
+
+    visit(model, "", model._init_weights)
+    model.tie_weights()
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "little")
+
+
+# ------------------------------------------------------------------------------------------- training
+
+
+def enable_activation_checkpointing(model: Any) -> None:
+    """Compute each block again in the backward pass instead of keeping what it computed.
+
+    By torch's reentrant form: the other compares tensors then and now, and ZeRO 3 takes parameters away between.
+    """
+    # transformers has given it another name in the course of its fifth version.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": True})
+    # It computes again what has an input with a gradient: so must the first block, where its weights are frozen.
+    model.enable_input_require_grads()
+
+
+def check_isolation(model: nn.Module) -> None:
+    """That a model attends within documents where its positions start again, as most of transformers' do.
+
+    Raises:
+        ConfigError: Its masks are made another way.
+    """
+    masks = hasattr(sys.modules[type(model).__module__], "create_causal_mask")
+    if not masks or "position_ids" not in inspect.signature(type(model).forward).parameters:
+        raise ConfigError(
+            Problem(
+                key="hyperparameters.attend_across_documents",
+                value=False,
+                message=f"{type(model).__name__} makes its masks in a way of its own, which knows no documents.",
+                mend="attend_across_documents: true",
+            )
+        )
+
+
+def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:
+    """Positions that start from 0 again after each separator: positions_BT.
+
+    transformers takes a position that does not follow the one before for the start of another document, and
+    does not attend across (``find_packed_sequence_indices`` in ``masking_utils.py``).
+    """
+    index_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    first_BT = torch.zeros_like(tokens_BT)
+    first_BT[:, 1:] = torch.where(tokens_BT[:, :-1] == separator, index_T[1:], 0)
+    return index_T - first_BT.cummax(dim=1).values
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy in nats a token, a float32 scalar whatever the logits' type."""
+    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+
+def decaying_and_not(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    """Groups for an optimizer: matrices decay; biases and norms, which are vectors, do not."""
+    # Under ZeRO 3 every parameter is a vector, and its shape is told apart.
+    matrices = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2]
+    kept = {id(p) for p in matrices}
+    vectors = [p for p in parameters if id(p) not in kept]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,56 @@
+"""ViT under DeepSpeed, data parallel with ZeRO: which class an image is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from determined_ds import DataLoader, DataParallelTrial
+from model_defs.vit.data import EpochSampler, load_images, normalization
+from model_defs.vit.model import NO_DECAY, build_vit, parameter_groups, parse_options, vit_config
+
+
+class ViTTrial(DataParallelTrial):
+    """``ViTForImageClassification``, replicated."""
+
+    def prepare(self) -> None:
+        seed = self.context.get_trial_seed()
+        only_sizes = self.context.device.type == "meta"
+        self.options = parse_options(self.context.get_hparams())
+        self.data = load_images(self.context.get_data_config())
+        self.config = vit_config(self.options, self.data.classes, from_size=only_sizes)
+        mean, std = normalization(None if only_sizes else self.options.pretrained)
+        self.train, self.validation = self.data.datasets(
+            image_size=self.config.image_size, seed=seed, mean=mean, std=std
+        )
+
+    def build_model(self) -> torch.nn.Module:
+        return build_vit(self.options, self.config, self.context.get_trial_seed())
+
+    def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
+        return parameter_groups(model, NO_DECAY)
+
+    def loss(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        pixels_BCHW, labels_B = batch
+        logits_BK = model(pixels_BCHW).logits.float()
+        return {"loss": functional.cross_entropy(logits_BK, labels_B), "accuracy": top1(logits_BK, labels_B)}
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        metrics = self.loss(model, batch)
+        return {"validation_loss": metrics["loss"], "validation_accuracy": metrics["accuracy"]}
+
+    def build_training_data_loader(self) -> DataLoader:
+        sampler = EpochSampler(len(self.train))
+        return self.training_loader(
+            self.train, shuffle=False, sampler=sampler, num_workers=self.data.num_workers
+        )
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.validation_loader(self.validation, num_workers=self.data.num_workers)
+
+
+def top1(logits_BK: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+    """The part of the samples whose highest logit is that of their label."""
+    return (logits_BK.argmax(-1) == labels_B).float().mean()

@@ -1,0 +1,221 @@
+"""Rows become classes and tokens: the same everywhere, and nothing of validation in training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem
+from model_defs.bert.data import DataConfig, load_texts, read_rows
+from model_defs.bert.library import CODE, PROSE, module_of, prose_and_code
+from model_defs.bert.tokens import trained_tokenizer
+from tests.command import ROOT
+
+WORDS = ["<unk>", "<pad>", "good", "bad", "very", "not"]
+
+
+def save_tokenizer(folder: Path, **special_tokens: str) -> str:
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", **special_tokens
+    )
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    file = tmp_path / "reviews.csv"
+    lines = [
+        f"{'good' if number % 2 else 'bad'} number {number},{'yes' if number % 2 else 'no'}"
+        for number in range(80)
+    ]
+    file.write_text("\n".join(["text,label", *lines]))
+    return file
+
+
+def problems_of(error: type[DeterminedDSError], data: Any, **options: Any) -> tuple[Problem, ...]:
+    with pytest.raises(error) as caught:
+        load_texts(data, 8, **options)
+    assert isinstance(caught.value, ConfigError)
+    assert all(problem.mend for problem in caught.value.problems)
+    return caught.value.problems
+
+
+# --- the default: prose against code ---
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[list[Any], list[Any]]:
+    return read_rows(DataConfig())
+
+
+def test_no_module_and_no_text_is_on_both_sides(sides: tuple[list[Any], list[Any]]) -> None:
+    modules, texts = (
+        [{of(row) for row in side} for side in sides] for of in (module_of, lambda row: row.text)
+    )
+    assert modules[0]
+    assert modules[1]
+    assert not modules[0] & modules[1]
+    assert not texts[0] & texts[1]
+    assert sum(map(len, texts)) == sum(map(len, sides))
+
+
+def test_docstrings_and_functions_are_told_apart_by_what_they_are(sides: tuple[list[Any], list[Any]]) -> None:
+    for side in sides:
+        counts = {label: sum(row.label == label for row in side) for label in (PROSE, CODE)}
+        assert min(counts.values()) > 100
+    code = [row.text for row in sides[0] if row.label == CODE]
+    assert sum("return " in text for text in code) > len(code) / 3
+    assert not any(text.startswith(('"""', "'''")) for text in code)
+
+
+def test_less_source_is_a_part_of_more() -> None:
+    some, more = prose_and_code(2**17), prose_and_code(2**18)
+    assert 0 < len(some) < len(more)
+    assert more[: len(some)] == some
+
+
+# --- tokens ---
+
+
+def test_a_trained_tokenizer_is_the_same_in_every_process() -> None:
+    """Its trainer counts in hash tables, whose order is another in every process."""
+    code = (
+        "import hashlib; from model_defs.bert.library import prose_and_code; "
+        "from model_defs.bert.tokens import trained_tokenizer; "
+        "made = trained_tokenizer((row.text for row in prose_and_code(2**18)), 1500); "
+        "print(len(made), hashlib.sha256(made.backend_tokenizer.to_str().encode()).hexdigest())"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout.startswith("1500 "), runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_trained_tokenizer_loses_nothing() -> None:
+    tokenizer = trained_tokenizer(["a few words of training"], 300)
+    text = "Other words, naïve – and 数字\n\tall the same"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_texts_are_cut_or_padded_and_the_mask_says_where(reviews: Path) -> None:
+    data = load_texts({"path": str(reviews), "vocab_size": 300, "validation_fraction": 0.3}, 12)
+    assert data.classes == ["no", "yes"]
+    assert len(data.train) + len(data.validation) == 80
+    pad = data.tokenizer.pad_token_id
+    for dataset in (data.train, data.validation):
+        for index in range(len(dataset)):
+            tokens_T, mask_T, label = dataset[index]
+            assert tokens_T.shape == mask_T.shape == (12,)
+            assert tokens_T.dtype == mask_T.dtype == torch.int64
+            assert torch.equal(mask_T == 0, tokens_T == pad)
+            text = data.tokenizer.decode(tokens_T, skip_special_tokens=True)
+            assert text.startswith(("bad", "good")[label])
+    assert load_texts({"path": str(reviews), "vocab_size": 300}, 3).train[0][1].tolist() == [1, 1, 1]
+
+
+def test_a_tokenizer_of_ones_own(reviews: Path, tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path / "words", pad_token="<pad>")
+    for options in ({"data": folder}, {"pretrained": folder}):
+        data = load_texts(
+            {"path": str(reviews), "tokenizer": options.get("data")}, 4, pretrained=options.get("pretrained")
+        )
+        tokens_T, mask_T, label = data.train[0]
+        assert tokens_T.tolist() == [2 if label else 3, 0, 0, 1]
+        assert mask_T.tolist() == [1, 1, 1, 0]
+
+
+def test_tokenizers_that_do_not_do(reviews: Path, tmp_path: Path) -> None:
+    path = str(reviews)
+    folder = save_tokenizer(tmp_path / "words")
+    (problem,) = problems_of(ConfigError, {"path": path, "tokenizer": folder})
+    assert (problem.key, problem.value) == ("data.tokenizer", folder)
+    assert "no pad token" in problem.message
+    assert "add_special_tokens" in problem.mend
+    (problem,) = problems_of(DataError, {"path": path, "tokenizer": str(tmp_path / "nowhere")})
+    assert "no tokenizer" in problem.message
+    transformers.BertConfig().save_pretrained(tmp_path / "bare")
+    (problem,) = problems_of(DataError, {"path": path}, pretrained=str(tmp_path / "bare"))
+    assert problem.key == "hyperparameters.pretrained"
+    assert "no vocabulary" in problem.message
+
+
+# --- labels ---
+
+
+def labelled(path: Path, *labels: str) -> str:
+    path.write_text("".join(f'{{"text": "text {i}", "label": {label}}}\n' for i, label in enumerate(labels)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "listed", "classes", "numbers"),
+    [
+        (("0", "2", "0"), None, ["0", "1", "2"], [0, 2, 0]),
+        (('"1"', '"0"', '"1"'), None, ["0", "1"], [1, 0, 1]),
+        (('"b"', '"a"', '"b"'), None, ["a", "b"], [1, 0, 1]),
+        (('"b"', '"a"', '"b"'), ["b", "a"], ["b", "a"], [0, 1, 0]),
+        (("1", "0", "1"), ["no", "yes"], ["no", "yes"], [1, 0, 1]),
+    ],
+    ids=["numbers", "numbers in quotes", "names", "names in an order of their own", "numbers with names"],
+)
+def test_labels_by_name_or_number(
+    tmp_path: Path, labels: tuple[str, ...], listed: list[str] | None, classes: list[str], numbers: list[int]
+) -> None:
+    paths = [labelled(tmp_path / name, *labels) for name in ("a.jsonl", "b.jsonl")]
+    data = load_texts({"path": paths[0], "validation_path": paths[1], "labels": listed, "vocab_size": 300}, 8)
+    assert data.classes == classes
+    assert data.train.labels_S == data.validation.labels_S == numbers
+
+
+def test_labels_outside_are_named_by_file_and_row(tmp_path: Path) -> None:
+    data = {
+        "path": labelled(tmp_path / "a.jsonl", "0", "1", "1"),
+        "validation_path": labelled(tmp_path / "b.jsonl", "1", "2", "-1"),
+    }
+    problems = problems_of(DataError, data)
+    assert [(problem.origin, problem.value) for problem in problems] == [("b.jsonl:2", 2), ("b.jsonl:3", -1)]
+    assert "the classes are 0 to 1" in problems[0].message
+    data["validation_path"] = labelled(tmp_path / "c.jsonl", '"maybe"')
+    assert "the classes are 0, 1" in problems_of(DataError, data)[0].message
+    data["path"] = labelled(tmp_path / "d.jsonl", "2017", "2018")
+    assert "numbers of classes" in problems_of(DataError, data)[0].message
+    data["path"] = labelled(tmp_path / "e.jsonl", '"x"', '"x"')
+    assert "one class, 'x'" in problems_of(DataError, data)[0].message
+
+
+# --- what cannot be ---
+
+
+def test_everything_wrong_with_the_section_comes_at_once() -> None:
+    wrong = {
+        "pth": "x",
+        "validation_fraction": 0,
+        "text_column": None,
+        "labels": ["a", "a"],
+        "vocab_size": 260,
+    }
+    assert [problem.key for problem in problems_of(ConfigError, wrong)] == [f"data.{name}" for name in wrong]
+
+
+def test_an_empty_split_and_rows_on_both_sides(reviews: Path) -> None:
+    (problem,) = problems_of(DataError, {"path": str(reviews), "validation_fraction": 1e-9})
+    assert problem.message == "of 80 texts none is for validation."
+    (problem,) = problems_of(DataError, {"path": str(reviews), "validation_path": str(reviews.parent)})
+    assert "trained on" in problem.message

@@ -1,0 +1,114 @@
+"""Accuracy and F1 are those of the whole validation set, whoever holds which part of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
+
+from model_defs.bert.reducers import MacroF1
+from tests.ranks import Ranks
+
+LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12)
+
+
+@given(ranks=st.lists(LABELS, min_size=1, max_size=3))
+def test_f1_of_any_number_of_ranks_is_that_of_scikit_learn(ranks: list[list[tuple[int, int]]]) -> None:
+    reducers = []
+    for pairs in ranks:
+        reducer = MacroF1(4)
+        for start in range(0, len(pairs), 5):
+            part = torch.tensor(pairs[start : start + 5])
+            reducer.update(part[:, 0], part[:, 1])
+        reducers.append(reducer)
+    pairs_of_all = [pair for pairs in ranks for pair in pairs]
+    found = reducers[0].cross_slot_reduce([reducer.per_slot_reduce() for reducer in reducers])
+    if not pairs_of_all:
+        assert found == 0.0
+        return
+    true, predicted = np.array(pairs_of_all).T
+    assert found == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
+
+
+def test_reset_forgets() -> None:
+    reducer = MacroF1(2)
+    reducer.update(torch.tensor([0]), torch.tensor([1]))
+    reducer.reset()
+    reducer.update(torch.tensor([1]), torch.tensor([1]))
+    assert reducer.per_slot_reduce() == [[0, 0], [0, 1]]
+
+
+def write_rows(path: Path, num_rows: int, seed: int) -> str:
+    """Texts of three classes, unevenly many."""
+    generator = np.random.default_rng(seed)
+    lines = []
+    for _ in range(num_rows):
+        label = int(generator.choice(3, p=[0.5, 0.3, 0.2]))
+        words = generator.choice(["red", "green", "blue"], 6, p=np.roll([0.8, 0.1, 0.1], label))
+        lines.append(json.dumps({"text": " ".join(words), "label": label}))
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def train(run_dir: Path, stage: int, data: dict[str, Any]) -> list[tuple[int, int]]:
+    """Train in this rank; returns (label, prediction) of every sample of validation."""
+    from determined.pytorch import Batch
+    from torch.utils.data import default_collate
+
+    from determined_ds import Trainer, open_context
+    from model_defs.bert.trial import BertTrial
+
+    with open_context(
+        hparams={
+            "global_batch_size": 8,
+            "deepspeed_config": f"experiments/deepspeed/zero{stage}.json",
+            "sequence_length": 12,
+            "dropout": 0.0,
+            "learning_rate": 0.001,
+            "weight_decay": 0.01,
+            "warmup_num_steps": 2,
+        },
+        exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
+        run_dir=run_dir,
+        accelerator="cpu",
+        enable_tensorboard_logging=False,
+    ) as context:
+        trial = BertTrial(context)
+        Trainer(trial, context).fit(
+            max_length=Batch(40), validation_period=Batch(40), checkpoint_policy="none"
+        )
+        trial.engine.eval()
+        dataset = trial.data.validation
+        tokens_BT, mask_BT, labels_B = default_collate([dataset[index] for index in range(len(dataset))])
+        with torch.no_grad():
+            predicted_B = trial.logits(trial.engine, tokens_BT, mask_BT).argmax(-1)
+        return list(zip(labels_B.tolist(), predicted_B.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_validation_on_two_ranks_is_that_of_the_whole_set(
+    stage: int, two_ranks: Ranks, tmp_path: Path, metrics_of: Any
+) -> None:
+    data = {
+        "path": write_rows(tmp_path / "train.jsonl", 200, 1),
+        # Divides neither by the ranks nor by the micro-batch; the second rank ends on padding.
+        "validation_path": write_rows(tmp_path / "validation.jsonl", 33, 2),
+        "vocab_size": 280,
+    }
+    pairs, same = two_ranks.run(train, tmp_path / "run", stage, data)
+    assert pairs == same
+    assert len(pairs) == 33
+    true, predicted = np.array(pairs).T
+    (metrics,) = metrics_of(tmp_path / "run", "validation")
+    assert metrics["validation_f1"] == pytest.approx(
+        f1_score(true, predicted, average="macro", zero_division=0)
+    )
+    assert metrics["validation_accuracy"] == pytest.approx(accuracy_score(true, predicted))
+    assert len(set(predicted.tolist())) > 1, "a model that has learnt nothing proves nothing"

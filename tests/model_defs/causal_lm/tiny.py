@@ -1,0 +1,105 @@
+"""A small model, a small text, and a run over both, for the tests of ``causal_lm``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.ranks import ROOT
+
+SEQUENCE_LENGTH = 32
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+MODEL_CONFIG = {"model_type": "llama", **SIZES}
+
+
+def text_file(folder: Path) -> str:
+    """A text of 64 sequences."""
+    path = folder / "text.txt"
+    path.write_text((ROOT / "LICENSE").read_text()[:2400])
+    return str(path)
+
+
+def saved_model(folder: Path, seed: int = 3) -> Path:
+    """A folder as ``save_pretrained`` writes it, over a vocabulary of bytes."""
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(**SIZES, vocab_size=256, eos_token_id=0, bos_token_id=None)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def hyperparameters(zero_stage: int, **more: Any) -> dict[str, Any]:
+    """A run of micro-batches of 2 on two ranks; ``model_config`` unless ``model`` is given."""
+    model = {} if "model" in more else {"model_config": MODEL_CONFIG}
+    return {
+        "global_batch_size": 8,
+        "deepspeed_config": f"experiments/deepspeed/zero{zero_stage}.json",
+        "overwrite_deepspeed_args": {
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 1.0,
+            # Small parameters would stay whole, and these are all small.
+            "zero_optimization": {"stage3_param_persistence_threshold": 0} if zero_stage == 3 else {},
+        },
+        "sequence_length": SEQUENCE_LENGTH,
+        "learning_rate": 0.003,
+        "weight_decay": 0.1,
+        "warmup_num_steps": 4,
+        **model,
+        **more,
+    }
+
+
+def train(
+    run_dir: Path,
+    hparams: dict[str, Any],
+    data: dict[str, Any],
+    num_batches: int = 8,
+    latest_checkpoint: str | None = None,
+) -> None:
+    """Train in this rank, to a checkpoint at the end."""
+    from determined.pytorch import Batch
+
+    from determined_ds import Trainer, open_context
+    from model_defs.causal_lm.trial import CausalLMTrial
+
+    with open_context(
+        hparams=hparams,
+        exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
+        run_dir=run_dir,
+        accelerator="cpu",
+        enable_tensorboard_logging=False,
+    ) as context:
+        Trainer(CausalLMTrial(context), context).fit(
+            max_length=Batch(num_batches),
+            reporting_period=Batch(1),
+            validation_period=Batch(num_batches),
+            checkpoint_period=Batch(num_batches),
+            checkpoint_policy="none",
+            latest_checkpoint=latest_checkpoint,
+        )
+
+
+def metrics(run_dir: Path, group: str, name: str) -> list[float]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"][name] for line in lines if line["group"] == group]
+
+
+def checkpoint(run_dir: Path) -> Path:
+    (found,) = (run_dir / "checkpoints").iterdir()
+    return found
+
+
+def num_parameters() -> int:
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=256))
+    return sum(p.numel() for p in model.parameters())
