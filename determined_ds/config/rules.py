@@ -327,6 +327,16 @@ RULES: tuple[Rule, ...] = (
         warning=True,
     ),
     Rule(
+        code="cpu-checkpointing",
+        key=("activation_checkpointing", "cpu_checkpointing"),
+        breaks=lambda f: (
+            bool(f.ds.get(("activation_checkpointing", "cpu_checkpointing"))) and f.accelerator.name == "cpu"
+        ),
+        message="activations are on the CPU already, and DeepSpeed fails on moving them there",
+        mend="remove cpu_checkpointing, or run it on GPUs",
+        source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.forward",
+    ),
+    Rule(
         code="grad-accum-mix",
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: f.zero_stage == 0 and f.grad_accum_dtype != f.precision,

@@ -133,6 +133,10 @@ CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
             pipe=2,
         ),
     ),
+    ("cpu-checkpointing", ("activation_checkpointing", "cpu_checkpointing")): (
+        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CPU),
+        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CUDA),
+    ),
     ("grad-accum-mix", ("data_types", "grad_accum_dtype")): (
         Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
         Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),

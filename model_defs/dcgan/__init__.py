@@ -1,0 +1,1 @@
+"""A generative adversarial network of convolutions: two models, two engines, one trial."""

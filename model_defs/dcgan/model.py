@@ -1,0 +1,177 @@
+"""DCGAN: a generator of images and a discriminator that judges them, both of strided convolutions.
+
+The published layers and sizes (Radford et al., arXiv 1511.06434), but for the norm: batch normalisation makes an
+image depend on the others of its micro-batch, so that ranks and accumulation would change what is computed, and
+keeps running statistics that differ from rank to rank. Group normalisation has as many parameters and neither.
+
+Legend of shape suffixes: B images, Z latent numbers, C colours, H height and W width of an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+from torch.nn import functional
+
+from determined_ds.errors import ConfigError, Problem
+
+SMALLEST = 4  # height and width where the generator begins and the discriminator ends
+INIT_STD = 0.02
+SLOPE = 0.2
+MAX_GROUPS = 8
+
+
+class DCGANConfig(BaseModel):
+    """The hyperparameters of both models, under their own names."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    image_size: int = Field(64, ge=1)
+    """Height and width of an image in pixels: 8, 16, 32, 64, ..."""
+    latent_size: int = Field(100, ge=1)
+    """Z, random numbers that an image is made of."""
+    generator_features: int = Field(64, ge=1)
+    """Channels of the generator's last hidden layer; they double towards its first."""
+    discriminator_features: int = Field(64, ge=1)
+    """Channels of the discriminator's first layer; they double towards its last."""
+    num_colours: int = Field(3, ge=1)
+    """C, as the data has it."""
+
+    @property
+    def num_doublings(self) -> int:
+        """Layers that double the image's height and width."""
+        return int(math.log2(self.image_size // SMALLEST))
+
+
+def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANConfig:
+    """The configuration of the models, out of all the hyperparameters.
+
+    Args:
+        hyperparameters: Of the trial; those that are not the models' are left alone.
+        of_the_data: ``num_colours``.
+
+    Raises:
+        ConfigError: Everything that is wrong.
+    """
+    fields = DCGANConfig.model_fields
+    given = {name: hyperparameters[name] for name in fields if name in hyperparameters}
+    try:
+        config = DCGANConfig(**{**given, **of_the_data})
+    except ValidationError as error:
+        raise ConfigError(
+            Problem(
+                key=f"hyperparameters.{item['loc'][0]}",
+                value=item["input"],
+                message=item["msg"].lower() + ".",
+                mend=f"{item['loc'][0]}: {fields[str(item['loc'][0])].default}",
+            )
+            for item in error.errors()
+        ) from None
+    size = config.image_size
+    if size < 2 * SMALLEST or size & (size - 1):
+        below = max(2 * SMALLEST, 2 ** int(math.log2(size)))
+        raise ConfigError(
+            Problem(
+                key="hyperparameters.image_size",
+                value=size,
+                message="is a power of two, at least 8: each layer doubles the height and width.",
+                mend=f"image_size: {below}" + (f" or {2 * below}" if size > below else ""),
+            )
+        )
+    return config
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(channels, MAX_GROUPS), channels)
+
+
+class Generator(nn.Module):
+    """latents_BZ -> images_BCHW in [-1, 1].
+
+    Args:
+        config: Its sizes.
+        seed: Of the weights to start from, which depend on it and on each parameter's name alone.
+    """
+
+    def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        widths = [config.generator_features * 2**step for step in reversed(range(config.num_doublings))]
+        layers: list[nn.Module] = [
+            nn.ConvTranspose2d(config.latent_size, widths[0], SMALLEST, bias=False),
+            _norm(widths[0]),
+            nn.ReLU(),
+        ]
+        for wide, narrow in itertools.pairwise(widths):
+            layers += [
+                nn.ConvTranspose2d(wide, narrow, 4, stride=2, padding=1, bias=False),
+                _norm(narrow),
+                nn.ReLU(),
+            ]
+        layers.append(nn.ConvTranspose2d(widths[-1], config.num_colours, 4, stride=2, padding=1, bias=False))
+        self.layers = nn.Sequential(*layers)
+        _initialize(self, seed, "generator")
+
+    def forward(self, latents_BZ: Tensor) -> Tensor:
+        weight = next(self.parameters())
+        return torch.tanh(self.layers(latents_BZ.to(weight.dtype)[:, :, None, None]))
+
+
+class Discriminator(nn.Module):
+    """images_BCHW in [-1, 1] -> logits_B of "this one is real".
+
+    Args:
+        config: Its sizes.
+        seed: Of the weights to start from.
+    """
+
+    def __init__(self, config: DCGANConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        widths = [config.discriminator_features * 2**step for step in range(config.num_doublings)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(config.num_colours, widths[0], 4, stride=2, padding=1, bias=False),
+            nn.LeakyReLU(SLOPE),
+        ]
+        for narrow, wide in itertools.pairwise(widths):
+            layers += [
+                nn.Conv2d(narrow, wide, 4, stride=2, padding=1, bias=False),
+                _norm(wide),
+                nn.LeakyReLU(SLOPE),
+            ]
+        layers.append(nn.Conv2d(widths[-1], 1, SMALLEST, bias=False))
+        self.layers = nn.Sequential(*layers)
+        _initialize(self, seed, "discriminator")
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        weight = next(self.parameters())
+        return self.layers(images_BCHW.to(weight.dtype)).flatten()
+
+
+@torch.no_grad()
+def _initialize(model: nn.Module, seed: int, prefix: str) -> None:
+    """Convolutions from N(0, 0.02²), as published; norms start at one and zero, as torch has them."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 4 and not parameter.is_meta:
+            digest = hashlib.sha256(f"{seed}/{prefix}.{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+            parameter.normal_(0.0, INIT_STD, generator=generator)
+
+
+def discriminator_loss(real_B: Tensor, generated_B: Tensor) -> Tensor:
+    """Cross entropy of "real" and of "generated", each a mean over its images, added; float32.
+
+    Args:
+        real_B: Logits of real images, of any floating type.
+        generated_B: Logits of generated ones.
+    """
+    return functional.softplus(-real_B.float()).mean() + functional.softplus(generated_B.float()).mean()
+
+
+def generator_loss(generated_B: Tensor) -> Tensor:
+    """Cross entropy of "real" on generated images: the form that does not fade while the generator is bad."""
+    return functional.softplus(-generated_B.float()).mean()

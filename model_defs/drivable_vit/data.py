@@ -1,0 +1,185 @@
+"""Samples for the drivable-space transformer: frames on disk, or scenes drawn on the spot.
+
+Drawn scenes are decided by (seed, split, index) and nothing else: the same on every rank, in every worker, and
+again on every resume.
+
+Legend of shape suffixes: M moments, V views, C colours, H height and W width in pixels.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from determined_ds.errors import ConfigError, Problem
+from model_defs.drivable_vit.frames import FrameWindows, read_frames, to_tensors
+from model_defs.drivable_vit.renderer import MAX_VIEWS, draw_scene, render
+
+NOISE = 0.03  # of the drawn cameras, standard deviation of a colour in [0, 1]
+TRAIN, VALIDATION = 0, 1
+
+
+class DataConfig(BaseModel):
+    """The ``data`` section of the experiment YAML."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    path: str | None = Field(None, min_length=1)
+    """Folder of frames, see ``frames.py``; None: drawn scenes."""
+    num_moments: int = Field(2, ge=1)
+    """M, moments of a sample."""
+    num_views: int = Field(3, ge=1, le=MAX_VIEWS)
+    """V of drawn scenes, at most six; a folder has its own."""
+    num_train_scenes: int = Field(2048, ge=1)
+    """Drawn scenes for training; the next epoch draws the same again."""
+    num_validation_scenes: int = Field(128, ge=1)
+    """Drawn scenes for validation, none of which is trained on."""
+    validation_fraction: float = Field(0.1, gt=0, lt=1)
+    """About this part of a folder's scenes is for validation, where it has no train.txt and validation.txt."""
+    num_workers: int = Field(0, ge=0)
+    """Processes a rank that read or draw ahead."""
+
+
+def parse_data_config(data: Mapping[str, Any] | None) -> DataConfig:
+    """Check the section's keys and values, before any file is read.
+
+    Raises:
+        ConfigError: Everything that is wrong.
+    """
+    if data is not None and not isinstance(data, Mapping):
+        message = "is a mapping of keys to values."
+        raise ConfigError(Problem(key="data", value=data, message=message, mend="data: {path: null}"))
+    try:
+        return DataConfig(**(data or {}))
+    except ValidationError as error:
+        raise ConfigError(_problem(item["loc"][0], item["input"], item) for item in error.errors()) from None
+
+
+def _problem(name: Any, value: Any, item: Any) -> Problem:
+    fields = DataConfig.model_fields
+    if item["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(str(name), fields, n=1)
+        mend = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(fields)}"
+        return Problem(key=f"data.{name}", value=value, message="no such key.", mend=mend)
+    default = "null" if fields[name].default is None else fields[name].default
+    message = f"{item['msg'].lower()}."
+    return Problem(key=f"data.{name}", value=value, message=message, mend=f"data.{name}: {default}")
+
+
+class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):
+    """Road scenes that are drawn when they are asked for.
+
+    Item ``i`` is ``(pixels_MVCHW, masks_MVHW)``: float32 in [-1, 1], and uint8, 1 where one can drive.
+
+    Args:
+        num_scenes: How many there are.
+        seed: Of all of them.
+        split: ``TRAIN`` or ``VALIDATION``: other scenes under the same seed.
+        img_size: Height and width of a view, in pixels.
+        num_views: Cameras of the rig.
+        num_moments: Moments, the last of which is the present one.
+    """
+
+    def __init__(
+        self, num_scenes: int, *, seed: int, split: int, img_size: int, num_views: int, num_moments: int
+    ) -> None:
+        self.num_scenes = num_scenes
+        self.seed = seed
+        self.split = split
+        self.img_size = img_size
+        self.num_views = num_views
+        self.num_moments = num_moments
+
+    def __len__(self) -> int:
+        return self.num_scenes
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < self.num_scenes:
+            raise IndexError(f"scene {index} of {self.num_scenes}")
+        generator = np.random.default_rng([self.seed, self.split, index])
+        scene = draw_scene(generator)
+        shape = (self.num_moments, self.num_views, self.img_size, self.img_size)
+        images, masks = np.empty((*shape, 3)), np.empty(shape, dtype=bool)
+        for moment in range(self.num_moments):
+            for view in range(self.num_views):
+                images[moment, view], masks[moment, view] = render(
+                    scene,
+                    img_size=self.img_size,
+                    view=view,
+                    num_views=self.num_views,
+                    moments_ago=self.num_moments - 1 - moment,
+                )
+        noisy = images + generator.normal(0.0, NOISE, images.shape)
+        return to_tensors((np.clip(noisy, 0, 1) * 255).astype(np.uint8), masks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrivableData:
+    """Samples, ready to train on.
+
+    Args:
+        train: For training.
+        validation: For validation.
+        num_views: V of every sample.
+        num_moments: M of every sample.
+        num_workers: For the data loaders.
+    """
+
+    train: Dataset[tuple[Tensor, Tensor]]
+    validation: Dataset[tuple[Tensor, Tensor]]
+    num_views: int
+    num_moments: int
+    num_workers: int
+
+
+def load_data(data: Mapping[str, Any] | None, *, img_size: int, seed: int) -> DrivableData:
+    """Open what the experiment's ``data`` section names.
+
+    Args:
+        data: Keys as in :class:`DataConfig`, all of them optional.
+        img_size: Height and width of a view, in pixels.
+        seed: Of the drawn scenes.
+
+    Raises:
+        ConfigError: Unknown keys or values of the wrong type, all of them.
+        DataError: The folder is not what it should be.
+    """
+    config = parse_data_config(data)
+    train: Dataset[tuple[Tensor, Tensor]]
+    validation: Dataset[tuple[Tensor, Tensor]]
+    if config.path is None:
+        num_views = config.num_views
+        train, validation = (
+            DrawnScenes(
+                number,
+                seed=seed,
+                split=split,
+                img_size=img_size,
+                num_views=num_views,
+                num_moments=config.num_moments,
+            )
+            for number, split in (
+                (config.num_train_scenes, TRAIN),
+                (config.num_validation_scenes, VALIDATION),
+            )
+        )
+    else:
+        frames = read_frames(config.path, config.validation_fraction, config.num_moments)
+        num_views = len(frames.views)
+        train, validation = (
+            FrameWindows(scenes, config.num_moments, img_size) for scenes in (frames.train, frames.validation)
+        )
+    return DrivableData(
+        train=train,
+        validation=validation,
+        num_views=num_views,
+        num_moments=config.num_moments,
+        num_workers=config.num_workers,
+    )

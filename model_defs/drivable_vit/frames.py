@@ -1,0 +1,256 @@
+"""Frames, views and masks on disk, in a layout that a file manager shows at a glance.
+
+::
+
+    <path>/train.txt                                     names of scenes, one a line
+    <path>/validation.txt                                and those for validation
+    <path>/scenes/<scene>/<moment>/<view>.png            an image (or .jpg, .jpeg)
+    <path>/scenes/<scene>/<moment>/<view>_mask.png       its mask, of the same size: 0 not drivable, all else drivable
+
+The moments of a scene are in the order of their names; every moment of every scene has the same views. A sample is
+``num_moments`` moments in a row. Without the two text files, scenes go to validation by a hash of their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from determined_ds.errors import DataError, Problem
+
+KEY = "data.path"
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+MASK = "_mask"
+# Of more problems than this, those beyond are cut: one wrong habit of naming makes every file a problem.
+MAX_PROBLEMS = 10
+LAYOUT = "scenes/<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What the rig saw at one moment: of each view, in the order of their names, the image and its mask."""
+
+    folder: Path
+    images: tuple[Path, ...]
+    masks: tuple[Path, ...]
+
+
+class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
+    """Windows of moments in a row, without overlap; what is left over at the end of a scene is dropped.
+
+    Item ``i`` is ``(pixels_MVCHW, masks_MVHW)``: float32 in [-1, 1], and uint8, 1 where one can drive.
+
+    Args:
+        scenes: Of each, its moments in order.
+        num_moments: Moments of a window.
+        img_size: Height and width that everything is resized to.
+    """
+
+    def __init__(self, scenes: Sequence[Sequence[Moment]], num_moments: int, img_size: int) -> None:
+        self.img_size = img_size
+        self.windows = [
+            tuple(moments[start : start + num_moments])
+            for moments in scenes
+            for start in range(0, len(moments) - num_moments + 1, num_moments)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        window = self.windows[index]
+        pixels = [[self._image(path) for path in moment.images] for moment in window]
+        masks = [[self._mask(path) for path in moment.masks] for moment in window]
+        return to_tensors(np.array(pixels), np.array(masks))
+
+    def _image(self, path: Path) -> np.ndarray:
+        size = (self.img_size, self.img_size)
+        try:
+            with Image.open(path) as opened:
+                return np.asarray(opened.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(_unreadable(path, error)) from error
+
+    def _mask(self, path: Path) -> np.ndarray:
+        size = (self.img_size, self.img_size)
+        try:
+            with Image.open(path) as opened:
+                # By the nearest pixel: between drivable and not there is nothing.
+                return np.asarray(_grey(opened).resize(size, Image.Resampling.NEAREST)) > 0
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(_unreadable(path, error)) from error
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    """One channel whose zeros are the image's: indices of a palette stay as they are."""
+    return image if image.mode in ("1", "L", "P", "I", "I;16") else image.convert("L")
+
+
+def to_tensors(pixels_MVHWC: np.ndarray, masks_MVHW: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Bytes and truth values as the model takes them: pixels_MVCHW in [-1, 1], masks_MVHW of 0 and 1."""
+    pixels = torch.from_numpy(pixels_MVHWC).movedim(-1, -3).float() / 127.5 - 1
+    return pixels, torch.from_numpy(masks_MVHW.astype(np.uint8))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """A folder that was found sound.
+
+    Args:
+        train: Scenes for training, each with its moments.
+        validation: Scenes for validation.
+        views: Names of the views.
+    """
+
+    train: list[list[Moment]]
+    validation: list[list[Moment]]
+    views: tuple[str, ...]
+
+
+def read_frames(path: str, validation_fraction: float, num_moments: int) -> Frames:
+    """Find the files of a folder and check them as far as their headers tell.
+
+    Args:
+        path: The folder, in the layout above.
+        validation_fraction: About this part of the scenes, where no text files say it.
+        num_moments: A scene with fewer moments gives no sample.
+
+    Raises:
+        DataError: All that is wrong (the first ten): a file that is missing or no image, a mask of another size,
+            a view that a moment lacks, a scene that is not there, a split without a sample.
+    """
+    root = Path(path).expanduser()
+    scenes_dir = root / "scenes"
+    if not scenes_dir.is_dir():
+        raise DataError(
+            _problem(scenes_dir, "no such folder.", f"lay the data out as {LAYOUT}; or data.path: null")
+        )
+    names = sorted(entry.name for entry in scenes_dir.iterdir() if entry.is_dir())
+    problems: list[Problem] = []
+    chosen = {name: _split(root, name, names, validation_fraction, problems) for name in SPLITS}
+    _check_apart(root, chosen, problems)
+    found: dict[str, list[list[Moment]]] = {}
+    views: tuple[str, ...] = ()
+    for split, of_split in chosen.items():
+        found[split] = []
+        for scene in of_split:
+            moments, views = _scene(scenes_dir / scene, views, problems)
+            found[split].append(moments)
+        if not problems and not any(len(moments) >= num_moments for moments in found[split]):
+            message = f"{split} has no sample: none of its {len(of_split)} scenes has {num_moments} moments."
+            mend = (
+                "more scenes, or fewer data.num_moments; where no text files say it: data.validation_fraction"
+            )
+            problems.append(_problem(root, message, mend))
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    if problems:
+        raise DataError(problems[:MAX_PROBLEMS])
+    return Frames(train=found["train"], validation=found["validation"], views=views)
+
+
+SPLITS = ("train", "validation")
+
+
+def _split(
+    root: Path, split: str, names: list[str], validation_fraction: float, problems: list[Problem]
+) -> list[str]:
+    """The scenes of a split: those its text file names, or those its hash chooses."""
+    listed = {name: root / f"{name}.txt" for name in SPLITS}
+    if not any(file.is_file() for file in listed.values()):
+        wanted = split == "validation"
+        return [name for name in names if (_place(name) < validation_fraction) == wanted]
+    file = listed[split]
+    try:
+        chosen = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(
+            _problem(file, f"cannot be read: {error}.", f"a text file of scenes' names, for {split}")
+        )
+        return []
+    if not chosen:
+        problems.append(_problem(file, "names no scene.", "one name of a scene a line"))
+    missing = [name for name in chosen if name not in set(names)]
+    for name in missing:
+        problems.append(
+            _problem(file, f"scene {name!r} is not in scenes/.", "add it, or take it out of the list")
+        )
+    return [name for name in chosen if name not in missing]
+
+
+def _check_apart(root: Path, chosen: dict[str, list[str]], problems: list[Problem]) -> None:
+    both = sorted(set(chosen["train"]) & set(chosen["validation"]))
+    if both:
+        shown = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
+        message = f"scenes for training and for validation at once: {shown}."
+        problems.append(_problem(root / "validation.txt", message, "keep each in one of the two lists"))
+
+
+def _place(name: str) -> float:
+    """A number in [0, 1) that the name decides."""
+    digest = hashlib.sha256(name.encode("utf-8", errors="surrogateescape")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def _scene(
+    folder: Path, views: tuple[str, ...], problems: list[Problem]
+) -> tuple[list[Moment], tuple[str, ...]]:
+    """The moments of a scene, and the views that all have, which the first moment of all decides."""
+    moments = []
+    for moment in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
+        images = {
+            file.stem: file
+            for file in sorted(moment.iterdir())
+            if file.suffix.lower() in IMAGE_SUFFIXES and not file.stem.endswith(MASK)
+        }
+        views = views or tuple(images)
+        if tuple(images) != views:
+            has, needs = ", ".join(images) or "none", ", ".join(views) or "at least one"
+            message = f"its views are {has}; those of the other moments are {needs}."
+            problems.append(_problem(moment, message, "the same views in every moment of every scene"))
+            continue
+        masks = tuple(moment / f"{view}{MASK}.png" for view in views)
+        for image, mask in zip(images.values(), masks, strict=True):
+            problems.extend(_file_problems(image, mask))
+        moments.append(Moment(folder=moment, images=tuple(images.values()), masks=masks))
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    return moments, views
+
+
+def _file_problems(image: Path, mask: Path) -> list[Problem]:
+    """What the headers of an image and its mask say against them."""
+    problems: list[Problem] = []
+    sizes = []
+    for path in (image, mask):
+        try:
+            with Image.open(path) as opened:
+                sizes.append(opened.size)
+        except FileNotFoundError:
+            problems.append(_problem(path, "is missing.", f"a mask beside each image: {mask.name}"))
+        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+            problems.append(_unreadable(path, error))
+    if len(sizes) == 2 and sizes[0] != sizes[1]:
+        (width, height), (mask_width, mask_height) = sizes
+        message = f"is {mask_width} x {mask_height}, and {image.name} is {width} x {height}."
+        problems.append(_problem(mask, message, "a mask of its image's own size"))
+    return problems
+
+
+def _unreadable(path: Path, error: Exception) -> Problem:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return _problem(
+        path, f"is not an image that can be read: {reason}.", "copy or make it again, or take it out"
+    )
+
+
+def _problem(path: Path, message: str, mend: str) -> Problem:
+    return Problem(key=KEY, value=str(path), message=message, mend=mend)

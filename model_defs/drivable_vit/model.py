@@ -1,0 +1,288 @@
+"""A multi-view drivable-space vision transformer: torch only, and nothing for ZeRO 3 to be told.
+
+Patches attend within their image, then across the views of a moment, then across moments; a light decoder turns
+them back into pixels. Every parameter is used in the forward of the module that owns it and nowhere else, which is
+all that ZeRO 3 needs to gather it in time.
+
+Legend of shape suffixes: B samples, M moments, V views, C colours, H height and W width of an image in pixels,
+N patches of an image, T tokens that attend to each other, D embedding width, S groups of them, K decoder channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+from torch.nn import functional
+
+from determined_ds.errors import ConfigError, Problem
+
+COLOURS = 3
+INIT_STD = 0.02
+Run = Callable[..., Tensor]
+
+
+class DrivableViTConfig(BaseModel):
+    """The hyperparameters of the model, under their own names."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    img_size: int = Field(256, ge=1)
+    """Height and width of an image, in pixels."""
+    patch_size: int = Field(16, ge=1)
+    """Height and width of a patch, in pixels; divides ``img_size``."""
+    embed_dim: int = Field(768, ge=1)
+    """D; ``num_heads`` divides it."""
+    spatial_layers: int = Field(4, ge=0)
+    """Blocks whose attention stays within an image."""
+    cross_view_layers: int = Field(4, ge=0)
+    """Blocks whose attention spans the views of a moment."""
+    temporal_layers: int = Field(4, ge=0)
+    """Blocks in which a patch attends to itself at this moment and those before."""
+    num_heads: int = Field(12, ge=1)
+    mlp_ratio: int = Field(4, ge=1)
+    """Hidden width of a block's MLP, in units of D."""
+    decoder_channels: int = Field(8, ge=1)
+    """K, features of a pixel before the decoder's convolutions."""
+    num_views: int = Field(3, ge=1)
+    """V, the most views of a moment."""
+    num_moments: int = Field(2, ge=1)
+    """M, the most moments of a sample."""
+
+    @property
+    def num_patches(self) -> int:
+        return (self.img_size // self.patch_size) ** 2
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch of an image."""
+        return COLOURS * self.patch_size**2
+
+
+def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DrivableViTConfig:
+    """The model's configuration, out of all the hyperparameters.
+
+    Args:
+        hyperparameters: Of the trial; those that are not the model's are left alone.
+        of_the_data: ``num_views`` and ``num_moments``.
+
+    Raises:
+        ConfigError: Everything that is wrong.
+    """
+    given = {
+        name: hyperparameters[name] for name in DrivableViTConfig.model_fields if name in hyperparameters
+    }
+    try:
+        config = DrivableViTConfig(**{**given, **of_the_data})
+    except ValidationError as error:
+        raise ConfigError(
+            Problem(
+                key=f"hyperparameters.{item['loc'][0]}",
+                value=item["input"],
+                message=item["msg"].lower() + ".",
+                mend=f"{item['loc'][0]}: {DrivableViTConfig.model_fields[str(item['loc'][0])].default}",
+            )
+            for item in error.errors()
+        ) from None
+    problems = [
+        *_must_divide("patch_size", config.patch_size, "img_size", config.img_size),
+        *_must_divide("num_heads", config.num_heads, "embed_dim", config.embed_dim),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _must_divide(name: str, divisor: int, of: str, number: int) -> list[Problem]:
+    if number % divisor == 0:
+        return []
+    fitting = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    smaller = [candidate for candidate in fitting if candidate < divisor][-1:]
+    larger = [candidate for candidate in fitting if candidate > divisor][:1]
+    above = number + divisor - number % divisor
+    below = [number - number % divisor] if number > divisor else []
+    return [
+        Problem(
+            key=f"hyperparameters.{name}",
+            value=divisor,
+            message=f"does not divide {of} {number}.",
+            mend=f"{name}: {' or '.join(map(str, [*smaller, *larger]))}; "
+            f"or {of}: {' or '.join(map(str, [*below, above]))}",
+        )
+    ]
+
+
+class Patches(nn.Module):
+    """pixels_BMVCHW -> hidden_BMVND: each patch through one linear layer."""
+
+    def __init__(self, config: DrivableViTConfig) -> None:
+        super().__init__()
+        self.size = config.patch_size
+        self.project = nn.Linear(config.patch_values, config.embed_dim)
+
+    def forward(self, pixels_BMVCHW: Tensor) -> Tensor:
+        patches = pixels_BMVCHW.unfold(-2, self.size, self.size).unfold(-2, self.size, self.size)
+        values = patches.permute(0, 1, 2, 4, 5, 3, 6, 7).flatten(5).flatten(3, 4)
+        return self.project(values)
+
+
+class Positions(nn.Module):
+    """Adds to each token where in its image it lies, which camera saw it, and when."""
+
+    def __init__(self, config: DrivableViTConfig) -> None:
+        super().__init__()
+        self.patch_ND = nn.Parameter(torch.zeros(config.num_patches, config.embed_dim))
+        self.view_VD = nn.Parameter(torch.zeros(config.num_views, config.embed_dim))
+        self.moment_MD = nn.Parameter(torch.zeros(config.num_moments, config.embed_dim))
+
+    def forward(self, hidden_BMVND: Tensor) -> Tensor:
+        _, moments, views, _, _ = hidden_BMVND.shape
+        where = self.patch_ND + self.view_VD[:views, None]
+        # The last moment is always the present one, however many came before.
+        return hidden_BMVND + where + self.moment_MD[-moments:, None, None]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention by ``scaled_dot_product_attention``: hidden_STD -> hidden_STD."""
+
+    def __init__(self, config: DrivableViTConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.causal = causal
+        self.query_key_value = nn.Linear(config.embed_dim, 3 * config.embed_dim)
+        self.out = nn.Linear(config.embed_dim, config.embed_dim)
+
+    def forward(self, hidden_STD: Tensor) -> Tensor:
+        heads = self.query_key_value(hidden_STD).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A transformer block, norms first: hidden_STD -> hidden_STD."""
+
+    def __init__(self, config: DrivableViTConfig, *, causal: bool = False) -> None:
+        super().__init__()
+        wide = config.mlp_ratio * config.embed_dim
+        self.norm_attention = nn.LayerNorm(config.embed_dim)
+        self.attention = Attention(config, causal=causal)
+        self.norm_mlp = nn.LayerNorm(config.embed_dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.embed_dim, wide), nn.GELU(), nn.Linear(wide, config.embed_dim)
+        )
+
+    def forward(self, hidden_STD: Tensor) -> Tensor:
+        hidden_STD = hidden_STD + self.attention(self.norm_attention(hidden_STD))
+        return hidden_STD + self.mlp(self.norm_mlp(hidden_STD))
+
+
+class Decoder(nn.Module):
+    """hidden_BMVND and the pixels -> logits_BMVHW.
+
+    A patch is unfolded into K features a pixel; two small convolutions beside the pixels themselves draw the
+    edges that a patch is too coarse for.
+    """
+
+    def __init__(self, config: DrivableViTConfig) -> None:
+        super().__init__()
+        channels = config.decoder_channels
+        self.side = config.img_size // config.patch_size
+        self.size = config.patch_size
+        self.norm = nn.LayerNorm(config.embed_dim)
+        self.unfold = nn.Linear(config.embed_dim, channels * config.patch_size**2)
+        self.mix = nn.Conv2d(channels + COLOURS, 2 * channels, kernel_size=3, padding=1)
+        self.out = nn.Conv2d(2 * channels, 1, kernel_size=3, padding=1)
+
+    def forward(self, hidden_BMVND: Tensor, pixels_BMVCHW: Tensor) -> Tensor:
+        images = pixels_BMVCHW.flatten(0, 2)
+        values = self.unfold(self.norm(hidden_BMVND)).flatten(0, 2)
+        grid = values.unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)
+        features = functional.pixel_shuffle(grid, self.size)
+        features = functional.gelu(self.mix(torch.cat([features, images], dim=1)))
+        return self.out(features)[:, 0].unflatten(0, pixels_BMVCHW.shape[:3])
+
+
+class DrivableViT(nn.Module):
+    """The whole model.
+
+    Args:
+        config: Its sizes.
+        seed: Of the weights to start from, which depend on it and on each parameter's name alone.
+        checkpoint: Runs a block without keeping its activations, ``checkpoint(block, hidden)``, such as
+            ``deepspeed.checkpointing.checkpoint``; None keeps them.
+    """
+
+    def __init__(self, config: DrivableViTConfig, *, seed: int = 0, checkpoint: Run | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint = checkpoint
+        self.patches = Patches(config)
+        self.positions = Positions(config)
+        self.spatial = nn.ModuleList(Block(config) for _ in range(config.spatial_layers))
+        self.cross_view = nn.ModuleList(Block(config) for _ in range(config.cross_view_layers))
+        self.temporal = nn.ModuleList(Block(config, causal=True) for _ in range(config.temporal_layers))
+        self.decoder = Decoder(config)
+        self._initialize(seed)
+
+    @torch.no_grad()
+    def _initialize(self, seed: int) -> None:
+        """Truncated normal matrices, zero biases, norms at one; each drawn from a generator of its own."""
+        for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                continue
+            if name.startswith("decoder.") and name.endswith("weight") and parameter.ndim == 4:
+                bound = (3 / parameter[0].numel()) ** 0.5
+                parameter.uniform_(-bound, bound, generator=_generator(seed, name))
+            elif parameter.ndim >= 2:
+                nn.init.trunc_normal_(parameter, std=INIT_STD, generator=_generator(seed, name))
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+    def forward(self, pixels_BMVCHW: Tensor) -> Tensor:
+        """Logits of "one can drive here".
+
+        Args:
+            pixels_BMVCHW: About in [-1, 1], of any floating type; at most as many views and moments as configured.
+
+        Returns:
+            logits_BMVHW, of the model's type. A moment's do not depend on later moments.
+        """
+        pixels_BMVCHW = pixels_BMVCHW.to(self.patches.project.weight.dtype)
+        hidden = self.positions(self.patches(pixels_BMVCHW))
+        batch, moments, views, patches, width = hidden.shape
+        hidden_STD = self._run(self.spatial, hidden.flatten(0, 2))
+        hidden_STD = self._run(self.cross_view, hidden_STD.view(batch * moments, views * patches, width))
+        by_patch = hidden_STD.view(batch, moments, views * patches, width).transpose(1, 2)
+        hidden_STD = self._run(self.temporal, by_patch.reshape(-1, moments, width))
+        hidden = hidden_STD.view(batch, views * patches, moments, width).transpose(1, 2)
+        return self.decoder(hidden.reshape(batch, moments, views, patches, width), pixels_BMVCHW)
+
+    def _run(self, blocks: nn.ModuleList, hidden_STD: Tensor) -> Tensor:
+        run = _keeping if hidden_STD.is_meta or not torch.is_grad_enabled() else self.checkpoint or _keeping
+        for block in blocks:
+            hidden_STD = run(block, hidden_STD)
+        return hidden_STD
+
+
+def _keeping(block: nn.Module, hidden_STD: Tensor) -> Tensor:
+    return block(hidden_STD)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def mask_loss(logits_BMVHW: Tensor, masks_BMVHW: Tensor) -> Tensor:
+    """Mean binary cross entropy a pixel, a float32 scalar whatever the logits' type.
+
+    Args:
+        logits_BMVHW: Floating point of any width.
+        masks_BMVHW: 1 where one can drive, else 0; of any type.
+    """
+    return functional.binary_cross_entropy_with_logits(logits_BMVHW.float(), masks_BMVHW.float())

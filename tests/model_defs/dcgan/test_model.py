@@ -1,0 +1,117 @@
+"""DCGAN's two models: their published size, shapes, independence of images, start, losses, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from determined_ds.errors import ConfigError
+from model_defs.dcgan.frechet import FrechetDistance, features, frechet_distance
+from model_defs.dcgan.model import (
+    DCGANConfig,
+    Discriminator,
+    Generator,
+    dcgan_config,
+    discriminator_loss,
+    generator_loss,
+)
+
+SMALL = {"image_size": 16, "latent_size": 6, "generator_features": 8, "discriminator_features": 4}
+
+
+def test_full_size_parameters() -> None:
+    """Those of DCGAN at 64 x 64 with 100 latents and 64 features, group norms for batch norms."""
+    with torch.device("meta"):
+        generator, discriminator = Generator(DCGANConfig()), Discriminator(DCGANConfig())
+    assert sum(p.numel() for p in generator.parameters()) == 3_576_704
+    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
+
+
+@pytest.mark.parametrize("image_size", [8, 16, 32])
+@pytest.mark.parametrize("num_colours", [1, 3])
+def test_shapes(image_size: int, num_colours: int) -> None:
+    config = dcgan_config({**SMALL, "image_size": image_size}, num_colours=num_colours)
+    images = Generator(config)(torch.randn(5, 6))
+    assert images.shape == (5, num_colours, image_size, image_size)
+    assert images.abs().max() <= 1
+    assert Discriminator(config)(images).shape == (5,)
+
+
+@torch.no_grad()
+def test_an_image_does_not_depend_on_the_others() -> None:
+    config = dcgan_config(SMALL)
+    generator, discriminator = Generator(config), Discriminator(config)
+    latents = torch.randn(4, 6)
+    images = generator(latents)
+    assert torch.allclose(images[:1], generator(latents[:1]), atol=1e-6)
+    assert torch.allclose(discriminator(images)[2:], discriminator(images[2:]), atol=1e-6)
+
+
+def test_weights_depend_on_seed_and_name_alone() -> None:
+    torch.manual_seed(1)
+    first = Generator(dcgan_config(SMALL), seed=3).state_dict()
+    torch.manual_seed(2)
+    again = Generator(dcgan_config(SMALL), seed=3).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    other = Generator(dcgan_config(SMALL), seed=4).state_dict()
+    assert not torch.equal(first["layers.0.weight"], other["layers.0.weight"])
+    assert first["layers.0.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_losses() -> None:
+    undecided = torch.zeros(3)
+    assert discriminator_loss(undecided, undecided).item() == pytest.approx(2 * 0.693147)
+    assert generator_loss(undecided).item() == pytest.approx(0.693147)
+    sure = torch.full((3,), 50.0)
+    assert discriminator_loss(sure, -sure).item() == pytest.approx(0.0, abs=1e-6)
+    assert generator_loss(-sure).item() == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"image_size": 48}, ["image_size = 48", "power of two", "image_size: 32 or 64"]),
+        ({"image_size": 4}, ["image_size = 4", "at least 8", "image_size: 8"]),
+        ({"latent_size": 0, "generator_features": "x"}, ["latent_size = 0", "generator_features = 'x'"]),
+    ],
+)
+def test_sizes_that_do_not_fit(changes: dict[str, object], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dcgan_config({**SMALL, **changes, "learning_rate": 0.1})
+    for words in said:
+        assert words in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------- Fréchet distance
+
+
+def test_distance_of_normal_distributions() -> None:
+    """Of diagonal covariances it is the sum over coordinates of (m1 - m2)² + (s1 - s2)²."""
+    one = (torch.tensor([0.0, 1.0]).double(), torch.diag(torch.tensor([4.0, 9.0]).double()))
+    other = (torch.tensor([3.0, 1.0]).double(), torch.diag(torch.tensor([1.0, 9.0]).double()))
+    assert frechet_distance(one, other) == pytest.approx(9 + 1)
+    assert frechet_distance(one, one) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_features_of_digits_are_their_pixels() -> None:
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(features(images), images.flatten(1).double())
+    assert features(torch.rand(3, 3, 64, 64)).shape == (3, 192)
+
+
+def test_the_distance_is_of_all_ranks_together() -> None:
+    """Shared out unevenly, with a rank that has nothing, it is what one rank computes; and what numpy does."""
+    torch.manual_seed(0)
+    real, generated = torch.rand(40, 1, 8, 8), torch.rand(40, 1, 8, 8) * 0.5
+    whole, first, second, idle = (FrechetDistance() for _ in range(4))
+    whole.update(real, generated)
+    first.update(real[:7], generated[:7])
+    second.update(real[7:20], generated[7:20])
+    second.update(real[20:], generated[20:])
+    alone = whole.cross_slot_reduce([whole.per_slot_reduce()])
+    shared = whole.cross_slot_reduce([each.per_slot_reduce() for each in (first, idle, second)])
+    assert shared == pytest.approx(alone, rel=1e-9)
+    moments = [
+        (values.mean(0), torch.cov(values.T, correction=0)) for values in map(features, (real, generated))
+    ]
+    assert alone == pytest.approx(frechet_distance(*moments), rel=1e-6)

@@ -1,0 +1,246 @@
+"""Samples: drawn scenes are decided by their index, and a folder is what its layout says or is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from determined_ds.errors import ConfigError, DataError
+from model_defs.drivable_vit.data import TRAIN, VALIDATION, DrawnScenes, load_data
+from model_defs.drivable_vit.renderer import CAMERA_HEIGHT_M, Boxes, Scene, draw_scene, render
+
+WHITE = np.ones(3)
+
+
+def drawn(split: int = TRAIN, seed: int = 0) -> DrawnScenes:
+    return DrawnScenes(4, seed=seed, split=split, img_size=16, num_views=2, num_moments=2)
+
+
+def test_a_scene_is_decided_by_seed_split_and_index() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    pixels, masks = drawn()[1]
+    torch.manual_seed(1)
+    np.random.seed(1)
+    again_pixels, again_masks = drawn()[1]
+    assert torch.equal(pixels, again_pixels)
+    assert torch.equal(masks, again_masks)
+    for other in (drawn()[2], drawn(VALIDATION)[1], drawn(seed=1)[1]):
+        assert not torch.equal(pixels, other[0])
+
+
+def test_shapes_and_ranges() -> None:
+    pixels, masks = drawn()[0]
+    assert pixels.shape == (2, 2, 3, 16, 16)
+    assert pixels.dtype == torch.float32
+    assert pixels.min() >= -1
+    assert pixels.max() <= 1
+    assert masks.shape == (2, 2, 16, 16)
+    assert masks.dtype == torch.uint8
+    assert set(masks.unique().tolist()) == {0, 1}
+
+
+def empty_road(boxes: Boxes, half_width: float = 3.01, crossing: Any = None) -> Scene:
+    return Scene(
+        bend=0.0,
+        half_width=half_width,
+        crossing=crossing,
+        lateral=0.0,
+        speed=10.0,
+        heading=0.0,
+        pitch=0.0,
+        road_3=0.4 * WHITE,
+        pavement_3=0.6 * WHITE,
+        verge_3=0.2 * WHITE,
+        sky_3=WHITE,
+        light=1.0,
+        shadows=0.0,
+        boxes=boxes,
+    )
+
+
+def boxes(*centers: tuple[float, float], speed: float = 0.0) -> Boxes:
+    count = len(centers)
+    return Boxes(
+        center_K2=np.array(centers, dtype=float).reshape(count, 2),
+        half_K3=np.tile([1.0, 1.0, 2.0], (count, 1)),
+        yaw_K=np.zeros(count),
+        speed_K=np.full(count, speed),
+        colour_K3=np.zeros((count, 3)),
+    )
+
+
+def mask_of(scene: Scene, view: int = 0, num_views: int = 1, moments_ago: int = 0) -> np.ndarray:
+    return render(scene, img_size=65, view=view, num_views=num_views, moments_ago=moments_ago)[1]
+
+
+def test_the_mask_is_where_the_road_is() -> None:
+    """A ray straight ahead that falls d metres below the eye at a distance of 1 m meets the ground at h/d."""
+    mask = mask_of(empty_road(boxes()))
+    assert not mask[:33].any(), "the sky, and the horizon"
+    steps = ((np.arange(65) + 0.5) / 65 * 2 - 1) * np.tan(np.radians(34))
+    for row in range(36, 65):
+        ahead = CAMERA_HEIGHT_M / steps[row]
+        assert (mask[row] == (np.abs(steps * ahead) < 3.01)).all(), row
+
+
+def test_a_box_hides_the_road_behind_it() -> None:
+    free, blocked = mask_of(empty_road(boxes())), mask_of(empty_road(boxes((8.0, 0.0))))
+    assert not (blocked & ~free).any()
+    near_the_box = int(33 + 65 / 2 * (CAMERA_HEIGHT_M / 7.0) / np.tan(np.radians(34)))
+    assert not blocked[34 : near_the_box - 1, 32].any()
+    assert blocked[near_the_box + 1 :, 32].all()
+    assert blocked[40, 50] == free[40, 50]
+
+
+def test_rig_and_boxes_move() -> None:
+    scene = empty_road(boxes((20.0, 0.0), speed=10.0))
+    now, before = mask_of(scene), mask_of(scene, moments_ago=1)
+    assert (now == before).all(), "as fast as the rig: always as far ahead"
+    parked = empty_road(boxes((20.0, 0.0)))
+    assert mask_of(parked, moments_ago=1).sum() > mask_of(parked).sum(), "it was 5 m further away"
+
+
+def test_views_go_from_left_to_right() -> None:
+    """A crossing to the left alone is road for the left camera."""
+    left_only, none = (empty_road(boxes(), crossing=at) for at in ((8.0, 4.0, 1), None))
+    more = [int(mask_of(left_only, view, 3).sum()) - int(mask_of(none, view, 3).sum()) for view in range(3)]
+    assert more[0] > 0
+    assert more[2] == 0
+
+
+def test_scenes_are_worth_learning() -> None:
+    """Neither all nor nothing is drivable."""
+    shares = [
+        render(draw_scene(np.random.default_rng(i)), img_size=16, view=1, num_views=3, moments_ago=0)[
+            1
+        ].mean()
+        for i in range(40)
+    ]
+    assert 0.2 < np.mean(shares) < 0.6
+    assert np.std(shares) > 0.05
+
+
+# ---------------------------------------------------------------------------------------------- a folder
+
+
+def place(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
+
+
+def write(root: Path, scenes: dict[str, int], views: tuple[str, ...] = ("front", "left")) -> Path:
+    """Scenes of so many moments; an image tells its scene, moment and view by its colour."""
+    for scene_index, (scene, num_moments) in enumerate(scenes.items()):
+        for moment in range(num_moments):
+            folder = root / "scenes" / scene / f"{moment:03}"
+            folder.mkdir(parents=True)
+            for view_index, view in enumerate(views):
+                colour = (scene_index * 10, moment * 10, view_index * 10)
+                Image.new("RGB", (12, 8), colour).save(folder / f"{view}.png")
+                mask = Image.new("L", (12, 8), 0)
+                mask.paste(255, (0, 4, 12, 8))
+                mask.save(folder / f"{view}_mask.png")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, {"a": 5, "b": 2, "c": 2})
+    (tmp_path / "train.txt").write_text("a\nb\n")
+    (tmp_path / "validation.txt").write_text("c\n\n")
+    return tmp_path
+
+
+def load(folder: Path, **more: Any) -> Any:
+    return load_data({"path": str(folder), **more}, img_size=4, seed=0)
+
+
+def test_a_folder(folder: Path) -> None:
+    data = load(folder)
+    assert (data.num_views, data.num_moments) == (2, 2)
+    assert (len(data.train), len(data.validation)) == (3, 1)  # of five moments, the last is left over
+    pixels, masks = data.train[1]
+    assert pixels.shape == (2, 2, 3, 4, 4)
+    colours = ((pixels[..., 0, 0] + 1) * 127.5).round().int()
+    assert colours.tolist() == [[[0, 20, 0], [0, 20, 10]], [[0, 30, 0], [0, 30, 10]]]
+    assert masks[0, 0].tolist() == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    assert len(load(folder, num_moments=1).train) == 7
+
+
+def test_scenes_are_split_by_their_names_where_no_file_says_it(tmp_path: Path) -> None:
+    names = [f"scene{i}" for i in range(6)]
+    fraction = sorted(map(place, names))[2]
+    data = load(write(tmp_path, dict.fromkeys(names, 2)), validation_fraction=fraction)
+    assert (len(data.train), len(data.validation)) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing mask", ["a/001/left_mask.png", "is missing"]),
+        ("mask of another size", ["b/000/front_mask.png", "is 6 x 4, and front.png is 12 x 8"]),
+        ("no image", ["c/000/left.png", "is not an image that can be read"]),
+        ("missing view", ["b/001", "its views are front", "front, left"]),
+        ("unknown scene", ["train.txt", "scene 'nowhere' is not in scenes/"]),
+        ("empty list", ["validation.txt", "names no scene"]),
+        ("in both", ["scenes for training and for validation at once: a"]),
+        ("too few moments", ["validation has no sample", "1 scenes has 3 moments"]),
+        ("no folder", ["no such folder", "scenes/<scene>/<moment>/<view>.png"]),
+        ("several", ["a/001/left_mask.png", "c/000/left.png"]),
+    ],
+)
+def test_what_is_wrong_with_a_folder(name: str, said: list[str], folder: Path) -> None:
+    scenes, more = folder / "scenes", {}
+    if name in ("missing mask", "several"):
+        (scenes / "a/001/left_mask.png").unlink()
+    if name in ("no image", "several"):
+        (scenes / "c/000/left.png").write_bytes(b"no image")
+    if name == "mask of another size":
+        Image.new("L", (6, 4)).save(scenes / "b/000/front_mask.png")
+    if name == "missing view":
+        (scenes / "b/001/left.png").unlink()
+    if name == "unknown scene":
+        (folder / "train.txt").write_text("a\nnowhere\n")
+    if name == "empty list":
+        (folder / "validation.txt").write_text("\n")
+    if name == "in both":
+        (folder / "validation.txt").write_text("a\nc\n")
+    if name == "too few moments":
+        more = {"num_moments": 3}
+    with pytest.raises(DataError) as caught:
+        load(folder / "nowhere" if name == "no folder" else folder, **more)
+    assert all(problem.mend for problem in caught.value.problems)
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_a_file_that_is_cut_short_is_named_when_it_is_read(folder: Path) -> None:
+    path = folder / "scenes/a/000/front.png"
+    noise = np.random.default_rng(0).integers(0, 255, (8, 12, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:120])  # the header is whole
+    data = load(folder)
+    with pytest.raises(DataError, match=r"a/000/front\.png.*is not an image that can be read"):
+        data.train[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"pth": "x"}, ["data.pth = 'x'", "did you mean data.path?"]),
+        ({"num_views": 7}, ["data.num_views = 7", "less than or equal to 6", "data.num_views: 3"]),
+        ({"num_moments": "2", "path": ""}, ["data.num_moments = '2'", "data.path = ''"]),
+        ([], ["data = []", "is a mapping"]),
+    ],
+)
+def test_what_is_wrong_with_the_section(section: Any, said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_data(section, img_size=16, seed=0)
+    for words in said:
+        assert words in str(caught.value)
