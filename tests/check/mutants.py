@@ -129,7 +129,7 @@ def mutant(good: Path, seed: int) -> bytes:
     if source.random() < 0.35:
         return source.choice(TEXT_CHANGES)(text, source).encode("utf-8", "surrogatepass")
     if source.random() < 0.03:
-        where = nested(source.choice([50, 99, 101, 900]))
+        where = nested(source.choice([50, 99, 101, 200]))
         data = {**yaml.safe_load(text), source.choice(["searcher", "hyperparameters", "optimizer"]): where}
     else:
         data = spoilt_data(yaml.safe_load(text), source)

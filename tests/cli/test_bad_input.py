@@ -254,7 +254,7 @@ YAML = {
     ),
     "true-for-a-number": Mistake(
         edits=yaml("global_batch_size: 8", "global_batch_size: true"),
-        says=("global_batch_size = True", "must be an integer"),
+        says=("global_batch_size = true", "must be an integer"),
         mend="write an integer",
     ),
     "half-a-sample": Mistake(
@@ -474,7 +474,7 @@ TOGETHER = {
     ),
     "zeropp-on-cpu": Mistake(
         arguments=overwriting(zero_optimization="{stage: 3, zero_quantized_weights: true}"),
-        says=("zero_optimization.zero_quantized_weights = True", "CUDA"),
+        says=("zero_optimization.zero_quantized_weights = true", "CUDA"),
         mend="run it on GPUs",
     ),
     "one-bit-adam-on-cpu": Mistake(

@@ -59,7 +59,7 @@ def test_the_experiments_of_the_repository_are_decided_to_the_last_value(
         return
     resolved = decided(path, accelerator=accelerator)
     batch, topology = resolved.batch, resolved.topology
-    assert batch.global_batch_size == 32
+    assert batch.global_batch_size == load_experiment(path).hyperparameters.data["global_batch_size"]
     assert batch.replicas == topology.data_parallel_world_size
     assert resolved.warnings == ()
     values = dict(leaves(resolved.ds_config))
