@@ -1,0 +1,8 @@
+"""What was measured, told: a table for the terminal, CSV, pictures, a page. Pure: loads no torch.
+
+The way of a number::
+
+    measured.json of each run -> Results -> results.json, results.csv, report.html
+                                         -> results_table (terminal)
+                                         -> create_performance_visualizations (PNG)
+"""

@@ -1,0 +1,177 @@
+"""The one look of all pictures: colours, figures, and figures as SVG that follows the page's colours.
+
+matplotlib is imported within functions: asking for a table must not wait for it. Its state of ``pyplot`` is never
+touched; who draws pictures of their own beside these keeps their settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from determined_ds.report.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# (on light, on dark) for each strategy in the order of the rows. The first seven are those of Okabe and Ito's palette
+# that show on white, "Color Universal Design" (2008); the others are of Paul Tol's "muted", which keep apart from them.
+PALETTE = (
+    ("#0072b2", "#4ea5dd"),
+    ("#e69f00", "#f0b429"),
+    ("#009e73", "#2fc39a"),
+    ("#d55e00", "#f07f2e"),
+    ("#cc79a7", "#dd95bd"),
+    ("#56b4e9", "#8accf2"),
+    ("#882255", "#c25a8c"),
+    ("#999933", "#bfbf5a"),
+    ("#332288", "#8f7fe0"),
+    ("#117733", "#4cb26c"),
+)
+INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
+VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--grid",
+    GROUND: "--ground",
+    **{light: f"--s{index}" for index, (light, _) in enumerate(PALETTE)},
+}
+WIDTH_IN = 5.0
+ROW_IN = 0.27  # of a bar and the space around it
+FONT_PT = 10
+SMALL_PT = 9
+PNG_DPI = 200
+FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def colours(results: Results) -> dict[str, str]:
+    """Strategy -> its colour in all pictures and on the page: by the order of the rows, measured or not."""
+    names = dict.fromkeys(row.name for row in results.rows)
+    return {name: PALETTE[index % len(PALETTE)][0] for index, name in enumerate(names)}
+
+
+def palette_index(colour: str) -> int:
+    """Which of the palette's colours it is."""
+    return [light for light, _ in PALETTE].index(colour)
+
+
+@contextlib.contextmanager
+def drawing(salt: str = "") -> Iterator[None]:
+    """Within it, matplotlib draws in this style; its settings are as before afterwards.
+
+    Args:
+        salt: What the names inside an SVG are made from: the same for the same picture.
+    """
+    import matplotlib
+
+    settings: dict[str, Any] = {
+        "font.family": [
+            "DejaVu Sans"
+        ],  # which matplotlib brings along, so that pictures are the same everywhere
+        "font.size": FONT_PT,
+        "text.parse_math": False,  # a name may hold dollar signs
+        "text.usetex": False,
+        "text.color": INK,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": MUTED,
+        "axes.labelsize": SMALL_PT,
+        "axes.titlesize": FONT_PT,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlecolor": INK,
+        "axes.facecolor": "none",
+        "axes.axisbelow": True,
+        "axes.unicode_minus": True,
+        "figure.facecolor": GROUND,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelsize": SMALL_PT,
+        "ytick.labelsize": SMALL_PT,
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "lines.linewidth": 1.8,
+        "svg.fonttype": "none",
+        "svg.hashsalt": salt or "determined_ds",
+        "savefig.facecolor": GROUND,
+    }
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A browser has signs that the font of the layout has not.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        parameters: Any = matplotlib.rcParams  # typed by a list of all their names
+        parameters.update(settings)
+        yield
+
+
+def figure_of(heights: list[float]) -> tuple[Figure, list[Axes]]:
+    """A figure with panels one below the other.
+
+    Args:
+        heights: Of each panel in inches, its title and axis apart.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    outside = 0.75  # title, numbers and name of the axis
+    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.08, hspace=0.04)
+    figure = Figure(figsize=(WIDTH_IN, sum(heights) + outside * len(heights)), layout=layout)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    panels = [figure.add_subplot(grid[index, 0]) for index in range(len(heights))]
+    for panel in panels:
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+        panel.tick_params(length=0, pad=5)
+    return figure, panels
+
+
+def png_of(figure: Figure) -> bytes:
+    """A figure as PNG, on white."""
+    with drawing():
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=PNG_DPI, metadata={"Software": None})
+        return file.getvalue()
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """A figure as an ``<svg>`` for the inside of a page: it takes its colours and its font, and has no ground.
+
+    The same figure gives the same text.
+
+    Args:
+        figure: Drawn in this style.
+        name: Of the picture; what is named inside it has this before its name, for a page holds several.
+    """
+    figure.patch.set_visible(False)
+    with drawing(salt=name):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = file.getvalue()
+    box = re.search(r'<svg[^>]* viewBox="([0-9. ]+)"[^>]*>', svg)
+    assert box is not None, svg[:500]
+    inside = re.sub(
+        r"<(metadata|defs>\s*<style)\b.*?</(metadata|style>\s*</defs)>\s*",
+        "",
+        svg[box.end() :],
+        flags=re.DOTALL,
+    )
+    inside = re.sub(r"<!--.*?-->", "", inside, flags=re.DOTALL)
+    inside = re.sub(r"<[a-zA-Z][^<>]*>", lambda tag: _for_a_page(tag[0], name), inside)
+    return f'<svg viewBox="{box[1]}" class="picture" role="img">{inside.rstrip()}'
+
+
+def _for_a_page(tag: str, name: str) -> str:
+    """A tag with names that no other picture has, the page's colours and its font. Texts stay what they are."""
+    tag = re.sub(r'\bid="', f'id="{name}-', tag)
+    tag = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', tag)
+    tag = tag.replace("url(#", f"url(#{name}-")
+    tag = re.sub(r"#[0-9a-f]{6}\b", lambda colour: _variable(colour[0]), tag)
+    return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
+
+
+def _variable(colour: str) -> str:
+    return f"var({VARIABLES[colour]})" if colour in VARIABLES else colour
