@@ -155,7 +155,7 @@ def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
         check_trial_file(experiment.trial, context_dir, experiment.document)
     except ConfigError as error:
         return findings_of(error.problems)
-    problem = metric_problem(experiment.document, experiment.trial, context_dir)
+    problem = metric_problem(experiment.document, experiment.trial, context_dir, experiment.measures)
     return findings_of([problem] if problem else [])
 
 
@@ -165,7 +165,9 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
     findings = []
     if middle.fit.max_length is None and experiment.hyperparameters.get(("fit", "max_length")) is None:
         findings += findings_of([no_length(experiment.hyperparameters)])
-    metrics = reported_metrics(experiment.trial, context_dir) if experiment.trial else None
+    metrics = None
+    if experiment.trial:
+        metrics = reported_metrics(experiment.trial, context_dir, experiment.measures)
     reported = metrics.names if metrics and metrics.prefix is None else None
     errors, warnings = search_problems(experiment, middle.fit, reported=reported)
     return [*findings, *findings_of(errors, warnings)]
@@ -175,10 +177,11 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
     def load_ds(value: str | dict[str, Any] | None, hyperparameters: Document) -> Document:
         return find_deepspeed_config(value, context_dir=context_dir, hyperparameters=hyperparameters)
 
-    stages = has_stages(experiment.trial, context_dir) if experiment.trial else None
+    staged = experiment.pipeline_trial
+    stages = has_stages(staged, context_dir) if staged else None
 
     def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
-        problem = stages_problem(hyperparameters, experiment.trial) if stages is False else None
+        problem = stages_problem(hyperparameters, staged) if stages is False else None
         if problem is None and resolved is not None and asked.gpu_memory is not None:
             problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []

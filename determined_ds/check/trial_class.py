@@ -15,6 +15,8 @@ LIBRARY = "determined_ds"
 DECLARED = "validation_metrics"
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
 MAX_BASES = 50
+# What a trial reports that is measured (runtime/measured_loop.py).
+MEASURED = ("samples_per_second", "step_seconds", "peak_memory_bytes", "loss", "tokens_per_second", "batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,13 @@ class ReportedMetrics:
     prefix: str | None = None
 
 
-def metric_problem(document: Document, trial: str, context_dir: Path) -> Problem | None:
+def metric_problem(
+    document: Document, trial: str, context_dir: Path, measures: bool = False
+) -> Problem | None:
     """The problem of a ``searcher.metric`` that the trial does not report; None where it may well do so."""
     path = ("searcher", "metric")
     metric = document.get(path)
-    reported = reported_metrics(trial, context_dir)
+    reported = reported_metrics(trial, context_dir, measures)
     if not isinstance(metric, str) or reported is None or metric in reported.names:
         return None
     if reported.prefix is not None and metric.startswith(reported.prefix):
@@ -76,12 +80,14 @@ def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
     )
 
 
-def reported_metrics(trial: str, context_dir: Path) -> ReportedMetrics | None:
-    """What ``MODULE:CLASS`` reports; None where its source does not tell.
+def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> ReportedMetrics | None:
+    """What ``MODULE:CLASS`` reports, trained or only measured; None where its source does not tell.
 
     A trial tells by a class attribute ``validation_metrics``, a tuple of names; by the dictionary that its
     ``evaluate`` or ``evaluate_batch`` returns; or by leaving both to this library's classes.
     """
+    if measures:
+        return ReportedMetrics(names=MEASURED)
     module, _, name = trial.partition(":")
     loss: ast.FunctionDef | None = None
     for found in _bases(module, name, context_dir):

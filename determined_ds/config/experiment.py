@@ -53,6 +53,7 @@ class Experiment:
         document: The whole YAML with ``--set`` applied; a search's hyperparameters as they stand.
         name: The experiment's name.
         trial: ``MODULE:CLASS`` out of the entrypoint.
+        train_options: The words after it: options of ``determined_ds.train``.
         slots: ``resources.slots_per_trial``, 1 where absent.
         seed: ``reproducibility.experiment_seed``, 0 where absent.
         hyperparameters: One point of the search space (the only one, where nothing is searched).
@@ -72,6 +73,19 @@ class Experiment:
     metric: str
     smaller_is_better: bool
     space: SearchSpace
+    train_options: tuple[str, ...] = ()
+
+    @property
+    def pipeline_trial(self) -> str:
+        """``MODULE:CLASS`` that is trained where there are pipeline stages."""
+        options = self.train_options
+        named = options.index(PIPELINE_TRIAL) + 1 if PIPELINE_TRIAL in options else len(options)
+        return options[named] if named < len(options) else self.trial
+
+    @property
+    def measures(self) -> bool:
+        """Whether its trials are measured for some steps, instead of trained to the end."""
+        return MEASURE in self.train_options
 
     def at(self, point: dict[str, Any]) -> Document:
         """The hyperparameters of a point of :attr:`space`; all points share one table of places.
@@ -147,7 +161,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     searcher = str(found.document.get(("searcher", "name")) or "single")
     hyperparameters = found.typed(("hyperparameters",), dict, {})
     space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
-    trial = _trial(found)
+    trial, *options = _trial(found)
     experiment = Experiment(
         document=document,
         name=name,
@@ -159,6 +173,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
         metric=metric,
         smaller_is_better=smaller_is_better,
         space=space,
+        train_options=tuple(options),
     )
     return experiment, found.problems
 
@@ -219,21 +234,28 @@ def _searcher(found: Findings) -> tuple[str, bool]:
     return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
 
 
-def _trial(found: Findings) -> str:
+def _trial(found: Findings) -> list[str]:
     entrypoint = found.document.get(("entrypoint",))
     try:
-        return trial_of_entrypoint(entrypoint)
+        return words_of_entrypoint(entrypoint)
     except EntrypointError as error:
         mend = error.problems[0].mend
         found.add(("entrypoint",), error.problems[0].message, mend, "entrypoint")
-        return ""
+        return [""]
 
 
 WORD = r"[^\W\d]\w*"
+# Options of determined_ds.train that change what an experiment is.
+PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
 
 
 def trial_of_entrypoint(entrypoint: Any) -> str:
-    """``MODULE:CLASS`` out of an entrypoint that runs ``determined_ds.train``.
+    """``MODULE:CLASS`` out of an entrypoint. See :func:`words_of_entrypoint`."""
+    return words_of_entrypoint(entrypoint)[0]
+
+
+def words_of_entrypoint(entrypoint: Any) -> list[str]:
+    """``MODULE:CLASS`` and what comes after it, out of an entrypoint that runs ``determined_ds.train``.
 
     Raises:
         EntrypointError: the entrypoint is missing, or does not run ``determined_ds.train MODULE:CLASS``.
@@ -263,4 +285,4 @@ def trial_of_entrypoint(entrypoint: Any) -> str:
         raise refuse("names no trial after determined_ds.train")
     if not re.fullmatch(rf"{WORD}(?:\.{WORD})*:{WORD}", rest[0]):
         raise refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after determined_ds.train")
-    return rest[0]
+    return rest

@@ -56,6 +56,8 @@ class Hyperparameters:
     model_parallel_size: int = 1
     deepspeed_config: str | dict[str, Any] | None = None
     overwrite_deepspeed_args: dict[str, Any] = field(default_factory=dict)
+    torch_compile: bool = False
+    sdpa_kernel: str | None = None
     fit: FitOptions = field(default_factory=FitOptions)
 
 
@@ -63,7 +65,8 @@ SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", 
 UNITS = ("batches", "epochs")
 _UNITS = frozenset(UNITS)
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
-OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "fit")
+OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "torch_compile", "sdpa_kernel", "fit")
+SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
 
 
 def parse_hyperparameters(document: Document) -> Hyperparameters:
@@ -100,6 +103,18 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         mend = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
         problems.append(_wrong(document, ("overwrite_deepspeed_args",), "a mapping", mend))
         overwrite = None
+    torch_compile = document.get(("torch_compile",))
+    if isinstance(torch_compile, bool):
+        values["torch_compile"] = torch_compile
+    elif torch_compile is not None:
+        problems.append(_wrong(document, ("torch_compile",), KINDS[bool], "write true or false"))
+    kernel = document.get(("sdpa_kernel",))
+    if kernel in SDPA_KERNELS:
+        values["sdpa_kernel"] = kernel
+    elif kernel not in (None, "auto"):
+        mend = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
+        message = "is no attention kernel of torch's"
+        problems.append(_problem(document, ("sdpa_kernel",), message, mend, "wrong-type"))
     values["fit"] = _fit(document, problems)
     read = Hyperparameters(
         **values, deepspeed_config=ds_config, overwrite_deepspeed_args=dict(overwrite or {})

@@ -40,6 +40,8 @@ class ResolvedConfig:
         batch: The completed batch.
         fit: Arguments of ``Trainer.fit``.
         accelerator: What the ranks compute on.
+        torch_compile: Whether engines compile their models.
+        sdpa_kernel: The attention kernel; None: torch chooses.
         warnings: What is possible, but probably not meant so.
     """
 
@@ -47,6 +49,8 @@ class ResolvedConfig:
     batch: Batch
     fit: FitOptions
     accelerator: Accelerator
+    torch_compile: bool
+    sdpa_kernel: str | None
     warnings: tuple[Problem, ...]
     _ds_config: dict[str, Any]
     _filled: Document
@@ -122,6 +126,8 @@ def reconcile(
         batch=batch,
         fit=hp.fit,
         accelerator=accelerator,
+        torch_compile=hp.torch_compile,
+        sdpa_kernel=hp.sdpa_kernel,
         warnings=tuple(warnings),
         _ds_config=plain_copy(filled.data),
         _filled=filled,

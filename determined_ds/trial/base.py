@@ -1,4 +1,4 @@
-"""ReconciledTrial: hyperparameters -> ResolvedConfig -> deepspeed.initialize -> wrap_model_engine."""
+"""ReconciledTrial: hyperparameters -> ResolvedConfig -> deepspeed.initialize -> compile -> wrap_model_engine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.attention import choose_sdpa_kernel
+from determined_ds.trial.compiling import compile_engine
+from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import mend_engine
 
 
@@ -33,17 +36,34 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         engine: The DeepSpeed engine.
         validation_metrics: Names of the metrics that validation reports, for ``det-ds check`` to hold
             ``searcher.metric`` against; to be declared where the code does not show them.
+        is_whole: Whether :meth:`build_model` makes the whole model on every rank; not so in a pipeline.
     """
 
     engine: Any
     validation_metrics: tuple[str, ...] = ()
+    is_whole = True
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
+        self.check_engine()
+        choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
         self.engine = self.initialize(self.build_model(), self.resolved.ds_config)
+
+    def check_engine(self) -> None:
+        """Refuse an engine that cannot train this.
+
+        Raises:
+            ConfigError: torch's DistributedDataParallel is asked to train a model that is cut up.
+        """
+        topology = self.resolved.topology
+        is_cut = topology.pipe_parallel_size * topology.model_parallel_size > 1 or not self.is_whole
+        if self.by_ddp and is_cut:
+            message = "a pipeline is DeepSpeed's: torch's DistributedDataParallel holds all of a model on every rank"
+            mend = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
+            raise ConfigError(Problem(key="engine", value=DDP, message=message, mend=mend, code=DDP))
 
     def prepare(self) -> None:
         """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
@@ -61,16 +81,28 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
-        """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine."""
+        """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine.
+
+        Where the hyperparameter ``torch_compile`` asks for it, the engine compiles its model. Where the context asks
+        for ``ddp``, the engine is torch's own DistributedDataParallel, to compare with.
+        """
         optimizer = self.build_optimizer(model)
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            model_parameters=None if optimizer is not None else self.build_parameters(model),
-            config=ds_config,
-        )
-        mend_engine(engine)
+        parameters = None if optimizer is not None else self.build_parameters(model)
+        if self.by_ddp:
+            engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
+        else:
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, model_parameters=parameters, config=ds_config
+            )
+            mend_engine(engine)
+        if self.resolved.torch_compile:
+            compile_engine(engine, self.context.device)
         return self.context.wrap_model_engine(engine)
+
+    @property
+    def by_ddp(self) -> bool:
+        """Whether torch's DistributedDataParallel trains, and not DeepSpeed."""
+        return getattr(self.context, "engine", None) == DDP
 
     @property
     def micro_batch_size(self) -> int:

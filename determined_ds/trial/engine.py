@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.instruction_times import time_instructions
 
 
 def mend_engine(engine: Any) -> None:
     """Put an engine right; again, on one that is, changes nothing.
 
     Args:
-        engine: What ``deepspeed.initialize`` returned.
+        engine: What ``deepspeed.initialize`` returned. Any other engine is left as it is.
     """
+    if not isinstance(engine, DeepSpeedEngine):
+        return
     if isinstance(engine, PipelineEngine):
         _clip_by_all_stages(engine)
         _refuse_integers_between_stages(engine)
+        time_instructions(engine)
     _keep_gradient_norm(engine)
 
 

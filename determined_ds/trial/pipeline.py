@@ -29,6 +29,7 @@ class PipelineTrial(ReconciledTrial):
     partition_method = "parameters"
     activation_checkpoint_interval = 0
     checkpointable_layers: list[str] | None = None
+    is_whole = False
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:

@@ -18,12 +18,14 @@ from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.base import ReconciledTrial, resolved_of
 
-# One data loader feeds all the engines, and one loop counts their steps.
+# One data loader feeds all the engines, and one loop counts their steps; and where one compiles, all do.
 SHARED = (
     "global_batch_size",
     "data_parallel_world_size",
     "pipe_parallel_size",
     "model_parallel_size",
+    "torch_compile",
+    "sdpa_kernel",
     "fit",
 )
 
@@ -58,6 +60,7 @@ class SeveralEnginesTrial(ReconciledTrial):
         self.context = context
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
+        self.check_engine()
         context.disable_auto_grad_accumulation()
         self.prepare()
         models = self.build_models()
@@ -155,7 +158,8 @@ def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
             key=hyperparameters.key((f"{engine}_{name}",)),
             value=hyperparameters.get((f"{engine}_{name}",)),
             origin=hyperparameters.origin((f"{engine}_{name}",)),
-            message="is one for all engines: one data loader feeds them",
+            message="is one for all engines"
+            + (": all compile, or none" if name == "torch_compile" else ": one data loader feeds them"),
             mend=f"set {name}, without {engine}_",
             code="several-engines",
         )

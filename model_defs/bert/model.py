@@ -50,7 +50,7 @@ class Options:
     """Tokens that a text is cut or padded to."""
     dropout: float = 0.1
     """Probability in [0, 1), of embeddings, residual paths, attention and the head alike."""
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what it computed."""
 
 
@@ -60,7 +60,7 @@ RULES = {
     "num_labels": whole(2, optional=True),
     "sequence_length": whole(3),  # a token between the first and the last, which are not of the text
     "dropout": number(0, 1, "a number from 0 to below 1", low_included=True),
-    "gradient_checkpointing": flag(),
+    "activation_checkpointing": flag(),
 }
 
 
@@ -166,6 +166,6 @@ def build_bert(options: Options, config: transformers.BertConfig, seed: int) -> 
             model = load_pretrained(kind, options.pretrained, config, head=HEAD)
         else:
             model = kind(config)
-    if options.gradient_checkpointing:
+    if options.activation_checkpointing:
         checkpoint_layers(model)
     return model.train()

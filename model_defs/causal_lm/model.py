@@ -26,10 +26,17 @@ NUM_SHOWN = 5
 # On the meta device there is nothing to mask: attention of this name is given no mask, which would be computed
 # from the values of tensors.
 UNMASKED = "sdpa_unmasked"
+ATTENTION = ("sdpa", "eager", "flash_attention_2")  # the last needs its package, a GPU and 16 bits
 
 
 def build_model(
-    config: Any, source: Source | None, *, seed: int, dtype: torch.dtype, zero3: dict[str, Any] | None
+    config: Any,
+    source: Source | None,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    zero3: dict[str, Any] | None,
+    attention: str = "sdpa",
 ) -> Any:
     """A model with the weights to start from.
 
@@ -40,6 +47,7 @@ def build_model(
         dtype: What loaded weights are turned into.
         zero3: The DeepSpeed configuration of ZeRO 3, to hold no more than this rank's share of each parameter; of
             weights that are loaded rank 0 reads the values, and hands each parameter on. None: the model is whole.
+        attention: Of :data:`ATTENTION`.
 
     Returns:
         A ``transformers.PreTrainedModel``, in evaluation mode where it was loaded.
@@ -51,10 +59,10 @@ def build_model(
         return _unmasked(config)
     with _partitioning(zero3), _without_reports():
         if source is not None:
-            return _load(config, source, dtype, zero3 is not None)
+            return _load(config, source, dtype, zero3 is not None, attention)
         try:
-            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError, ImportError) as error:
             raise ConfigError(
                 Problem(
                     key="hyperparameters.model_config",
@@ -111,14 +119,14 @@ def _without_reports() -> Iterator[None]:
 # -------------------------------------------------------------------------------------------- weights
 
 
-def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool) -> Any:
+def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool, attention: str) -> Any:
     model, reason = None, ""
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             source.name,
             config=config,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             output_loading_info=True,
             # They are told from the others below; under ZeRO 3, transformers refuses them itself.
             ignore_mismatched_sizes=not partitioned,

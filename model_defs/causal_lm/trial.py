@@ -14,6 +14,7 @@ from model_defs.causal_lm.data import load_packed_text
 from model_defs.causal_lm.lora import ADAPTER_FOLDER, parse_lora, save_adapter, with_lora
 from model_defs.causal_lm.metrics import TokenLoss
 from model_defs.causal_lm.model import (
+    ATTENTION,
     build_model,
     check_isolation,
     decaying_and_not,
@@ -31,7 +32,8 @@ class CausalLMTrial(DataParallelTrial):
 
     Hyperparameters: ``model`` (a folder, or a name on the hub) or ``model_config`` (a configuration, for random
     weights), ``sequence_length``, ``lora`` (``r``, ``alpha``, ``dropout``, ``target_modules``),
-    ``activation_checkpointing``, ``attend_across_documents``.
+    ``activation_checkpointing``, ``attend_across_documents``, ``attn_implementation`` (``sdpa``, ``eager``,
+    ``flash_attention_2``).
     """
 
     validation_metrics = ("validation_loss", "validation_perplexity")
@@ -55,6 +57,7 @@ class CausalLMTrial(DataParallelTrial):
             self.config, vocab_size=vocab_size, sequence_length=self.sequence_length, tokenizer=tokenizer
         )
         self.isolated = not hparams.get("attend_across_documents", True)
+        self.attention = _attention(hparams.get("attn_implementation"))
 
     def build_model(self) -> torch.nn.Module:
         # Without an engine to come, a checkpoint's weights are: neither those to start from nor partitions.
@@ -66,6 +69,7 @@ class CausalLMTrial(DataParallelTrial):
             seed=seed,
             dtype=_dtype(self.resolved.ds_config) if to_train else torch.float32,
             zero3=self.resolved.ds_config if to_train and self.resolved.zero_stage == 3 else None,
+            attention=self.attention,
         )
         if self.isolated and not on_meta_device():
             check_isolation(model)
@@ -108,6 +112,19 @@ def _dtype(ds_config: dict[str, Any]) -> torch.dtype:
     """What the engine computes in, and holds the weights in."""
     enabled = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled") is True]
     return {"bf16": torch.bfloat16, "fp16": torch.float16}[enabled[0]] if enabled else torch.float32
+
+
+def _attention(stated: Any) -> str:
+    """The attention kernel; torch's own where none is stated."""
+    if stated in (None, *ATTENTION):
+        return stated or ATTENTION[0]
+    problem = Problem(
+        key="hyperparameters.attn_implementation",
+        value=stated,
+        message="no such attention kernel.",
+        mend=f"one of {', '.join(ATTENTION)}",
+    )
+    raise ConfigError(problem)
 
 
 def _check_booleans(hparams: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ class Options:
     """Outputs of the head; None: the classes of the data."""
     dropout: float = 0.0
     """Probability in [0, 1), of residual paths and of attention alike."""
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping what it computed."""
 
 
@@ -65,7 +65,7 @@ RULES = {
     "pretrained": text(),
     "num_labels": whole(2, optional=True),
     "dropout": number(0, 1, "a number from 0 to below 1", low_included=True),
-    "gradient_checkpointing": flag(),
+    "activation_checkpointing": flag(),
 }
 
 
@@ -138,7 +138,7 @@ def build_vit(options: Options, config: transformers.ViTConfig, seed: int) -> nn
             )
         else:
             model = transformers.ViTForImageClassification(config)
-    if options.gradient_checkpointing:
+    if options.activation_checkpointing:
         checkpoint_layers(model)
     return model.train()
 

@@ -41,6 +41,7 @@ pipe_parallel_size: 2
 model_parallel_size: 1
 deepspeed_config: ds.json
 overwrite_deepspeed_args: {zero_optimization: {stage: 1}}
+torch_compile: true
 fit:
   max_length: {batches: 200}
   validation_period: {epochs: 1}
@@ -55,6 +56,7 @@ model_size: tiny
         pipe_parallel_size=2,
         deepspeed_config="ds.json",
         overwrite_deepspeed_args={"zero_optimization": {"stage": 1}},
+        torch_compile=True,
         fit=FitOptions(
             max_length=Length(unit="batches", value=200),
             validation_period=Length(unit="epochs", value=1),
@@ -92,6 +94,15 @@ def test_a_size_is_a_positive_integer(name: str, value: Any, said: str, mend: st
         said,
         mend,
     )
+
+
+@pytest.mark.parametrize(("value", "kind"), [("yes", "a string"), (1, "an integer"), ([True], "a list")])
+def test_torch_compile_is_true_or_false(value: Any, kind: str) -> None:
+    problem = refusal(lambda: parse({"torch_compile": value}))
+    assert (problem.key, problem.code) == ("hyperparameters.torch_compile", "wrong-type")
+    assert problem.message == f"must be true or false, not {kind}"
+    assert problem.mend == "write true or false"
+    assert parse({"torch_compile": None}) == parse({"torch_compile": False}) == Hyperparameters()
 
 
 @given(st.integers(1, LARGEST))

@@ -207,6 +207,7 @@ def test_a_trial_by_hand_trains_as_one_of_ours(
     assert found["training"] == pytest.approx(ours["training"], rel=1e-5)
     assert found["validation"] == pytest.approx(ours["validation"], rel=1e-5)
     assert found["training"][-1] < 0.9 * found["training"][0], "it learns"
+    assert all(("bubble" in metrics) == (stages > 1) for metrics in metrics_of(tmp_path, "training"))
 
 
 # ------------------------------------------------------------------------------- under Determined's Trainer

@@ -81,6 +81,10 @@ def test_an_engine_of_its_own() -> None:
             ["critic_overwrite_deepspeed_args", "stagee", "did you mean"],
         ),
         (
+            {"critic_torch_compile": True},
+            ["hyperparameters.critic_torch_compile = true", "all compile, or none", "set torch_compile"],
+        ),
+        (
             {"writer_fit": {}, "critic_deepspeed_config": "nowhere.json"},
             ["writer_fit", "critic_deepspeed_config", "nowhere.json"],
         ),
@@ -125,7 +129,7 @@ def build(run_dir: Path) -> dict[str, Any]:
 
         def build_validation_data_loader(self) -> DataLoader: ...  # type: ignore[empty-body]
 
-    hparams = {**HYPERPARAMETERS, "critic_learning_rate": 0.2}
+    hparams = {**HYPERPARAMETERS, "critic_learning_rate": 0.2, "torch_compile": True}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         trial = Pair(context)
         first, second = trial.engines.values()
@@ -134,6 +138,7 @@ def build(run_dir: Path) -> dict[str, Any]:
             "names": list(trial.engines),
             "wrapped": context.models == [first, second],
             "engine": trial.engine is first,
+            "compiled": [engine.is_compiled for engine in (first, second)],
             "model": trial.build_model().out_features,
             "written": written
             == {
@@ -149,6 +154,7 @@ def test_a_trial_of_two_engines(one_rank: Ranks, tmp_path: Path) -> None:
     assert found["names"] == ["writer", "critic"]
     assert found["wrapped"]
     assert found["engine"]
+    assert found["compiled"] == [True, True]
     assert found["model"] == 2
     assert found["written"]
     assert found["accumulation"] == [2, 2]

@@ -62,10 +62,10 @@ def test_biases_and_norms_do_not_decay() -> None:
     assert kept["weight_decay"] == 0.0
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
+def test_activation_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
-        model = built(replace(TINY, gradient_checkpointing=checkpointing))
+        model = built(replace(TINY, activation_checkpointing=checkpointing))
         model(tokens()).logits.square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, two in zip(*gradients, strict=True):

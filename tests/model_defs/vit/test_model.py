@@ -87,10 +87,10 @@ def test_the_seed_alone_decides_the_weights() -> None:
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
 
 
-def test_gradient_checkpointing_changes_no_gradient() -> None:
+def test_activation_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
-        model = built(replace(TINY, gradient_checkpointing=checkpointing))
+        model = built(replace(TINY, activation_checkpointing=checkpointing))
         model(pixels()).logits.square().sum().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert gradients[0].keys() == gradients[1].keys()
@@ -146,7 +146,7 @@ def test_everything_wrong_with_the_hyperparameters_comes_at_once() -> None:
         "pretrained": 3,
         "num_labels": 1,
         "dropout": 1.0,
-        "gradient_checkpointing": 1,
+        "activation_checkpointing": 1,
     }
     problems = problems_of(parse_options, {**wrong, "learning_rate": "ours it is not"})
     assert [problem.key for problem in problems] == [f"hyperparameters.{name}" for name in wrong]

@@ -21,7 +21,7 @@ def hyperparameters(stage: int, checkpointing: bool) -> dict[str, Any]:
         "deepspeed_config": f"experiments/deepspeed/zero{stage}.json",
         "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
         "model_size": "tiny",
-        "gradient_checkpointing": checkpointing,
+        "activation_checkpointing": checkpointing,
         "learning_rate": 0.002,
         "weight_decay": 0.05,
         "warmup_num_steps": 3,

@@ -1,0 +1,311 @@
+"""torch's own DistributedDataParallel, behind the part of DeepSpeed's engine that trials and our loop use.
+
+It is there to be compared with: the same model, optimizer, schedule, clipping and accumulation, without DeepSpeed. In
+fp32 its losses are those of ZeRO stage 0. Of the DeepSpeed JSON it reads the batch sizes, ``optimizer``,
+``scheduler``, ``gradient_clipping``, ``bf16``, ``fp16`` and ``torch_autocast``; all else there is about how DeepSpeed
+does its work.
+
+Half precision is torch's, not DeepSpeed's: ``bf16.enabled`` and ``fp16.enabled`` are an autocast of the forward pass
+over weights, gradients and optimizer states that stay in fp32, where DeepSpeed casts the weights themselves and keeps
+others in fp32 beside them. fp16 has a ``GradScaler`` and needs CUDA; it starts at the JSON's scale, and grows after as
+many good steps as ``loss_scale_window`` says (never, from a fixed ``loss_scale``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime import lr_schedules
+from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
+from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+
+from determined_ds.config.rules import DTYPES
+from determined_ds.errors import ConfigError, Problem
+
+DDP = "ddp"  # the context's ``engine`` that asks for it
+# What only DeepSpeed's optimizers have, and torch's do by themselves.
+DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+NEVER = 2**31 - 1
+CHECKPOINT, STEPS = "ddp.pt", "steps.json"
+
+
+def initialize_ddp(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    model_parameters: Any,
+    ds_config: Mapping[str, Any],
+    device: torch.device,
+) -> DDPEngine:
+    """As ``deepspeed.initialize``, without DeepSpeed. A collective where there is more than one rank.
+
+    Args:
+        model: The model, with the weights to start from.
+        optimizer: One of your own; None takes the one in the JSON, by torch's class.
+        model_parameters: Parameters, or groups of them, for the JSON's.
+        ds_config: A complete DeepSpeed JSON, as :attr:`ResolvedConfig.ds_config`.
+        device: Where the model goes.
+
+    Raises:
+        ConfigError: torch has no such optimizer, or no fp16 on this device.
+    """
+    dtype = _autocast_dtype(ds_config)
+    if dtype == torch.float16 and device.type != "cuda":
+        _refuse(
+            "fp16.enabled",
+            True,
+            f"torch's DistributedDataParallel trains in fp16 on CUDA only, not on {device.type}",
+            'set fp16.enabled to false, or bf16.enabled to true; or compare with "zero0" instead',
+        )
+    model.to(device)
+    if optimizer is None:
+        optimizer = _optimizer(model_parameters, ds_config)
+    return DDPEngine(
+        module=model,
+        optimizer=optimizer,
+        lr_scheduler=_scheduler(optimizer, ds_config),
+        ds_config=ds_config,
+        device=device,
+        dtype=dtype,
+    )
+
+
+class DDPEngine(torch.nn.Module):
+    """A model, its replicas kept in step by torch; on one rank, the bare model.
+
+    Args:
+        module: The model, on ``device``.
+        optimizer: Of torch's.
+        lr_scheduler: Stepped after each step of the optimizer; None: the rates stay.
+        ds_config: A complete DeepSpeed JSON.
+        device: What it computes on.
+        dtype: Of the forward pass' autocast; None: fp32.
+    """
+
+    module: torch.nn.Module
+
+    def __init__(
+        self,
+        *,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any,
+        ds_config: Mapping[str, Any],
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.optimizer: Any = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.device = device
+        self.global_steps = self.micro_steps = self.skipped_steps = 0
+        self._ds_config = ds_config
+        self._dtype = dtype
+        self._grad_norm: torch.Tensor | None = None
+        self._scaler = _grad_scaler(ds_config) if dtype == torch.float16 else None
+        self._note_scale()
+        self._replica: torch.nn.parallel.DistributedDataParallel | None = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            replica = torch.nn.parallel.DistributedDataParallel(
+                module, device_ids=[device] if device.type == "cuda" else None
+            )
+            # Past torch's registration: the parameters are listed once, by the names that DeepSpeed's engine has.
+            self.__dict__["_replica"] = replica
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's output. Gradients are averaged in the backward pass of the last micro-batch alone."""
+        with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
+            if self._replica is None or not torch.is_grad_enabled():
+                return self.module(*inputs, **kwargs)
+            last = self.is_gradient_accumulation_boundary()
+            with contextlib.nullcontext() if last else self._replica.no_sync():
+                return self._replica(*inputs, **kwargs)
+
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """The backward pass of a micro-batch's mean loss, of which the batch's is the mean."""
+        loss = loss / self.gradient_accumulation_steps()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        return loss
+
+    def step(self) -> None:
+        """A micro-batch is done; after the last one of a batch the optimizer steps."""
+        if self.is_gradient_accumulation_boundary():
+            self._step()
+            self.global_steps += 1
+        self.micro_steps += 1
+
+    def _step(self) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        if self.gradient_clipping():
+            self._grad_norm = torch.nn.utils.clip_grad_norm_(
+                self.module.parameters(), self.gradient_clipping()
+            )
+        if self._took_step() and self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _took_step(self) -> bool:
+        if self._scaler is None:
+            self.optimizer.step()
+            return True
+        before = self._scaler.get_scale()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self._note_scale()
+        overflown = self._scaler.get_scale() < before
+        self.skipped_steps += overflown
+        return not overflown
+
+    def _note_scale(self) -> None:
+        if self._scaler is not None:
+            self.optimizer.cur_scale = self._scaler.get_scale()  # where DeepSpeed's optimizers have it
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """``torch.compile`` the model, in place."""
+        self.module.compile(*args, **kwargs)
+
+    # ----------------------------------------------------------------------- what DeepSpeed's engine is asked
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def train_batch_size(self) -> int:
+        return int(self._ds_config["train_batch_size"])
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return int(self._ds_config["train_micro_batch_size_per_gpu"])
+
+    def gradient_accumulation_steps(self) -> int:
+        return int(self._ds_config["gradient_accumulation_steps"])
+
+    def gradient_clipping(self) -> float:
+        return float(self._ds_config.get("gradient_clipping", GRADIENT_CLIPPING_DEFAULT))
+
+    def get_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """Of the last step, before clipping; None where nothing is clipped."""
+        return None if self._grad_norm is None else float(self._grad_norm)
+
+    def fp16_enabled(self) -> bool:
+        return self._dtype == torch.float16
+
+    def bfloat16_enabled(self) -> bool:
+        return self._dtype == torch.bfloat16
+
+    def zero_optimization_stage(self) -> int:
+        return 0
+
+    def save_checkpoint(self, save_dir: str | os.PathLike[str], tag: str | None = None, **_: Any) -> bool:
+        """Write weights, optimizer, schedule and loss scale. One rank does: all of them hold the same."""
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            folder = Path(save_dir) / str(tag)
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save({name: part.state_dict() for name, part in self._parts().items()}, folder / CHECKPOINT)
+            (folder / STEPS).write_text(json.dumps([self.global_steps, self.micro_steps, self.skipped_steps]))
+        return True
+
+    def load_checkpoint(
+        self, load_dir: str | os.PathLike[str], tag: str | None = None, **_: Any
+    ) -> tuple[str, dict[str, Any]]:
+        """Read back what :meth:`save_checkpoint` wrote."""
+        folder = Path(load_dir) / str(tag)
+        state = torch.load(folder / CHECKPOINT, map_location=self.device)
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.global_steps, self.micro_steps, self.skipped_steps = json.loads((folder / STEPS).read_text())
+        self._note_scale()
+        return str(folder), {}
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {
+            "module": self.module,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "scaler": self._scaler,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """torch's optimizer that computes what DeepSpeed's of the same name does.
+
+    Source: ``_configure_basic_optimizer`` in deepspeed 0.19.8's ``runtime/engine.py``.
+    """
+    section = ds_config.get("optimizer") or {}
+    if not section.get("type"):
+        mend = "name one in the DeepSpeed JSON, e.g. AdamW; or return one from build_optimizer"
+        _refuse("optimizer.type", None, "is missing, and nothing is trained without one", mend)
+    kind, params = str(section["type"]), dict(section.get("params") or {})
+    name = {"adamw": "AdamW", "adagrad": "Adagrad"}.get(kind.lower(), kind)
+    if kind.lower() == "adam":
+        # Adam means AdamW to DeepSpeed, unless it is told not to.
+        name = "AdamW" if params.get("adam_w_mode", True) else "Adam"
+    found = getattr(torch.optim, name, None)
+    is_deepspeeds = kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in ("adam", "adamw", "adagrad")
+    if is_deepspeeds or not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        message = "is none of torch's optimizers, and DistributedDataParallel has no other"
+        _refuse("optimizer.type", kind, message, "use AdamW, Adam, SGD or another of torch.optim")
+    if params.get("bias_correction", True) is False:
+        message = f"torch's {name} always corrects its bias"
+        _refuse("optimizer.params.bias_correction", False, message, "remove it")
+    for key in DEEPSPEEDS_OWN:
+        params.pop(key, None)
+    try:
+        return found(parameters, **params)
+    except (TypeError, ValueError) as error:
+        _refuse(
+            "optimizer.params", params, f"torch's {name} does not take them: {error}", "change or remove it"
+        )
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -> Any:
+    """DeepSpeed's own schedule, or torch's, on the optimizer; None where the JSON has none.
+
+    Source: ``_scheduler_from_config`` in deepspeed 0.19.8's ``runtime/engine.py``.
+    """
+    section = ds_config.get("scheduler") or {}
+    kind = section.get("type")
+    if kind is None:
+        return None
+    rooms = (lr_schedules, torch.optim.lr_scheduler)
+    found: Any = next((getattr(room, kind) for room in rooms if hasattr(room, kind)), None)
+    if found is None:
+        mend = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
+        _refuse("scheduler.type", kind, "neither DeepSpeed nor torch has such a schedule", mend)
+    return found(optimizer, **(section.get("params") or {}))
+
+
+def _autocast_dtype(ds_config: Mapping[str, Any]) -> torch.dtype | None:
+    """Of the sections that ask for half precision, the first; None where it is fp32."""
+    sections = {name: ds_config.get(name) or {} for name in (*HALVES, "torch_autocast")}
+    for name, dtype in HALVES.items():
+        if sections[name].get("enabled"):
+            return dtype
+    autocast = sections["torch_autocast"]
+    return HALVES.get(DTYPES[str(autocast["dtype"]).lower()]) if autocast.get("enabled") else None
+
+
+def _grad_scaler(ds_config: Mapping[str, Any]) -> torch.amp.GradScaler:
+    """Source: ``DeepSpeedFP16Config`` in deepspeed 0.19.8's ``runtime/precision_config.py``."""
+    fp16 = ds_config.get("fp16") or {}
+    fixed = float(fp16.get("loss_scale", 0))
+    return torch.amp.GradScaler(
+        "cuda",
+        init_scale=fixed or 2.0 ** fp16.get("initial_scale_power", 16),
+        growth_interval=NEVER if fixed else int(fp16.get("loss_scale_window", 1000)),
+    )
+
+
+def _refuse(key: str, value: Any, message: str, mend: str) -> NoReturn:
+    raise ConfigError(Problem(key=key, value=value, message=message, mend=mend, code=DDP))

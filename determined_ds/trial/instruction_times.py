@@ -1,0 +1,210 @@
+"""How long the stages of a pipeline work and how long they wait, by the instructions of their own schedule.
+
+A stage works while it loads a micro-batch, runs it forward, or runs it backward. All else, from the start of a
+batch's schedule to the end of its last micro-batch's last instruction, is waiting: for a neighbour, for the wire
+(sending and receiving activations and gradients counts as waiting, however busy the network is), and for the host
+between two instructions. What comes after the micro-batches is no part of it, for it is the same without a pipeline:
+the reduction of gradients and the optimizer's step.
+
+The share that is waited is the pipeline's bubble. 1F1B with ``m`` micro-batches on ``p`` stages has one of
+``(p - 1) / (m + p - 1)``, where all stages take equally long and communication takes no time.
+
+Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+WORK = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
+AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
+_ATTRIBUTE = "_instruction_times"
+
+
+def time_instructions(engine: Any) -> None:
+    """Have a pipeline time its instructions in training; again, on one that does, changes nothing.
+
+    Args:
+        engine: A ``PipelineEngine``; one of a single stage, which waits for nobody, is left alone.
+    """
+    if engine.num_stages > 1 and instruction_times(engine) is None:
+        setattr(engine, _ATTRIBUTE, InstructionTimes(engine))
+
+
+def instruction_times(engine: Any) -> InstructionTimes | None:
+    """The times of an engine; None where it is no pipeline."""
+    found: InstructionTimes | None = vars(engine).get(_ATTRIBUTE)
+    return found
+
+
+def bubble(
+    busy_s: Sequence[float], span_s: Sequence[float], pipelines: Sequence[Sequence[int]]
+) -> float | None:
+    """The share of the time that the stages of a pipeline wait.
+
+    Args:
+        busy_s: Of each rank, what :meth:`InstructionTimes.take` returned first.
+        span_s: Of each rank, what it returned second.
+        pipelines: The ranks of each replica.
+
+    Returns:
+        1 - mean busy / longest span, of the ranks of one replica; over replicas, the mean. None where no batch was
+        trained.
+    """
+    shares = []
+    for ranks in pipelines:
+        longest = max(span_s[rank] for rank in ranks)
+        if not longest:
+            return None
+        shares.append(1 - sum(busy_s[rank] for rank in ranks) / len(ranks) / longest)
+    return sum(shares) / len(shares)
+
+
+class InstructionTimes:
+    """Times the training schedules of one stage; schedules of ``eval_batch`` are not looked at.
+
+    On CUDA, by events on the stream that the instructions run on: nothing waits for them before :meth:`take`. On a
+    CPU, by the clock.
+
+    Args:
+        engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
+    """
+
+    def __init__(self, engine: PipelineEngine) -> None:
+        self._engine = engine
+        self._clock: _Clock = _DeviceClock() if engine.device.type == "cuda" else _HostClock()
+        self._running: _Batch | None = None
+        self._finished: deque[_Batch] = deque()
+        self._busy_s = self._span_s = 0.0
+        engine._INSTRUCTION_MAP = {
+            kind: self._timed(kind, instruction) for kind, instruction in engine._INSTRUCTION_MAP.items()
+        }
+        engine._exec_schedule = self._exec_schedule
+
+    def take(self) -> tuple[float, float]:
+        """What this stage has spent since the last call; waits for a GPU to get there.
+
+        Returns:
+            Seconds of work, and seconds from the start of each batch to the end of its last micro-batch.
+        """
+        if self._finished:
+            self._clock.wait_for(self._finished[-1].end)
+        self._read()
+        taken = self._busy_s, self._span_s
+        self._busy_s = self._span_s = 0.0
+        return taken
+
+    @property
+    def ideal_bubble(self) -> float:
+        """``(p - 1) / (m + p - 1)``."""
+        waiting = self._engine.num_stages - 1
+        return float(waiting / (self._engine.gradient_accumulation_steps() + waiting))
+
+    @property
+    def pipelines(self) -> list[list[int]]:
+        """The ranks of each replica."""
+        topology = self._engine.grid.topology()
+        return [topology.get_axis_list("data", index) for index in range(topology.get_dim("data"))]
+
+    def _exec_schedule(self, pipe_schedule: Any) -> None:
+        run = type(self._engine)._exec_schedule
+        if isinstance(pipe_schedule, schedule.InferenceSchedule):
+            run(self._engine, pipe_schedule)
+            return
+        self._read()
+        self._running = batch = _Batch(start=self._clock.now())
+        try:
+            run(self._engine, pipe_schedule)
+        finally:
+            self._running = None
+        if batch.end is None:
+            batch.end = self._clock.now()
+        self._finished.append(batch)
+
+    def _timed(self, kind: type, instruction: Callable[..., None]) -> Callable[..., None]:
+        def at_work(engine: Any, **kwargs: Any) -> None:
+            batch = self._running
+            if batch is None:
+                instruction(engine, **kwargs)
+                return
+            start = self._clock.now()
+            instruction(engine, **kwargs)
+            batch.work.append((start, self._clock.now()))
+
+        def afterwards(engine: Any, **kwargs: Any) -> None:
+            if self._running is not None and self._running.end is None:
+                self._running.end = self._clock.now()
+            instruction(engine, **kwargs)
+
+        if issubclass(kind, WORK):
+            return at_work
+        return afterwards if issubclass(kind, AFTER_MICRO_BATCHES) else instruction
+
+    def _read(self) -> None:
+        """Add up the batches that the device is through with, so that few of them are ever kept."""
+        while self._finished and self._clock.has_passed(self._finished[0].end):
+            batch = self._finished.popleft()
+            self._busy_s += sum(self._clock.seconds(start, end) for start, end in batch.work)
+            self._span_s += self._clock.seconds(batch.start, batch.end)
+
+
+@dataclass
+class _Batch:
+    """The marks of one batch, by its clock."""
+
+    start: Any
+    work: list[tuple[Any, Any]] = field(default_factory=list)
+    end: Any = None
+
+
+class _Clock(Protocol):
+    """Marks of time, which may be read later than they are made."""
+
+    def now(self) -> Any: ...
+
+    def has_passed(self, mark: Any) -> bool: ...
+
+    def wait_for(self, mark: Any) -> None: ...
+
+    def seconds(self, start: Any, end: Any) -> float: ...
+
+
+class _HostClock:
+    """Where an instruction is over when its call returns."""
+
+    now = staticmethod(time.perf_counter)
+
+    def has_passed(self, mark: Any) -> bool:
+        return True
+
+    def wait_for(self, mark: Any) -> None:
+        pass
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class _DeviceClock:
+    """Events on the current CUDA stream: it gets there when what was asked of it before is done."""
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        return bool(mark.query())
+
+    def wait_for(self, mark: torch.cuda.Event) -> None:
+        mark.synchronize()
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return float(start.elapsed_time(end)) / 1000
