@@ -33,6 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--accelerator", choices=("cpu", "cuda"), help="the best there is, if absent")
     parser.add_argument("--test", action="store_true", help="one batch, one validation, one checkpoint")
     parser.add_argument("--resume", metavar="UUID", help="checkpoint to go on from")
+    parser.add_argument(
+        "--pipeline-trial",
+        metavar="MODULE:TRIAL",
+        help="the trial to train instead where pipe_parallel_size is above 1",
+    )
+    parser.add_argument(
+        "--measure", metavar="STEPS", type=int, help="measure so many steps, instead of training to the end"
+    )
+    parser.add_argument("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
+    parser.add_argument("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     options = parser.parse_args(argv)
     if options.run_dir is not None:
         die_with_parent()
@@ -72,14 +82,36 @@ def _train(options: argparse.Namespace) -> None:
             raise ConfigError(problem)
         experiment = load_experiment(options.run_dir / EXPERIMENT, name=EXPERIMENT)
     with open_context(
-        experiment=experiment, run_dir=options.run_dir, accelerator=options.accelerator
+        experiment=experiment,
+        run_dir=options.run_dir,
+        accelerator=options.accelerator,
+        engine=options.engine,
     ) as context:
-        trial = load_trial(options.trial)(context)
+        is_pipeline = context.resolved.topology.pipe_parallel_size > 1
+        spec = options.pipeline_trial if options.pipeline_trial and is_pipeline else options.trial
+        trial = load_trial(spec)(context)
+        if options.measure is not None:
+            _measure(trial, context, options)
+            return
         Trainer(trial, context).fit(
             **fit_arguments(context.resolved.fit),
             latest_checkpoint=(info.latest_checkpoint or None) if on_cluster and info else options.resume,
             test_mode=options.test,
         )
+
+
+def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.report.results import write_row
+    from determined_ds.runtime.measured_loop import measure_throughput
+    from determined_ds.runtime.run_dir import MEASURED
+    from determined_ds.runtime.trainer import fit_arguments
+
+    period = fit_arguments(context.resolved.fit)["validation_period"]
+    row = measure_throughput(
+        trial, context, steps=options.measure, warmup=options.warmup, validation_period=period
+    )
+    if options.run_dir is not None and context.distributed.rank == 0:
+        write_row(row, options.run_dir / MEASURED)
 
 
 def load_trial(spec: str) -> Any:

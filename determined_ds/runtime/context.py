@@ -41,7 +41,10 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
     Attributes:
         resolved: What was decided before anything ran.
+        engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, to compare with.
     """
+
+    engine = "deepspeed"
 
     def __init__(
         self,
@@ -203,6 +206,7 @@ def open_context(
     experiment: Experiment | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     accelerator: str | None = None,
+    engine: str = "deepspeed",
 ) -> Iterator[DeepSpeedTrialContext]:
     """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
 
@@ -217,6 +221,7 @@ def open_context(
         experiment: An experiment that was read already; stands for ``hparams`` and ``exp_conf``.
         run_dir: Where metrics, checkpoints and TensorBoard files go, off-cluster; a fresh temporary folder if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
+        engine: ``deepspeed``, or ``ddp`` to train the same by torch's own DistributedDataParallel.
 
     Raises:
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
@@ -233,7 +238,7 @@ def open_context(
                 for warning in resolved.warnings:
                     logger.warning("%s", warning)
             seed_everything(task.seed)
-            yield DeepSpeedTrialContext(
+            context = DeepSpeedTrialContext(
                 core_context=core_context,
                 resolved=resolved,
                 hyperparameters=task.hyperparameters,
@@ -243,6 +248,8 @@ def open_context(
                 steps_completed=task.steps_completed,
                 enable_tensorboard_logging=enable_tensorboard_logging,
             )
+            context.engine = engine
+            yield context
         except DataError:
             raise
         except ConfigError as error:

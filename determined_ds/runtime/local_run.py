@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -64,7 +64,7 @@ class LocalRun:
             f" ZeRO {self.resolved.zero_stage}",
             f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
             f" x {batch.accumulation} accumulated x {_count(batch.replicas, 'replica')}",
-            f"  run dir    {_short(self.run_dir)}",
+            f"  run dir    {short(self.run_dir)}",
         ]
         if self.experiment.searched:
             lines.append(f"  one point of a search: {', '.join(self._searched())}")
@@ -86,8 +86,12 @@ class LocalRun:
             shown.append(f"{key.removeprefix('hyperparameters.')} {text}")
         return shown
 
-    def launch(self, *, test: bool = False) -> int:
+    def launch(self, *, test: bool = False, more: Sequence[str] = ()) -> int:
         """Write the run directory and start the ranks; returns the exit code.
+
+        Args:
+            test: As ``det-ds run --test``.
+            more: More arguments of ``determined_ds.train``.
 
         Raises:
             ConfigError: the run directory cannot be written to.
@@ -99,7 +103,7 @@ class LocalRun:
             raise ConfigError(_run_dir_problem(self.run_dir, message, WRITABLE)) from None
         from determined_ds.runtime.launch import launch
 
-        arguments = ["--test"] if test else []
+        arguments = [*self.experiment.train_options, *(["--test"] if test else []), *more]
         if self.checkpoint:
             arguments += ["--resume", self.checkpoint.uuid]
         return launch(
@@ -115,8 +119,8 @@ class LocalRun:
     @property
     def resume_command(self) -> str:
         """What to type to go on with this run, just as it was."""
-        words = ["det-ds", "run", _short(self.run_dir / EXPERIMENT), _short(self.context_dir)]
-        words += ["--run-dir", _short(self.run_dir), "--resume"]
+        words = ["det-ds", "run", short(self.run_dir / EXPERIMENT), short(self.context_dir)]
+        words += ["--run-dir", short(self.run_dir), "--resume"]
         if self.accelerator:
             words += ["--accelerator", self.accelerator]
         return shlex.join(words)
@@ -126,7 +130,7 @@ class LocalRun:
         # What is really run: overrides laid over, and the one point of a search.
         config = {
             **self.experiment.config,
-            "hyperparameters": _as_constants(self.experiment.hyperparameters.data),
+            "hyperparameters": as_constants(self.experiment.hyperparameters.data),
         }
         (self.run_dir / EXPERIMENT).write_text(dump_yaml(config), encoding="utf-8")
         metrics = self.run_dir / METRICS
@@ -136,7 +140,7 @@ class LocalRun:
             metrics.write_text("")
 
 
-def _as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
     """Hyperparameters as a YAML that the master takes: a mapping with a key ``type`` has to be wrapped."""
     return {
         key: {"type": "const", "val": value} if _holds_type(value) else value
@@ -172,7 +176,8 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
+    """A path as people would type it from here."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -203,7 +208,7 @@ def prepare_run(
     resolved = None
     if devices is not None:
         resolved = found.of(lambda: decide(experiment, point, context_dir=context_dir, accelerator=devices))
-    where = run_dir or _new_run_dir(RUNS / _slug(experiment.name), now)
+    where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
     starts = found.of(lambda: _start_in(where, resume=resume, stated=run_dir is not None))
     checkpoint, damages = starts or (None, ())
     if checkpoint:
@@ -227,14 +232,15 @@ WRITABLE = "give a --run-dir that can be written to"
 
 
 def _run_dir_problem(run_dir: Path, message: str, mend: str) -> Problem:
-    return Problem(key="--run-dir", value=_short(run_dir), message=message, mend=mend, code="run-dir")
+    return Problem(key="--run-dir", value=short(run_dir), message=message, mend=mend, code="run-dir")
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """An experiment's name as that of a folder."""
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "run"
 
 
-def _new_run_dir(folder: Path, now: datetime) -> Path:
+def new_run_dir(folder: Path, now: datetime) -> Path:
     """A folder named for the time, that is not there yet: two runs may start in the same second."""
     stem = now.strftime("%Y%m%d-%H%M%S")
     path, number = folder / stem, 1
@@ -246,21 +252,22 @@ def _new_run_dir(folder: Path, now: datetime) -> Path:
 
 def _start_in(run_dir: Path, *, resume: bool, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The checkpoint to start from, None for the beginning, and what is wrong with those after it."""
-    _check_run_dir(run_dir)
+    check_run_dir(run_dir)
     if resume:
         return _checkpoint_to_resume(run_dir, stated=stated)
     _refuse_to_overwrite(run_dir)
     return None, ()
 
 
-def _check_run_dir(run_dir: Path) -> None:
+def check_run_dir(run_dir: Path) -> None:
+    """Refuse a run directory that cannot be written to."""
     there = run_dir.resolve()
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        raise ConfigError(_run_dir_problem(run_dir, f"{_short(there)} is a file, not a folder", WRITABLE))
+        raise ConfigError(_run_dir_problem(run_dir, f"{short(there)} is a file, not a folder", WRITABLE))
     if not os.access(there, os.W_OK | os.X_OK):
-        message = f"no permission to write in {_short(there)}"
+        message = f"no permission to write in {short(there)}"
         raise ConfigError(_run_dir_problem(run_dir, message, WRITABLE))
 
 

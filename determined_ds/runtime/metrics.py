@@ -85,6 +85,10 @@ class MetricSums:
         """The sum of a metric since the last reduction, on the device; None where there is none yet."""
         return self._values.get(name)
 
+    def weight(self, name: str) -> float:
+        """What :meth:`running` was weighted with in all."""
+        return self._weights.get(name, 0.0)
+
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
         try:
             tensor = torch.as_tensor(value, dtype=self._dtype, device=self._device).detach()
@@ -180,6 +184,11 @@ class MetricSums:
 def sum_over_ranks(vector: torch.Tensor) -> None:
     """Sum a vector over ranks, in place; a collective."""
     _all_reduce(vector, dist.ReduceOp.SUM)
+
+
+def max_over_ranks(vector: torch.Tensor) -> None:
+    """The largest of each number over ranks, in place; a collective."""
+    _all_reduce(vector, dist.ReduceOp.MAX)
 
 
 def _alone() -> bool:

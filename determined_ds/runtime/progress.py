@@ -47,6 +47,7 @@ HIDDEN = (
     "loss_scale",
     "peak_memory_bytes",
     "peak_memory_bytes_by_rank",
+    "bubble_ideal",
 )
 
 

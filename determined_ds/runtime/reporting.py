@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import resource
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from determined import core, pytorch, tensorboard
 
 from determined_ds.runtime.metrics import MetricSums
 from determined_ds.runtime.progress import Progress
+from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
 
 
 class Reporter:
@@ -47,18 +49,38 @@ class Reporter:
         Returns:
             The metrics, and the summed riders.
         """
-        distributed = self._context.distributed
-        memory = torch.zeros(distributed.size, dtype=torch.float64)
-        memory[distributed.rank] = peak_memory_bytes(self._context.device)
-        reduced, ridden = sums.reduce_with(torch.cat([riders, memory.to(riders.device)]))
-        memory_by_rank = [int(number) for number in ridden[len(riders) :]]
+        times = self._instruction_times()
+        own = [peak_memory_bytes(self._context.device), *(times.take() if times is not None else ())]
+        table = self._own_row(own).flatten()
+        reduced, ridden = sums.reduce_with(torch.cat([riders, table.to(riders.device)]))
+        memory, *seconds = self._columns(ridden[len(riders) :])
+        memory_by_rank = [int(number) for number in memory]
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
         metrics["peak_memory_bytes"] = max(memory_by_rank)
         metrics["peak_memory_bytes_by_rank"] = memory_by_rank
+        if times is not None:
+            metrics.update(_bubbles(times, *seconds))
         return metrics, ridden[: len(riders)]
+
+    def _instruction_times(self) -> InstructionTimes | None:
+        """Of the first of the trial's engines that is a pipeline, the same on every rank; None without one."""
+        found = (instruction_times(engine) for engine in self._context.models)
+        return next((times for times in found if times is not None), None)
+
+    def _own_row(self, numbers: Sequence[float]) -> torch.Tensor:
+        """A table of zeros with a row for each rank, and this rank's filled: their sum is everyone's."""
+        distributed = self._context.distributed
+        table = torch.zeros(distributed.size, len(numbers), dtype=torch.float64)
+        table[distributed.rank] = torch.tensor(numbers, dtype=torch.float64)
+        return table
+
+    def _columns(self, table: Sequence[float]) -> list[Sequence[float]]:
+        """The columns of such a table, flat: each a number of every rank."""
+        width = len(table) // self._context.distributed.size
+        return [table[column::width] for column in range(width)]
 
     def _throughput(self) -> dict[str, Any]:
         """Over replicas: samples are counted once, however many ranks hold a replica."""
@@ -115,6 +137,12 @@ class Reporter:
         if self._context.get_enable_tensorboard_logging():
             writer = self._context.get_tensorboard_writer()
             pytorch._log_tb_metrics(writer, kind, batches_trained, metrics, None)
+
+
+def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
+    """The bubble of a pipeline since the last report, by every rank's seconds, beside the one that it should have."""
+    measured = bubble(busy_s, span_s, times.pipelines)
+    return {} if measured is None else {"bubble": measured, "bubble_ideal": times.ideal_bubble}
 
 
 def engine_metrics(engine: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -26,3 +27,14 @@ def die_with_parent() -> None:
     """End this process when its parent is killed, so that none is left running (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end_with(parent: int) -> None:
+    """End this process with the one that started it, also where that has ended already.
+
+    Args:
+        parent: Its process id.
+    """
+    die_with_parent()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.command import ROOT, det_ds
+from tests.forked import Forked
 from tests.runtime.victim import differences, last_words
 
 NUM_BATCHES = 17
@@ -74,16 +75,22 @@ def kill_points(strategy: str) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_ends_as_if_never_interrupted(
+    strategy: str, tmp_path: Path, forked: Forked
+) -> None:
+    """The last of the kills, the end after it and the run that was never interrupted are processes of their own."""
     config = tmp_path / "victim.yaml"
     config.write_text(yaml.safe_dump(experiment(**STRATEGIES[strategy])))
     whole = run(config, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
-    options: tuple[str, ...] = ()
-    for point in kill_points(strategy):
-        killed = run(config, tmp_path / "killed", *options, KILL_AT=point)
+    *points, last = kill_points(strategy)
+    command: list[str | Path] = ["run", config, ROOT, "--run-dir", tmp_path / "killed"]
+    for point in points:
+        killed = forked.det_ds(*command, env={"KILL_AT": point})
         assert killed.returncode == 1, (point, killed.stdout, killed.stderr)
-        options = ("--resume",)
+        command = [*command[:5], "--resume"]
+    killed = run(config, tmp_path / "killed", "--resume", KILL_AT=last)
+    assert killed.returncode == 1, (last, killed.stdout, killed.stderr)
     resumed = run(config, tmp_path / "killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []

@@ -145,13 +145,8 @@ class PipelineVictim(_Mortal, PipelineTrial):
 def last_words(run_dir: Path) -> dict[str, Any]:
     """All that a run ends with, for a comparison bit by bit: its metrics, and the tensors of its last checkpoint."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    timed = ("per_second", "peak_memory")
     metrics = [
-        (
-            r["group"],
-            r["steps_completed"],
-            {k: v for k, v in r["metrics"].items() if not any(t in k for t in timed)},
-        )
+        (r["group"], r["steps_completed"], {k: v for k, v in r["metrics"].items() if not _is_measured(k)})
         for r in records
     ]
     from determined_ds.runtime.checkpoint import ALLOWED, only_data
@@ -164,6 +159,11 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         for file in sorted([*newest.rglob("*.pt"), *newest.rglob("*.pth")]):
             states[str(file.relative_to(newest))] = torch.load(file, map_location="cpu")
     return {"metrics": metrics, "states": states}
+
+
+def _is_measured(metric: str) -> bool:
+    """Whether it tells of clocks and memory: no two runs have the same."""
+    return metric == "bubble" or "per_second" in metric or "peak_memory" in metric
 
 
 def differences(left: Any, right: Any, path: str = "") -> list[str]:

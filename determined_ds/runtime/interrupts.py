@@ -1,0 +1,53 @@
+"""SIGINT and SIGTERM of a command that runs many trials: the first asks it to end in order, the second at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """Counts the signals while it is entered.
+
+    Args:
+        told: What is printed at the first one.
+    """
+
+    def __init__(self, told: str) -> None:
+        self._told = told
+        self._before: dict[int, Any] = {}
+        self.signals: list[int] = []
+
+    @property
+    def requested(self) -> bool:
+        """Whether to end in order."""
+        return bool(self.signals)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether to wait for nothing any more."""
+        return len(self.signals) > 1
+
+    @property
+    def exit_code(self) -> int:
+        """0 after the first; 128 + its number after the second."""
+        return 128 + self.signals[-1] if self.at_once else 0
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if len(self.signals) == 1:
+            print(f"\n{signal.Signals(number).name}: {self._told}; again ends at once", file=sys.stderr)
