@@ -33,7 +33,13 @@ TIMEOUT_S = 480.0
 DET_TIMEOUT_S = 60.0
 
 # What differs from one run to the next however alike they are: clocks and memory.
-UNLIKE = ("samples_per_second", "tokens_per_second", "peak_memory_bytes", "peak_memory_bytes_by_rank")
+UNLIKE = (
+    "samples_per_second",
+    "tokens_per_second",
+    "bubble",
+    "peak_memory_bytes",
+    "peak_memory_bytes_by_rank",
+)
 
 
 class Cluster:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from determined_ds.search.methods import Action, Create, Reason, Search, make_searcher
 from tests.cluster.client_api import ClientApi
-from tests.cluster.searcher import Action, Create, Reason, Search, make_searcher
 from tests.cluster.server import Refused, Server
 from tests.cluster.state import (
     STOPPING,

@@ -36,7 +36,7 @@ def searches(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tupl
         "searcher.divisor=2",
         "searcher.mode=aggressive",
         "searcher.max_concurrent_trials=2",
-        "reproducibility.experiment_seed=55",
+        "reproducibility.experiment_seed=70",
     )
     config = yaml.safe_load((ROOT / SEARCH).read_text())
     config["searcher"] = {"name": "grid", "metric": "validation_loss", "smaller_is_better": True}

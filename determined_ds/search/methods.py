@@ -2,11 +2,13 @@
 
 A method is told what happens, and answers with what to do::
 
-    search = make_searcher(config, seed=0)
+    search = make_searcher(config)
     todo = search.start()                       # [Create, ...]
     todo = search.created(trial_id, create)
     todo = search.validated(trial_id, {"batches": 50, "validation_loss": 2.3})
     todo = search.exited(trial_id, "INVALID_HP")
+
+Told the same in the same order, it answers the same: that is how a search goes on after an interruption.
 
 Source: determined v0.38.1, ``master/pkg/searcher/{grid,random,asha_stopping,adaptive_asha,tournament}.go``.
 """
@@ -18,11 +20,20 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from determined_ds.config.document import Document
+from determined_ds.config.findings import Findings
+from determined_ds.config.search.master_random import MasterRandom
+from determined_ds.config.search.rungs import DIVISOR, MAX_RUNGS, MODE, brackets, rungs
+from determined_ds.config.search.space import SearchSpace, read_space
+from determined_ds.errors import ConfigError
 
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
+MAX_CONCURRENT_TRIALS = 16  # where the configuration says nothing (schemas expconf/v0/searcher-*.json)
+TRIAL_SEEDS = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,75 +58,55 @@ Action = Create | Stop
 # --- Points -------------------------------------------------------------------------------------------------
 
 
-def is_spec(value: Any) -> bool:
-    """Whether a value under ``hyperparameters`` is a hyperparameter's specification."""
-    return isinstance(value, Mapping) and "type" in value
+class Draws:
+    """The points of a search, drawn as the master draws its trials, each with a seed.
+
+    One source serves all brackets of a search. The numbers that the master takes for a trial's own seed are passed
+    over: the seed is made of the experiment's and of how many trials were created before (:func:`trial_seed`).
+    Where a mapping holds two searched hyperparameters the master draws these two in no certain order, and here it is
+    that of their names.
+
+    Args:
+        space: What is searched, and the experiment's seed.
+
+    Source: ``sampleAll`` in determined 0.38.1's ``master/pkg/searcher/hyperparameters.go``, ``NewCreate`` in
+    ``actions.go`` there.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self._random = MasterRandom(space.seed)
+        self._num_drawn = 0
+
+    def draw(self) -> Create:
+        """A trial at a random point."""
+        return self.at(self.space.at([axis.draw(self._random) for axis in self.space.axes]))
+
+    def at(self, hparams: Hparams) -> Create:
+        """A trial at a given point."""
+        self._random.create()
+        self._num_drawn += 1
+        return Create(hparams=hparams, seed=trial_seed(self.space.seed, self._num_drawn))
 
 
-def sample(space: Mapping[str, Any], rng: random.Random) -> Hparams:
-    """A random point of a space."""
-    return {name: _sampled(space[name], rng) for name in sorted(space)}
+def trial_seed(experiment_seed: int, ordinal: int) -> int:
+    """The seed of a trial, below 2**31 as the master's are: the same for the same two numbers, for good.
+
+    Args:
+        experiment_seed: ``reproducibility.experiment_seed``.
+        ordinal: Of the trial, counted from 1 in the order of creation.
+    """
+    return random.Random(f"{experiment_seed}/{ordinal}").randrange(TRIAL_SEEDS)
 
 
-def _sampled(value: Any, rng: random.Random) -> Any:
-    if not is_spec(value):
-        return sample(value, rng) if isinstance(value, Mapping) else value
-    kind = value["type"]
-    if kind == "const":
-        return value["val"]
-    if kind == "categorical":
-        return rng.choice(value["vals"])
-    if kind == "int":
-        return rng.randint(value["minval"], value["maxval"])
-    drawn = rng.uniform(value["minval"], value["maxval"])
-    return value.get("base", 10.0) ** drawn if kind == "log" else drawn
-
-
-def grid(space: Mapping[str, Any]) -> list[Hparams]:
-    """Every point of a grid; the last hyperparameter, by name, changes fastest."""
-    axes = list(_axes(space, ()))
-    points = []
-    for values in itertools.product(*(values for _, values in axes)):
-        point: Hparams = {}
-        for (path, _), value in zip(axes, values, strict=True):
-            _put(point, path, value)
-        points.append(point)
-    return points
-
-
-def _axes(space: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    for name in sorted(space):
-        value = space[name]
-        if is_spec(value):
-            yield (*path, name), _axis(value)
-        elif isinstance(value, Mapping) and value:
-            yield from _axes(value, (*path, name))
-        else:
-            yield (*path, name), [value]
-
-
-def _axis(spec: Mapping[str, Any]) -> list[Any]:
-    kind = spec["type"]
-    if kind == "const":
-        return [spec["val"]]
-    if kind == "categorical":
-        return list(spec["vals"])
-    low, high, count = spec["minval"], spec["maxval"], spec["count"]
-    if kind == "int":
-        count = min(count, high - low + 1)
-    if count == 1:
-        values = [(low + high) / 2]
-    else:
-        values = [low + index * (high - low) / (count - 1) for index in range(count)]
-    if kind == "int":
-        return [math.floor(value + 0.5) for value in values]
-    return [spec.get("base", 10.0) ** value for value in values] if kind == "log" else values
-
-
-def _put(point: Hparams, path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        point = point.setdefault(name, {})
-    point[path[-1]] = value
+def grid(space: SearchSpace) -> Iterator[Hparams]:
+    """Every point of a grid as it is run: from its end, so that the last hyperparameter, by name, changes fastest."""
+    axes = []
+    for axis in space.axes:
+        assert axis.num_values is not None, f"{axis.name} has no count"
+        axes.append([axis.value(index) for index in reversed(range(axis.num_values))])
+    for values in itertools.product(*axes):
+        yield space.at(values)
 
 
 # --- Methods ------------------------------------------------------------------------------------------------
@@ -125,19 +116,13 @@ class Search:
     """A search over a space.
 
     Args:
-        config: ``searcher`` of the experiment config, defaults filled in.
-        space: Its ``hyperparameters``.
-        seed: Its ``reproducibility.experiment_seed``.
+        config: ``searcher`` of the experiment config, defaults filled in (:func:`with_defaults`).
+        draws: Where its points come from.
     """
 
-    def __init__(self, config: Mapping[str, Any], space: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
         self.config = config
-        self._space = space
-        self._rng = random.Random(seed)
-
-    def _create(self, hparams: Hparams | None = None) -> Create:
-        point = sample(self._space, self._rng) if hparams is None else hparams
-        return Create(hparams=point, seed=self._rng.randrange(2**31))
+        self._draws = draws
 
     def start(self) -> list[Action]:
         """The first trials."""
@@ -159,8 +144,8 @@ class Search:
 class RandomSearch(Search):
     """Random points; ``single`` is one of them. An impossible point is replaced by another."""
 
-    def __init__(self, config: Mapping[str, Any], space: Mapping[str, Any], seed: int) -> None:
-        super().__init__(config, space, seed)
+    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
+        super().__init__(config, draws)
         self._is_single = config["name"] == "single"
         self._max_trials = 1 if self._is_single else int(config["max_trials"])
         self._num_created = 0
@@ -171,7 +156,7 @@ class RandomSearch(Search):
 
     def _next(self) -> Create:
         self._num_created += 1
-        return self._create()
+        return self._draws.draw()
 
     def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
         if reason == "INVALID_HP" and not self._is_single:
@@ -182,16 +167,16 @@ class RandomSearch(Search):
 class GridSearch(Search):
     """Every point of a grid, the last first. An impossible point is dropped, and not replaced."""
 
-    def __init__(self, config: Mapping[str, Any], space: Mapping[str, Any], seed: int) -> None:
-        super().__init__(config, space, seed)
-        self._left = grid(space)
+    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
+        super().__init__(config, draws)
+        self._left = grid(draws.space)
 
     def start(self) -> list[Action]:
-        at_once = int(self.config.get("max_concurrent_trials") or 0) or len(self._left)
-        return [self._create(self._left.pop()) for _ in range(min(len(self._left), at_once))]
+        at_once = int(self.config.get("max_concurrent_trials") or 0) or None
+        return [self._draws.at(point) for point in itertools.islice(self._left, at_once)]
 
     def exited(self, trial_id: int, reason: Reason | None = None) -> list[Action]:
-        return [self._create(self._left.pop())] if self._left else []
+        return [self._draws.at(point) for point in itertools.islice(self._left, 1)]
 
 
 @dataclass(kw_only=True)
@@ -211,16 +196,13 @@ class Rung:
 class AsyncHalving(Search):
     """ASHA by stopping: at each rung a trial goes on only if it is among the best 1/divisor that came by."""
 
-    def __init__(self, config: Mapping[str, Any], space: Mapping[str, Any], seed: int) -> None:
-        super().__init__(config, space, seed)
+    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
+        super().__init__(config, draws)
         self._divisor = float(config["divisor"])
         self._num_rungs = int(config["num_rungs"])
         self._max_trials = int(config["max_trials"])
-        longest = int(config["max_time"])
-        self.rungs = [
-            Rung(needed=max(1, int(longest / self._divisor ** (self._num_rungs - index - 1))))
-            for index in range(self._num_rungs)
-        ]
+        ladder = {key: config[key] for key in ("num_rungs", "divisor", "max_time")}
+        self.rungs = [Rung(needed=needed) for needed in rungs({"name": "async_halving", **ladder})]
         self._rung_of: dict[int, int] = {}
         self._num_invalid = 0
 
@@ -228,7 +210,7 @@ class AsyncHalving(Search):
         at_once = int(self.config.get("max_concurrent_trials") or 0)
         if not at_once:
             at_once = max(1, int(self._divisor ** (self._num_rungs - 1)))
-        return [self._create() for _ in range(min(at_once, self._max_trials))]
+        return [self._draws.draw() for _ in range(min(at_once, self._max_trials))]
 
     def created(self, trial_id: int, create: Create) -> list[Action]:
         self._rung_of[trial_id] = 0
@@ -242,9 +224,13 @@ class AsyncHalving(Search):
         metric = float(metrics[self.config["metric"]])
         if not self.config.get("smaller_is_better", True):
             metric = -metric
+        if math.isnan(
+            metric
+        ):  # is no better than any number, which the master's search for its place says too
+            metric = math.inf
         if not self._is_stopped(trial_id, int(metrics[self.config["time_metric"]]), metric):
             return []
-        return [Stop(trial_id=trial_id), *([self._create()] if self._wants_more else [])]
+        return [Stop(trial_id=trial_id), *([self._draws.draw()] if self._wants_more else [])]
 
     def _is_stopped(self, trial_id: int, trained: int, metric: float) -> bool:
         for index in range(self._rung_of[trial_id], self._num_rungs):
@@ -264,30 +250,24 @@ class AsyncHalving(Search):
             self._num_invalid += 1
             for rung in self.rungs:
                 rung.metrics = [entry for entry in rung.metrics if entry[1] != trial_id]
-            return [self._create()]
+            return [self._draws.draw()]
         if reason is None:
             return []
         self.rungs[self._rung_of[trial_id]].insert(trial_id, math.inf)
-        return [self._create()] if self._wants_more else []
+        return [self._draws.draw()] if self._wants_more else []
 
 
 class AdaptiveAsha(Search):
-    """ASHA in several brackets, which differ in how early they stop."""
+    """ASHA in several brackets, which differ in how early they stop. All draw from one source."""
 
-    def __init__(self, config: Mapping[str, Any], space: Mapping[str, Any], seed: int) -> None:
-        super().__init__(config, space, seed)
-        self.brackets = [
-            AsyncHalving({**config, **bracket}, space, self._rng.randrange(2**31))
-            for bracket in brackets_of(config)
-        ]
+    def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
+        super().__init__(config, draws)
+        self.brackets = [AsyncHalving({**config, **bracket}, draws) for bracket in brackets_of(config)]
         self._bracket_of: dict[int, int] = {}
 
     def _marked(self, bracket: int, actions: list[Action]) -> list[Action]:
         return [
-            Create(hparams=action.hparams, seed=action.seed, bracket=bracket)
-            if isinstance(action, Create)
-            else action
-            for action in actions
+            replace(action, bracket=bracket) if isinstance(action, Create) else action for action in actions
         ]
 
     def start(self) -> list[Action]:
@@ -310,28 +290,19 @@ class AdaptiveAsha(Search):
 def brackets_of(config: Mapping[str, Any]) -> list[dict[str, int]]:
     """The brackets of an adaptive search: rungs, trials and trials at once, the most rungs first."""
     divisor, max_trials = float(config["divisor"]), int(config["max_trials"])
-    rungs = list(config.get("bracket_rungs") or [])
-    if not rungs:
-        most = min(
-            int(config["max_rungs"]),
-            int(math.log(int(config["max_time"])) / math.log(divisor)) + 1,
-            int(math.log(max_trials) / math.log(divisor)) + 1,
-        )
-        least = {"conservative": 1, "standard": (most - 1) // 2 + 1, "aggressive": most}[config["mode"]]
-        rungs = list(range(least, most + 1))
-    rungs.sort(reverse=True)
-    weights = [divisor ** (number - 1) / number for number in rungs]
+    numbers = brackets(config)
+    weights = [divisor ** (number - 1) / number for number in numbers]
     trials = [max(1, int(weight / sum(weights) * max_trials)) for weight in weights]
     trials[0] += max(0, max_trials - sum(trials))
     at_once = int(config.get("max_concurrent_trials") or 0)
     if at_once:
-        each, more = divmod(max(at_once, len(rungs)), len(rungs))
-        concurrent = [each + (index < more) for index in range(len(rungs))]
+        each, more = divmod(max(at_once, len(numbers)), len(numbers))
+        concurrent = [each + (index < more) for index in range(len(numbers))]
     else:
-        concurrent = [max(trials[-1], int(divisor))] * len(rungs)
+        concurrent = [max(trials[-1], int(divisor))] * len(numbers)
     return [
         {"num_rungs": number, "max_trials": most_trials, "max_concurrent_trials": most_at_once}
-        for number, most_trials, most_at_once in zip(rungs, trials, concurrent, strict=True)
+        for number, most_trials, most_at_once in zip(numbers, trials, concurrent, strict=True)
     ]
 
 
@@ -344,8 +315,42 @@ METHODS: dict[str, type[Search]] = {
 }
 
 
+def with_defaults(searcher: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``searcher`` section with what the master fills in where nothing is said, or null.
+
+    Source: determined 0.38.1's schemas ``expconf/v0/searcher-*.json``.
+    """
+    defaults = {
+        "name": "single",
+        "smaller_is_better": True,
+        "max_concurrent_trials": MAX_CONCURRENT_TRIALS,
+        "divisor": DIVISOR,
+        "max_rungs": MAX_RUNGS,
+        "mode": MODE,
+    }
+    given = {key: value for key, value in searcher.items() if value is not None}
+    return {**searcher, **defaults, **given}
+
+
+def make_search(searcher: Mapping[str, Any], space: SearchSpace) -> Search:
+    """The search of a ``searcher`` section, defaults filled in, over a space."""
+    return METHODS[searcher["name"]](searcher, Draws(space))
+
+
 def make_searcher(config: Mapping[str, Any]) -> Search:
-    """The search of an experiment config, defaults filled in."""
+    """The search of an experiment config, defaults filled in.
+
+    Raises:
+        ConfigError: its hyperparameters are none.
+    """
     searcher = config["searcher"]
-    seed = int(config["reproducibility"]["experiment_seed"])
-    return METHODS[searcher["name"]](searcher, config.get("hyperparameters") or {}, seed)
+    found = Findings(Document(name="config", data=dict(config)))
+    space, _ = read_space(
+        found,
+        config.get("hyperparameters") or {},
+        searcher=searcher["name"],
+        seed=int(config["reproducibility"]["experiment_seed"]),
+    )
+    if found.problems:
+        raise ConfigError(found.problems)
+    return make_search(searcher, space)

@@ -1,0 +1,1 @@
+"""Determined's hyperparameter searches, run here without a cluster."""

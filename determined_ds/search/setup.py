@@ -1,0 +1,249 @@
+"""What ``det-ds search`` was given -> a search that can start: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from determined_ds.check.experiment import Asked, check_experiment
+from determined_ds.check.report import ERROR, Finding
+from determined_ds.check.trial_class import has_stages, stages_problem
+from determined_ds.config.decide import Problems, decide, read_document
+from determined_ds.config.document import Document, get_path, plain_copy, words
+from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.text import read_yaml
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.runtime.local_run import RUNS, as_constants, check_run_dir, new_run_dir, short, slug
+from determined_ds.runtime.run_dir import EXPERIMENT, METRICS
+from determined_ds.search.machine import Machine, machine_accelerator, machine_of, machine_warnings
+from determined_ds.search.methods import Create, Search, make_search, with_defaults
+from determined_ds.search.study import STUDY, About
+
+# Parts of an experiment's configuration that may change while its search goes on.
+NOT_THE_SEARCH = words("""description integrations labels log_policies max_restarts name notes project retention_policy
+    workspace""")
+MAX_RESTARTS = 5  # Determined's default
+MOST_DIFFERENCES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """A search that can start.
+
+    Args:
+        experiment: What was asked for, overrides included.
+        context_dir: The folder with the code.
+        run_dir: Where everything is written.
+        machine: What its trials share.
+        resume: Whether it goes on from what is in ``run_dir``.
+        warnings: What is possible, and probably not meant so.
+        words: What was typed beside the configuration, for the command that goes on with it.
+    """
+
+    experiment: Experiment
+    context_dir: Path
+    run_dir: Path
+    machine: Machine
+    resume: bool
+    warnings: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    @cached_property
+    def searcher(self) -> dict[str, Any]:
+        """The ``searcher`` section, defaults filled in."""
+        return with_defaults(self.experiment.config.get("searcher") or {})
+
+    @cached_property
+    def about(self) -> About:
+        """What its study is of."""
+        experiment = self.experiment
+        return About(
+            name=experiment.name,
+            metric=experiment.metric,
+            smaller_is_better=experiment.smaller_is_better,
+            search=digest_of(experiment.config),
+        )
+
+    @property
+    def max_restarts(self) -> int:
+        given = self.experiment.config.get("max_restarts")
+        return MAX_RESTARTS if given is None else int(given)
+
+    def search(self) -> Search:
+        """Its method, from the beginning."""
+        return make_search(self.searcher, self.experiment.space)
+
+    def point(self, create: Create) -> dict[str, Any]:
+        """The searched hyperparameters of a trial, by dotted name."""
+        return {axis.name: get_path(create.hparams, axis.path) for axis in self.experiment.space.axes}
+
+    def judge(self, create: Create) -> ResolvedConfig:
+        """What a trial will run with.
+
+        Raises:
+            ConfigError: its point is impossible.
+        """
+        experiment, hyperparameters = self.experiment, self.experiment.at(create.hparams)
+        problem = stages_problem(hyperparameters, experiment.trial) if self._has_no_stages else None
+        if problem is not None:
+            raise ConfigError(problem)
+        return decide(
+            experiment, hyperparameters, context_dir=self.context_dir, accelerator=self.machine.accelerator
+        )
+
+    @cached_property
+    def _has_no_stages(self) -> bool:
+        if "--pipeline-trial" in str(self.experiment.config.get("entrypoint")):  # another class has them
+            return False
+        return has_stages(self.experiment.trial, self.context_dir) is False
+
+    def trial_document(self, create: Create) -> Document:
+        """The experiment of one trial: its point as constants, its seed, and no search."""
+        experiment = self.experiment
+        data = plain_copy(experiment.config)
+        data["hyperparameters"] = as_constants(plain_copy(create.hparams))
+        data["searcher"] = {
+            "name": "single",
+            "metric": experiment.metric,
+            "smaller_is_better": experiment.smaller_is_better,
+        }
+        data["reproducibility"] = {"experiment_seed": create.seed}
+        return Document(name=experiment.document.name, data=data)
+
+
+def digest_of(config: Mapping[str, Any]) -> str:
+    """A digest of all in a configuration that decides its search."""
+    kept = {key: value for key, value in config.items() if key not in NOT_THE_SEARCH}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def prepare_search(
+    config: Path,
+    context_dir: Path,
+    *,
+    slots: int | None,
+    machine_slots: int | None,
+    overrides: Iterable[str],
+    run_dir: Path | None,
+    resume: bool,
+    accelerator: str | None,
+    now: datetime,
+) -> SearchPlan:
+    """Decide a search from what ``det-ds search`` was given. Nothing is written, and no process of a trial started.
+
+    Raises:
+        ConfigError: it cannot run; every reason that is known before a trial is started.
+    """
+    document = read_document(config, context_dir, slots=slots, overrides=overrides, command="search")
+    found = Problems()
+    devices = found.of(lambda: machine_accelerator(accelerator))
+    findings = check_experiment(
+        document, Asked(context_dir=context_dir, accelerator=devices.name if devices else "cpu")
+    ).findings
+    errors = [finding.problem for finding in findings if _is_error(finding)]
+    found.problems += [problem for problem in errors if problem not in found.problems]
+    found.raise_any()
+    experiment = parse_experiment(document)
+    assert devices is not None
+    machine = found.of(lambda: machine_of(experiment, devices, machine_slots))
+    where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
+    found.of(lambda: check_start(where, experiment, resume=resume, stated=run_dir is not None))
+    found.raise_any()
+    assert machine is not None
+    words = ["--machine-slots", str(machine_slots)] if machine_slots else []
+    words += ["--accelerator", accelerator] if accelerator else []
+    return SearchPlan(
+        experiment=experiment,
+        context_dir=context_dir.resolve(),
+        run_dir=where.resolve(),
+        machine=machine,
+        resume=resume,
+        warnings=(*_shown(findings), *machine_warnings(experiment, machine)),
+        words=tuple(words),
+    )
+
+
+def _is_error(finding: Finding) -> bool:
+    return finding.severity == ERROR or finding.problem.code == "search-nothing"
+
+
+def _shown(findings: Iterable[Finding]) -> Iterator[str]:
+    for finding in findings:
+        points = f"\n  points: {finding.share}" if finding.share else ""
+        if not _is_error(finding):
+            yield f"{finding.problem}{points}"
+
+
+# ---------------------------------------------------------------------------------------- the run directory
+
+
+def check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: bool) -> None:
+    """Check that a search can begin in a folder, or go on with the one that it holds.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    check_run_dir(run_dir)
+    there = run_dir / STUDY
+    begun = there.is_file() and there.stat().st_size > 0
+    if resume and not stated:
+        runs = sorted(run_dir.parent.glob(f"*/{STUDY}"), reverse=True)
+        mend = (
+            f"add --run-dir {short(runs[0].parent)}"
+            if runs
+            else "add the --run-dir of the search to go on with"
+        )
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
+    if (run_dir / METRICS).exists():
+        mend = "give another --run-dir"
+        raise ConfigError(_refused(run_dir, "holds a run of one trial, and no search", mend))
+    if begun and not resume:
+        mend = "add --resume to go on with it, or give another --run-dir to start anew"
+        raise ConfigError(_refused(run_dir, "holds a search already", mend))
+    if resume:
+        _check_same(run_dir, experiment)
+
+
+def _refused(run_dir: Path, message: str, mend: str) -> Problem:
+    return Problem(key="--run-dir", value=short(run_dir), message=message, mend=mend, code="run-dir")
+
+
+def _check_same(run_dir: Path, experiment: Experiment) -> None:
+    """The configuration must be the one that the search was begun with, in all that decides it."""
+    path = run_dir / EXPERIMENT
+    if not path.is_file():
+        mend = "give the --run-dir of a search, or start one anew, without --resume"
+        raise ConfigError(_refused(run_dir, f"holds no search: there is no {EXPERIMENT} in it", mend))
+    before = read_yaml(path)
+    problems = []
+    for key in sorted({*before.data, *experiment.config} - NOT_THE_SEARCH):
+        problems += list(_differences(before, experiment.document, (key,)))
+    if len(problems) > MOST_DIFFERENCES:
+        mend = f"go on with {path}, or start anew in another --run-dir"
+        raise ConfigError(_refused(run_dir, f"holds another search: {len(problems)} values differ", mend))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _differences(before: Document, now: Document, path: tuple[str, ...]) -> Iterator[Problem]:
+    was, value = before.get(path, NOT_GIVEN), now.get(path, NOT_GIVEN)
+    if isinstance(was, dict) and isinstance(value, dict):
+        for key in sorted({*was, *value}):
+            yield from _differences(before, now, (*path, key))
+    elif repr(was) != repr(value):
+        said = "was not given" if was is NOT_GIVEN else f"was {json.dumps(was, default=str)}"
+        yield Problem(
+            key=now.key(path),
+            value=value,
+            origin=now.origin(path),
+            message=f"{said} when the search in {before.origin(path)} began",
+            mend="go on with what it was, or start anew in another --run-dir, without --resume",
+            code="another-search",
+        )

@@ -1,0 +1,98 @@
+"""``study.journal``: held by one search at a time, and looked at before Optuna reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from determined_ds.errors import ConfigError, Problem
+
+CREATE_STUDY = 0  # JournalOperation of Optuna 5.0.0's optuna/storages/journal/_storage.py
+ANEW = "start anew in another --run-dir, or put the file back as it was"
+
+
+def study_problem(path: Path, message: str, mend: str = ANEW) -> ConfigError:
+    """The error of a study file that cannot be used."""
+    return ConfigError(Problem(key="", origin=str(path), message=message, mend=mend, code="study"))
+
+
+class StudyLock:
+    """Held from the beginning of a search to its end; the system lets go of it when its process ends.
+
+    Args:
+        path: The study file; it is made where there is none.
+
+    Raises:
+        ConfigError: another search holds it, or it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            mend = "give a --run-dir that can be written to"
+            raise study_problem(path, f"cannot be opened: {error.strerror}", mend) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                self.release()
+                mend = "wait until it has ended, or give another --run-dir"
+                raise study_problem(path, "another det-ds search is at work in this folder", mend) from None
+            # A file system without locks: nothing tells of another search, and nothing is known to be wrong.
+        for left in path.parent.glob(f"{path.name}.lock*"):  # of a search that was killed while it wrote
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+    def release(self) -> None:
+        """Let another search have it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def mend_study_file(path: Path) -> int:
+    """Check a study file line by line, and take away what a killed search was writing when it ended.
+
+    Whatever a search does, it does after the line that says so is whole on the disk: half a line was never acted on.
+
+    Args:
+        path: The file; the caller holds its :class:`StudyLock`.
+
+    Returns:
+        How many lines it has; 0 where no study was begun.
+
+    Raises:
+        ConfigError: it is no journal of Optuna's, or is damaged.
+    """
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    lines = content[:whole].splitlines()
+    for number, line in enumerate(lines, start=1):
+        record = _record(line)
+        if record is None and number == 1:
+            raise study_problem(path, "is no study file: its first line is not Optuna's")
+        if record is None:
+            raise study_problem(path, f"is damaged: line {number} of {len(lines)} is not what was written")
+        if number == 1 and record["op_code"] != CREATE_STUDY:
+            raise study_problem(path, "is damaged: it does not begin with a study")
+    if not lines and content.strip(b"\0") and not b'{"op_code":0'.startswith(content[:12]):
+        raise study_problem(path, "is no study file: its first line is not Optuna's")
+    if whole < len(content):
+        os.truncate(path, whole)
+    return len(lines)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("op_code"), int):
+        return None
+    return record if isinstance(record.get("worker_id"), str) else None
