@@ -7,12 +7,15 @@ import sys
 
 import click
 
+from determined_ds.cli.autotune import autotune
 from determined_ds.cli.check import check
+from determined_ds.cli.compare import compare
 from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
 from determined_ds.cli.new import new
 from determined_ds.cli.render import render
 from determined_ds.cli.run import run
+from determined_ds.cli.search import search
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
 
 
@@ -40,9 +43,12 @@ def main() -> None:
     """Train with DeepSpeed, the same here and on a Determined cluster."""
 
 
+main.add_command(autotune)
 main.add_command(check)
+main.add_command(compare)
 main.add_command(estimate)
 main.add_command(generate)
 main.add_command(new)
 main.add_command(render)
 main.add_command(run)
+main.add_command(search)

@@ -27,6 +27,10 @@ Examples:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --run-dir.")
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
+@click.option("--measure", metavar="STEPS", type=click.IntRange(min=1), hidden=True)
+@click.option("--warmup", metavar="STEPS", type=click.IntRange(min=0), default=5, hidden=True)
+@click.option("--engine", type=click.Choice(["deepspeed", "ddp"]), default="deepspeed", hidden=True)
+@click.option("--parent", metavar="PID", type=int, hidden=True)
 def run(
     config: Path,
     context_dir: Path,
@@ -36,12 +40,21 @@ def run(
     run_dir: Path | None,
     resume: bool,
     accelerator: str | None,
+    measure: int | None,
+    warmup: int,
+    engine: str,
+    parent: int | None,
 ) -> None:
     """Run the experiment CONFIG with the code in CONTEXT_DIR, here.
 
     The arguments are those of `det experiment create CONFIG CONTEXT_DIR`.
     """
+    # The hidden options are for the commands that start many runs: compare, search, autotune.
     from determined_ds.runtime.local_run import prepare_run
+    from determined_ds.runtime.signals import end_with
+
+    if parent is not None:
+        end_with(parent)
 
     prepared = prepare_run(
         config,
@@ -58,4 +71,7 @@ def run(
     for warning in (*prepared.damages, *prepared.resolved.warnings):
         click.echo(f"warning: {warning}", err=True)
     sys.stdout.flush()
-    sys.exit(prepared.launch(test=test))
+    more = ["--engine", engine] if engine != "deepspeed" else []
+    if measure is not None:
+        more += ["--measure", str(measure), "--warmup", str(warmup)]
+    sys.exit(prepared.launch(test=test, more=more))

@@ -1,0 +1,205 @@
+"""``det-ds autotune`` as it is typed: a real tuning, interrupted and gone on with; and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from determined_ds.errors import EXIT_CONFIG
+from determined_ds.report.results import MEASURED, load_results
+from determined_ds.search.trials import processes_below
+from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
+
+CONST = ROOT / "experiments" / "gpt2" / "const.yaml"
+FILES = {"best.yaml", "report.html", "results.json", "results.csv"}
+OWN = "as it is (zero1 micro 8)"
+# While the file is there, every other strategy than the experiment's never ends its first batch.
+HOLDING = """
+
+class HoldingTrial(TinyTrial):
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        import pathlib, signal
+        if self.resolved.zero_stage != 1 and (pathlib.Path(__file__).parent / "hold").exists():
+            print("holding", flush=True)
+            while True:
+                signal.pause()
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+"""
+
+
+@pytest.fixture
+def holding(own_model: Path) -> Path:
+    """A context directory whose trial can be held."""
+    with (own_model / "trial.py").open("a") as file:
+        file.write(HOLDING)
+    path = own_model / "experiment.yaml"
+    path.write_text(path.read_text().replace("trial:TinyTrial", "trial:HoldingTrial"))
+    return own_model
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands under way; none outlives the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def words_for(folder: Path, run_dir: Path) -> list[str]:
+    options = ["--budget", "2", "--over", "zero_stage", "--steps", "5", "--warmup", "1", "--slots", "1"]
+    return ["autotune", str(folder / "experiment.yaml"), str(folder), *options, "--run-dir", str(run_dir)]
+
+
+def invoked(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["autotune", *map(str, words)])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
+
+
+# ------------------------------------------------------------------------------------------- a real tuning
+
+
+def test_interrupted_it_reports_what_was_found_and_goes_on(
+    holding: Path, tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """What was measured before is not measured again; what was interrupted is."""
+    run_dir, words = tmp_path / "tuned", words_for(holding, tmp_path / "tuned")
+    (holding / "hold").write_text("")
+    process = subprocess.Popen(
+        [str(DET_DS), *words, "--accelerator", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started.append(process)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not any("holding" in log.read_text() for log in run_dir.glob("runs/*/1/output.log")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(processes_below(run_dir)) >= 2
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, stderr
+    assert processes_below(run_dir) == []
+    assert "SIGINT: ending the measurement; the best so far is written; again ends at once" in stderr
+    assert f"ended early; the same command with --run-dir {run_dir} goes on" in stderr
+    assert f"best: {OWN}" in stdout
+    assert {path.name for path in run_dir.iterdir()} >= FILES
+    assert [row.name for row in load_results(run_dir / "results.json").rows] == [OWN]
+
+    (holding / "hold").unlink()
+    own = run_dir / "runs" / OWN.replace(" ", "-") / "1" / "metrics.jsonl"
+    before = own.stat().st_mtime_ns
+    done = det_ds(*words)
+    assert done.returncode == 0, done.stderr
+    assert processes_below(run_dir) == []
+    assert own.stat().st_mtime_ns == before
+    results = load_results(run_dir / "results.json")
+    assert [row.status for row in results.rows] == [MEASURED, MEASURED]
+    assert results.rows[0].name == OWN
+    best = min(results.rows, key=lambda row: row.median_step_seconds or 1e9)
+    assert f"best: {best.name}" in done.stdout
+    assert "tiny: 4 ways to train it on 1 slots, global batch 8" in done.stdout
+    data = yaml.safe_load((run_dir / "best.yaml").read_text())
+    stage = data["hyperparameters"]["deepspeed_config"]["val"]["zero_optimization"]["stage"]
+    assert stage == best.zero_stage
+    assert data["hyperparameters"]["global_batch_size"] == 8
+
+
+# ---------------------------------------------------------------------------------------------- --emit
+
+
+def test_emitted_it_is_an_experiment_for_a_cluster(tmp_path: Path) -> None:
+    """Of GPUs, wherever it is written; nothing runs."""
+    path = tmp_path / "tune.yaml"
+    words = ["--over", "zero_stage,micro_batch,pipeline,offload", "--emit", path]
+    code, output = invoked(CONST, ROOT, *words)
+    assert code == 0, output
+    assert f"wrote {path}; submit it with: det experiment create {path} {ROOT}" in output
+    assert list(tmp_path.iterdir()) == [path]
+    overwrites = yaml.safe_load(path.read_text())["hyperparameters"]["overwrite_deepspeed_args"]
+    device = overwrites["zero_optimization"]["offload_optimizer"]["device"]
+    assert device == {"type": "categorical", "vals": ["none", "cpu"]}
+    checked = CliRunner().invoke(main, ["check", str(path)])
+    assert checked.exit_code == 0, checked.output
+    assert "60 of 160 points can run" in checked.output
+
+
+def test_emitted_for_cpus_where_that_is_meant(tmp_path: Path) -> None:
+    over = "zero_stage,micro_batch,pipeline,offload"
+    code, output = invoked(
+        CONST, ROOT, "--over", over, "--emit", tmp_path / "tune.yaml", "--accelerator", "cpu"
+    )
+    assert code == 0, output
+    assert "left out offload: on a CPU there is nowhere to offload to" in output
+    assert "# Not searched: offload" in (tmp_path / "tune.yaml").read_text()
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--over", "zero_stge"],
+            ["--over = 'zero_stge': cannot be searched over", "did you mean zero_stage?"],
+        ),
+        (["--over", ""], ["--over: names nothing"]),
+        (
+            ["--metric", "sample_per_second"],
+            ["--metric = 'sample_per_second'", "did you mean samples_per_second?"],
+        ),
+        (["--metric", "validation_loss"], ["is not measured by a tuning", "use one of samples_per_second"]),
+        (["--budget", "1"], ["--budget = '1': is too small"]),
+        (["--budget", "10s"], ["--budget = '10s': is too small for one trial", "30 s or more"]),
+        (
+            ["--budget", "soon"],
+            ["--budget = 'soon': is neither a time nor a number of trials", "20m, 1h or 12 trials"],
+        ),
+        (["--over", "offload"], ["there is nothing to choose from", "nowhere to offload to"]),
+        (
+            ["--metric", "tokens_per_second"],
+            ["trial:TinyTrial does not say how many tokens", "tokens_per_sample"],
+        ),
+        (["--steps", "4"], ["'--steps'"]),
+        (["--loss-tolerance", "0"], ["'--loss-tolerance'"]),
+        (["--slots", "3"], ["hyperparameters.global_batch_size = 8", "is not a multiple of"]),
+        (
+            ["--set", "entrypoint=python3 -m determined_ds.train trial:TinyTrail"],
+            ["TinyTrail", "TinyTrial"],
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    options: list[str], says: list[str], own_model: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    words = [own_model / "experiment.yaml", own_model, *options, "--run-dir", run_dir, "--accelerator", "cpu"]
+    code, output = invoked(*words)
+    assert code == EXIT_CONFIG
+    for sentence in says:
+        assert sentence in output
+    assert not run_dir.exists()
+
+
+def test_all_that_is_wrong_is_told_at_once(own_model: Path) -> None:
+    options = ["--over", "zero", "--metric", "speed", "--budget", "much", "--set", "x"]
+    code, output = invoked(own_model / "experiment.yaml", own_model, *options, "--accelerator", "cpu")
+    assert code == EXIT_CONFIG
+    assert output.count("error: ") == 4

@@ -1,0 +1,179 @@
+"""``det-ds compare`` as it is typed: what it writes and says, and what it refuses before anything starts."""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from determined_ds.errors import EXIT_CONFIG
+from determined_ds.report.results import CANNOT_RUN, MEASURED, OUT_OF_MEMORY, STOPPED, Results, load_results
+from determined_ds.runtime.interrupts import Interrupts
+from determined_ds.search.trials import processes_below
+from determined_ds.strategies.compare import prepare_comparison
+from tests.command import det_ds
+
+FILES = ("report.html", "results.json", "results.csv")
+# ZeRO 3 finds no memory, once it trains.
+GREEDY = """
+
+class GreedyTrial(TinyTrial):
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        if self.resolved.zero_stage == 3:
+            raise MemoryError("no room for it")
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+"""
+
+
+def greedy(folder: Path) -> Path:
+    """The experiment of a context directory, with a trial that needs more memory than there is under ZeRO 3."""
+    with (folder / "trial.py").open("a") as file:
+        file.write(GREEDY)
+    path = folder / "experiment.yaml"
+    path.write_text(path.read_text().replace("trial:TinyTrial", "trial:GreedyTrial"))
+    return path
+
+
+def invoked(*words: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["compare", *map(str, words), "--accelerator", "cpu"])
+    assert "Traceback" not in result.output
+    return result.exit_code, result.output
+
+
+# ------------------------------------------------------------------------------------------------- a report
+
+
+def test_a_report_of_what_runs_and_what_does_not(own_model: Path, tmp_path: Path) -> None:
+    """One is measured, one runs out of memory, one cannot run; the next time, what was measured is taken as it is."""
+    config, run_dir = greedy(own_model), tmp_path / "compared"
+    options = ["--slots", "1", "--steps", "3", "--warmup", "1", "--repeat", "1", "--run-dir", run_dir]
+    done = det_ds("compare", config, own_model, "--strategies", "zero0,zero3,zeropp", *options)
+    assert done.returncode == 0, done.stderr
+    assert processes_below(run_dir) == []
+    results = load_results(run_dir / "results.json")
+    assert [(row.name, row.status) for row in results.rows] == [
+        ("zero0", MEASURED),
+        ("zero3", OUT_OF_MEMORY),
+        ("zeropp", CANNOT_RUN),
+    ]
+    measured, greedy_one, impossible = results.rows
+    assert (measured.num_steps, len(measured.losses), measured.slots) == (3, 4, 1)
+    assert greedy_one.reason == "MemoryError: no room for it"
+    assert "there is no CUDA device" in impossible.reason
+    # AdamW on four weights and a bias, in fp32: parameters, gradients and two moments.
+    assert measured.model_state_bytes == measured.estimated_model_state_bytes == 16 * 5
+    assert "0.0 samples/s" not in done.stdout
+    for told in ("1/1  zero0 x1", "out of memory: MemoryError: no room for it", "cannot run: ", *FILES):
+        assert told in done.stdout
+
+    with (run_dir / "results.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["zero0", "zero3", "zeropp"]
+    page = (run_dir / "report.html").read_text()
+    assert "MemoryError: no room for it" in page
+
+    record = run_dir / "runs" / "zero0-x1" / "1" / "metrics.jsonl"
+    before = record.stat().st_mtime_ns
+    code, output = invoked(config, own_model, "--strategies", "zero0,zeropp", *options)
+    assert code == 0, output
+    assert record.stat().st_mtime_ns == before
+    assert load_results(run_dir / "results.json").rows[0].repetitions == measured.repetitions
+
+
+def test_where_nothing_can_be_measured_it_fails(own_model: Path, tmp_path: Path) -> None:
+    """With a report, all the same."""
+    code, output = invoked(
+        *(
+            own_model / "experiment.yaml",
+            own_model,
+            "--strategies",
+            "zeropp,pipeline",
+            "--run-dir",
+            tmp_path / "run",
+        )
+    )
+    assert code == 1
+    assert "error: none of the strategies could be measured" in output
+    results = load_results(tmp_path / "run" / "results.json")
+    assert [row.status for row in results.rows] == [CANNOT_RUN, CANNOT_RUN]
+    assert "TinyTrial has no stages" in results.rows[1].reason
+
+
+def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path: Path) -> None:
+    """Nothing is started; every row says that it was not measured yet."""
+    comparison = prepare_comparison(
+        own_model / "experiment.yaml",
+        own_model,
+        strategies=["zero0", "zero1"],
+        slots=[1, 2],
+        steps=3,
+        warmup=1,
+        repeat=2,
+        run_dir=tmp_path / "run",
+        accelerator="cpu",
+        now=datetime(2026, 1, 1),
+    )
+    interrupts = Interrupts("")
+    interrupts.signals.append(2)
+    results: Results = comparison.run(interrupts)
+    assert [(row.name, row.slots) for row in results.rows] == [
+        ("zero0", 1),
+        ("zero0", 2),
+        ("zero1", 1),
+        ("zero1", 2),
+    ]
+    assert {(row.status, row.reason) for row in results.rows} == {(STOPPED, "not measured yet")}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == set(FILES)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--strategies", "zero1,zer2"], ["--strategies = 'zer2': no such strategy", "did you mean zero2?"]),
+        (["--strategies", ","], ["--strategies: names none", "name some of: ddp, zero0"]),
+        ([], ["Missing option '--strategies'"]),
+        (
+            ["--strategies", "zero0", "--slots", "two"],
+            ["'two' is not a list of numbers above 0, such as 1,2"],
+        ),
+        (["--strategies", "zero0", "--slots", "1,0"], ["is not a list of numbers above 0"]),
+        (["--strategies", "zero0", "--steps", "0"], ["'--steps'"]),
+        (["--strategies", "zero0", "--repeat", "0"], ["'--repeat'"]),
+        (["--strategies", "zero0", "--set", "nonsense"], ["--set nonsense: is not KEY=VALUE"]),
+        (
+            ["--strategies", "zero0", "--set", "hyperparameters.global_batch_size=7"],
+            ["hyperparameters.global_batch_size = 7", "is not a multiple of"],
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    options: list[str], says: list[str], own_model: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    code, output = invoked(own_model / "experiment.yaml", own_model, *options, "--run-dir", run_dir)
+    assert code == EXIT_CONFIG
+    for words in says:
+        assert words in output
+    assert not run_dir.exists()
+
+
+def test_all_that_is_wrong_is_told_at_once(own_model: Path, tmp_path: Path) -> None:
+    code, output = invoked(tmp_path / "missing.yaml", own_model, "--strategies", "zero9,zer1")
+    assert code == EXIT_CONFIG
+    assert output.count("error: ") == 3
+    assert "missing.yaml" in output
+
+
+def test_a_run_dir_that_is_a_file(own_model: Path) -> None:
+    there = own_model / "trial.py"
+    code, output = invoked(
+        own_model / "experiment.yaml", own_model, "--strategies", "zero0", "--run-dir", there
+    )
+    assert code == EXIT_CONFIG
+    assert "is a file, not a folder" in output
