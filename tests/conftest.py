@@ -1,24 +1,100 @@
-"""Ranks for the tests that need them (see ``ranks.py``), and what their runs reported."""
+"""What every test may have: ranks (``ranks.py``), forks of ``det-ds`` (``forked.py``), and what a run reported.
+
+``make test`` has pytest-xdist run as many files of tests at once as this machine can, each by one process, in its
+order. A process has ranks, a cluster and temporary folders of its own, and what it starts it knows by them. So that
+any two files may meet, a test must not ask for a port by its number, nor look at processes that it did not start.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import psutil
 import pytest
 
-from tests.ranks import Ranks
+from tests.forked import Forked
+from tests.ranks import ROOT, Ranks, compile_nothing
 
 # How long an example takes says nothing of whether it is right.
 hypothesis.settings.register_profile("without a clock", deadline=None)
 hypothesis.settings.load_profile("without a clock")
 
+# The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Collecting loads torch, transformers and every test, and all of it stays: a quarter of the time would go into looking
+# for garbage in it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on there is garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+# ------------------------------------------------------------------------------------------- side by side
+
+# A process of tests with its ranks.
+BYTES_A_WORKER = 2 * 2**30
+# What takes longest begins first, in this order, so that all end together.
+LONG = (
+    "tests/runtime/test_resume.py",
+    "tests/experiments/test_templates.py",
+    "tests/cluster/",
+    "tests/runtime/test_stopping.py",
+    "tests/memory/",
+    "tests/model_defs/",
+    "tests/trial/",
+    "tests/runtime/",
+    "tests/cli/",
+    "tests/search/",
+    "tests/strategies/",
+)
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.pop("PYTHONHASHSEED", None)  # of this process alone; see below
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of ``-n auto``: one more than there are cores, since ranks that start and clusters that poll leave some idle."""
+    if stated := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return int(stated)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores + 1, psutil.virtual_memory().available // BYTES_A_WORKER))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets are among the parameters: for tests to have the same names in every process, so must hashes be."""
+    if getattr(config.option, "tx", None):
+        os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where files run side by side, the long ones begin first; where they do not, the order is that of the folders."""
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT).as_posix()
+        return next((number for number, start in enumerate(LONG) if path.startswith(start)), len(LONG))
+
+    if hasattr(config, "workerinput"):
+        items.sort(key=place)
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
 
 def _ranks(size: int, factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(size, factory.mktemp("ranks"))
+    ranks = Ranks(size, factory.mktemp("ranks"), first=compile_nothing)
     yield ranks
     ranks.stop()
 
@@ -33,6 +109,14 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks, started once a session."""
     yield from _ranks(2, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """``det-ds`` started by a fork (see ``forked.py``)."""
+    starts = Forked(tmp_path_factory.mktemp("forked"))
+    yield starts
+    starts.stop()
 
 
 @pytest.fixture(scope="session")

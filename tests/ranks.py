@@ -15,8 +15,10 @@ dies or hangs fails the test that called it, with every rank's own words, and th
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -32,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 180.0
 # How long the other ranks may take to say something, once one has failed.
 GRACE_S = 3.0
+# Linux gives out those from 32768, others those from 49152.
+PORTS = range(13_000, 32_000)
 
 
 class RanksFailed(AssertionError):
@@ -44,11 +48,13 @@ class Ranks:
     Args:
         size: Ranks.
         log_dir: Where their output goes; its end is quoted where they fail.
+        first: What new ranks do before any call.
     """
 
-    def __init__(self, size: int, log_dir: Path) -> None:
+    def __init__(self, size: int, log_dir: Path, *, first: Callable[[], Any] | None = None) -> None:
         self.size = size
         self._log_dir = log_dir
+        self._first = first
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[connection.Connection] = []
 
@@ -67,6 +73,8 @@ class Ranks:
         """
         if not self._processes:
             self._start()
+            if self._first is not None:
+                self.run(self._first)
         port = free_port()
         replies: dict[int, tuple[bool, Any]] = {}
         for pipe in self._pipes:
@@ -126,6 +134,11 @@ class Ranks:
             process.wait()
         self._processes, self._pipes = [], []
 
+    def said(self, rank: int) -> str:
+        """What a rank has said so far, on stdout and stderr."""
+        log = self._log(rank)
+        return log.read_text(errors="replace") if log.exists() else ""
+
     def _log(self, rank: int) -> Path:
         return self._log_dir / f"rank{rank}-of-{self.size}.log"
 
@@ -134,8 +147,7 @@ class Ranks:
         for rank in range(self.size):
             succeeded, said = replies.get(rank, (False, "has not ended"))
             lines.append(f"--- rank {rank}: {'returned' if succeeded else said}")
-            output = self._log(rank).read_text(errors="replace") if self._log(rank).exists() else ""
-            if output and not succeeded:
+            if not succeeded and (output := self.said(rank)):
                 lines.append(f"its output ends:\n{output[-2000:].rstrip()}")
         return "\n".join(lines)
 
@@ -149,10 +161,15 @@ def _receive(pipe: connection.Connection) -> tuple[bool, Any]:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody has, and that nobody is given before it is used.
+
+    It lies below those that a system gives to whoever connects: while ranks start, other tests do so all the time.
+    """
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # ------------------------------------------------------------------------------------------- in a rank
@@ -162,6 +179,8 @@ def serve(descriptor: int) -> None:
     """Call what comes through the pipe, until it is closed."""
     pipe: connection.Connection = connection.Connection(descriptor)
     environment = dict(os.environ)
+    # A third of the time that torch and DeepSpeed take to load goes into looking for garbage among what stays.
+    gc.disable()
     while True:
         try:
             # What was sent is unpickled here: this is where the test's module is imported.
@@ -171,6 +190,10 @@ def serve(descriptor: int) -> None:
             os.chdir(ROOT)
             returned = function(*args, **kwargs)
             _leave_process_group()
+            if not gc.isenabled():  # the first call has loaded what the others need
+                gc.collect()
+                gc.freeze()
+                gc.enable()
             pipe.send((True, returned))
         except EOFError:
             return
@@ -178,12 +201,20 @@ def serve(descriptor: int) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
+def compile_nothing() -> None:
+    """Load DeepSpeed, and have it do without the all-reduce in shared memory that it would compile when it is used.
+
+    That takes a minute or more on a machine which has not done it before, and would hold all ranks.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def _leave_process_group() -> None:
     """Leave nothing of DeepSpeed's that outlives its engines: groups, in its caches, in torch's."""
     if "deepspeed" not in sys.modules:
         return
-    import gc
-
     import deepspeed.comm as dist
 
     if dist.is_initialized():

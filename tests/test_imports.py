@@ -15,6 +15,7 @@ import determined_ds.check
 import determined_ds.config
 import determined_ds.memory
 import determined_ds.plan
+import determined_ds.report
 import determined_ds.scaffold
 
 HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
@@ -23,6 +24,7 @@ ROOMS = (
     determined_ds.memory,
     determined_ds.plan,
     determined_ds.check,
+    determined_ds.report,
     determined_ds.scaffold,
 )
 PURE = [module.name for room in ROOMS for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]

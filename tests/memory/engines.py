@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 KINDS = ("parameters", "gradients", "optimizer_states")
@@ -80,6 +79,8 @@ def _train(
     import deepspeed
     import torch
 
+    from determined_ds.runtime.state_bytes import base_optimizer, walk
+
     torch.manual_seed(0)
     gc.collect()
     before = large_blocks(libc)
@@ -96,8 +97,7 @@ def _train(
     first.register_post_accumulate_grad_hook(lambda _: note("backward ends"))
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
     del first, last
-    base = getattr(engine.optimizer, "optimizer", None) or engine.optimizer
-    base.register_step_pre_hook(lambda *_: note("step"))
+    base_optimizer(engine).register_step_pre_hook(lambda *_: note("step"))
     for _ in range(2 * ds_config.get("gradient_accumulation_steps", 1)):
         engine.backward(_loss_of(engine))
         note("after backward")
@@ -105,58 +105,6 @@ def _train(
     note("after step")
     engine.destroy()
     return moments
-
-
-# ------------------------------------------------------------------------------------------- by a walk
-
-
-def walk(engine: Any) -> dict[str, int]:
-    """Bytes by kind, of every storage once: what is a parameter is not an optimizer state too."""
-    seen: set[int] = set()
-    return {
-        kind: sum(_new_bytes(tensor, seen) for tensor in tensors)
-        for kind, tensors in (
-            ("parameters", _parameters(engine)),
-            ("gradients", _gradients(engine)),
-            ("optimizer_states", _optimizer_states(engine)),
-        )
-    }
-
-
-def _new_bytes(tensor: Any, seen: set[int]) -> int:
-    storage = tensor.untyped_storage()
-    if storage.data_ptr() in seen or not storage.nbytes():
-        return 0
-    seen.add(storage.data_ptr())
-    return int(storage.nbytes())
-
-
-def _parameters(engine: Any) -> Iterator[Any]:
-    for parameter in engine.module.parameters():
-        yield getattr(parameter, "ds_tensor", parameter.data)
-
-
-def _gradients(engine: Any) -> Iterator[Any]:
-    zero = engine.optimizer
-    for parameter in engine.module.parameters():
-        yield from (g for g in (parameter.grad, getattr(parameter, "grad_accum", None)) if g is not None)
-    for name in ("averaged_gradients", "all_grad_tensors"):
-        for group in getattr(zero, name, {}).values():
-            yield from group or ()
-    yield from getattr(zero, "fp32_groups_gradients_flat", ())
-    flat = getattr(zero, "grad_partitions_flat_buffer", None)
-    yield from () if flat is None else (flat,)
-
-
-def _optimizer_states(engine: Any) -> Iterator[Any]:
-    base = getattr(engine.optimizer, "optimizer", None) or engine.optimizer
-    for group in base.param_groups:
-        yield from group["params"]
-    yield from getattr(
-        engine.optimizer, "fp32_partitioned_groups_flat", ()
-    )  # ZeRO 3 hides them between steps
-    for state in base.state.values():
-        yield from (value for value in state.values() if hasattr(value, "untyped_storage") and value.ndim)
 
 
 # ------------------------------------------------------------------------------- by the C library's account
