@@ -24,8 +24,8 @@ help:  ## show this list
 run: .venv/.installed  ## set up if need be, then train the example CONFIG here, without a cluster
 	$(BIN)/det-ds run $(CONFIG) .
 
-test: .venv/.installed-dev  ## set up if need be, then run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: .venv/.installed-dev  ## set up if need be, then run every test; PYTEST_ARGS='-n 0' one after the other
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 	$(BIN)/ruff check
@@ -45,10 +45,10 @@ clean:  ## remove the environment and every cache; runs/ stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(DEPENDENCIES) $(UNSOUND)
-	@extras=models stamps=.installed; $(INSTALL)
+	@extras=models,search stamps=.installed; $(INSTALL)
 
 .venv/.installed-dev: $(DEPENDENCIES) $(UNSOUND)
-	@extras=models,dev stamps='.installed .installed-dev'; $(INSTALL)
+	@extras=models,search,dev stamps='.installed .installed-dev'; $(INSTALL)
 
 # The stamps go first and come back last, so that an interrupted install is seen as one.
 define INSTALL
