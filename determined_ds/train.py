@@ -20,7 +20,7 @@ from typing import Any
 
 from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
 from determined_ds.runtime.run_dir import EXPERIMENT
-from determined_ds.runtime.signals import die_with_parent, stop_on_signal
+from determined_ds.runtime.signals import die_with_parent, let_workers_end, stop_on_signal
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -48,7 +48,10 @@ def main(argv: list[str] | None = None) -> int:
         die_with_parent()
         stop_on_signal()
     try:
-        _train(options)
+        try:
+            _train(options)
+        finally:
+            let_workers_end()
     except DeterminedDSError as error:
         _say(str(error), error.exit_code)
         return error.exit_code

@@ -23,6 +23,14 @@ def stop_on_signal() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
+def let_workers_end() -> None:
+    """From now on data-loader workers may end in any way: this rank ends too, and has said why.
+
+    While its loaders are closed the launcher may end its workers, which torch would tell as an error of its own.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def die_with_parent() -> None:
     """End this process when its parent is killed, so that none is left running (Linux)."""
     if sys.platform == "linux":

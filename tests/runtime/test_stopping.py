@@ -132,6 +132,17 @@ def test_a_rank_that_dies_takes_the_run_down_and_is_named(config: Path, tmp_path
     assert "SIGKILL" in failed.stderr
 
 
+def test_workers_that_end_with_a_failed_rank_are_no_failure_of_their_own(
+    config: Path, tmp_path: Path
+) -> None:
+    """Torch's launcher ends all that the other ranks have started, which they may be closing just then."""
+    config.write_text(config.read_text().replace("victim:Victim", "victim:VictimWithWorker"))
+    failed = run(config, tmp_path / "run", "--slots", "1")
+    assert failed.returncode == 1
+    assert "a loss that cannot be" in failed.stderr
+    assert "killed by signal" not in failed.stderr
+
+
 def flip_a_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

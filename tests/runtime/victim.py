@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,27 @@ class Victim(_Mortal, DataParallelTrial):
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         return torch.nn.functional.mse_loss(model(inputs), targets)
+
+
+class VictimWithWorker(Victim):
+    """Fails at its first batch; while it ends, its worker is ended by another."""
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.training_loader(EndedAtTheSecondBatch(40, 0.0), num_workers=1)
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        raise ValueError("a loss that cannot be")
+
+
+class EndedAtTheSecondBatch(Noisy):
+    taken = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.taken += 1
+        if self.taken > 8:
+            time.sleep(0.5)  # the rank has failed by now, and waits for this process
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().__getitem__(index)
 
 
 class HeldVictim(Victim):
