@@ -269,10 +269,11 @@ def failing(folder: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     config = written(
         folder / "failing.yaml",
         searcher={"name": "grid", "metric": "validation_loss", "max_concurrent_trials": 2},
-        does={"type": "categorical", "vals": ["refuses", "crashes"]},
+        does={"type": "categorical", "vals": ["refuses", "crashes", "spoils"]},
         overwrite_deepspeed_args={"train_micro_batch_size_per_gpu": 8},
     )
-    done = det_ds("search", config, folder, "--run-dir", run_dir, "--machine-slots", "2")
+    words = ["search", config, folder, "--run-dir", run_dir, "--machine-slots", "2"]
+    done = det_ds(*words, "--set", "max_restarts=2")
     assert not processes_of(run_dir)
     return run_dir, done
 
@@ -282,12 +283,27 @@ def test_a_crash_is_followed_by_a_restart_and_too_many_are_the_end(
 ) -> None:
     run_dir, done = failing
     [crashed] = [trial for trial in known(run_dir) if trial.point["does"] == "crashes"]
-    assert (crashed.status, crashed.restarts) == ("failed", 1)
+    assert (crashed.status, crashed.restarts) == ("failed", 2)
     assert list(crashed.values) == [4]
     assert "it ended without a word" in crashed.why
-    assert "(restart 1 of 1)" in done.stdout
+    assert "(restart 2 of 2)" in done.stdout
     output = (run_dir / "trials" / f"{crashed.number:04d}" / "output.log").read_text()
     assert "resumed at batch 4 of 8" in output  # and not from its beginning
+
+
+def test_a_trial_whose_checkpoints_are_damaged_begins_anew_and_they_are_kept(
+    failing: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = failing
+    [spoilt] = [trial for trial in known(run_dir) if trial.point["does"] == "spoils"]
+    assert (spoilt.status, spoilt.restarts) == ("failed", 2)  # a crash, what that left, and a crash again
+    told = [line for line in done.stdout.splitlines() if line.startswith(f"trial {spoilt.number} ")]
+    assert any("is damaged" in line and "(restart 2 of 2)" in line for line in told)
+    assert any("goes on" in line and "from the beginning" in line for line in told)
+    folder = run_dir / "trials" / f"{spoilt.number:04d}"
+    assert (folder / "output.log").read_text().count("validation  batch 4/8") == 2
+    assert list(spoilt.values) == [4]
+    assert len(checkpoints_in(folder / "checkpoints.damaged-1")) == 1
 
 
 def test_a_search_of_which_nothing_came_fails_and_says_why(
@@ -296,8 +312,8 @@ def test_a_search_of_which_nothing_came_fails_and_says_why(
     _, done = failing
     assert done.returncode == 1
     assert "error: every trial was dropped or has failed" in done.stderr
-    assert "2 trials: 1 " in done.stdout
-    assert "  1 failed: it ended without a word" in done.stdout
+    assert "3 trials: " in done.stdout
+    assert "  2 failed: it ended without a word" in done.stdout
 
 
 def test_a_point_that_the_model_refuses_is_dropped_and_not_restarted(

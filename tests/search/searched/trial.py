@@ -43,6 +43,17 @@ class SearchedTrial(DataParallelTrial):
             time.sleep(0.01)
         if self.args.does == "crashes":
             os._exit(3)
+        if self.args.does == "spoils":
+            self.spoil()
+
+    def spoil(self) -> None:
+        """Turn a bit of every checkpoint, and crash."""
+        run_dir = Path(self.context.get_hparams()["deepspeed_config"]).parent
+        for file in (run_dir / "checkpoints").rglob("*.pt"):
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        os._exit(3)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(samples(64, seed=1))
