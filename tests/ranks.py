@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 180.0
 # How long the other ranks may take to say something, once one has failed.
 GRACE_S = 3.0
+# Of a tensor that no test has use for once its call is over.
+LARGE_BYTES = 2**28
 # Linux gives out those from 32768, others those from 49152.
 PORTS = range(13_000, 32_000)
 
@@ -222,3 +224,18 @@ def _leave_process_group() -> None:
         dist.destroy_process_group()
     dist.comm.cdb = None
     gc.collect()
+    _give_back_large_tensors()
+
+
+def _give_back_large_tensors() -> None:
+    """ZeRO 3 is kept alive by its hooks for ever, with a bucket of 2 GB that lies side by side with all before it.
+
+    Nothing is ever written to most of them, but a process that has as much as the machine can start no others.
+    """
+    import torch
+
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
+            storage = found.untyped_storage()
+            if storage.nbytes() > LARGE_BYTES:
+                storage.resize_(0)
