@@ -13,6 +13,7 @@ import torch.distributed as dist
 from determined import core
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.runtime.muon import compile_muon_when_called
 
 
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
@@ -36,6 +37,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     _quiet_upstream()
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    compile_muon_when_called()
     if accelerator.name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
