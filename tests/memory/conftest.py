@@ -1,8 +1,6 @@
-"""Ranks that have held DeepSpeed's buckets at full size are too large to start data-loader workers from."""
+"""New ranks: where the C library has room that other tests left, it does not ask the system for what it gives."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,8 +8,7 @@ from tests.ranks import Ranks
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _new_ranks_afterwards(one_rank: Ranks, two_ranks: Ranks) -> Iterator[None]:
-    """The next test that asks for ranks gets new ones; those that nobody asked for were never started."""
-    yield
+def _new_ranks(one_rank: Ranks, two_ranks: Ranks) -> None:
+    """The first test of a file that asks for ranks gets new ones; those that nobody asks for are never started."""
     one_rank.stop()
     two_ranks.stop()
