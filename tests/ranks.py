@@ -34,8 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 180.0
 # How long the other ranks may take to say something, once one has failed.
 GRACE_S = 3.0
+# A rank with torch and DeepSpeed loaded has a quarter of it.
+LARGE_PROCESS_BYTES = 2**33
 # Of a tensor that no test has use for once its call is over.
-LARGE_BYTES = 2**28
+LARGE_TENSOR_BYTES = 2**28
 # Linux gives out those from 32768, others those from 49152.
 PORTS = range(13_000, 32_000)
 
@@ -230,12 +232,16 @@ def _leave_process_group() -> None:
 def _give_back_large_tensors() -> None:
     """ZeRO 3 is kept alive by its hooks for ever, with a bucket of 2 GB that lies side by side with all before it.
 
-    Nothing is ever written to most of them, but a process that has as much as the machine can start no others.
+    Nothing is ever written to most of them, but a process that has as much as the machine can start no others. A
+    smaller one is left alone: the list of all objects takes megabytes too, which tests of memory would find free.
     """
+    import psutil
     import torch
 
+    if psutil.Process().memory_info().vms < LARGE_PROCESS_BYTES:
+        return
     for found in gc.get_objects():
         if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
             storage = found.untyped_storage()
-            if storage.nbytes() > LARGE_BYTES:
+            if storage.nbytes() > LARGE_TENSOR_BYTES:
                 storage.resize_(0)
