@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import psutil
 
@@ -113,7 +114,7 @@ def _be_det_ds(words: list[str], environment: dict[str, str], files: list[str]) 
 
         die_with_parent()
         numpy.random.seed()  # torch's generator is as in any new process, and Python seeds its own after a fork
-        api.elastic_launch = _fork_ranks  # type: ignore[assignment, misc]
+        mock.patch.object(api, "elastic_launch", _fork_ranks).start()
         main(words)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -57,7 +57,7 @@ def measure(
         warmup: Steps before them.
         interrupts: Ends it.
         threads: Of each rank, on a CPU; as ``det-ds run`` has it, if None.
-        watch: Looks at the steps as they come, and may cut it short.
+        watch: Looks at the steps as they come, and may cut it short as long as one is to come.
     """
     assert variant.document is not None
     there = _known(variant, variant.document, run_dir, steps, warmup)
@@ -83,7 +83,8 @@ def measure(
                 for record in process.new_metrics()
                 if record.get("group") == STEP_GROUP
             ]
-            cut = "interrupted" if interrupts.requested else watch(seconds) if watch else None
+            to_come = warmup + steps - len(seconds)
+            cut = "interrupted" if interrupts.requested else watch(seconds) if watch and to_come > 0 else None
             if cut:
                 process.kill()
                 return _cut_short(variant, cut, seconds[warmup:])

@@ -89,7 +89,7 @@ class Tuning:
 
     Args:
         candidates: The first is the experiment as it is.
-        reference: The experiment in fp32 with plain kernels, whose loss the others must reach; None where the first
+        reference: The experiment in fp32 and not compiled, whose loss the others must reach; None where the first
             is that already, or where no candidate could differ from it.
         measure: Measures a candidate for the n-th time, from 1, cut short as soon as the watch says why.
         metric: Of :data:`METRICS`.

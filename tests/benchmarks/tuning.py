@@ -98,8 +98,8 @@ def theirs(out: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
     command += ["tests.benchmarks.huggingface", str(TRAINED), str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(command, cwd=ROOT, check=True, env=environment, **quiet)  # type: ignore[call-overload]
+    null = subprocess.DEVNULL
+    subprocess.run(command, cwd=ROOT, check=True, env=environment, stdout=null, stderr=null)
     measured: dict[str, float] = json.loads(out.read_text())
     return measured
 

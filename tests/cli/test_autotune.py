@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.report.results import MEASURED, STOPPED, load_results
+from determined_ds.report.results import MEASURED, load_results
 from determined_ds.search.trials import processes_below
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
 
@@ -110,11 +110,9 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
     assert processes_below(run_dir) == []
     assert own.stat().st_mtime_ns == before
     results = load_results(run_dir / "results.json")
+    # As few steps as these are all measured, however slow: no run is beaten before it has run so many.
+    assert [row.status for row in results.rows] == [MEASURED, MEASURED]
     assert results.rows[0].name == OWN
-    ends = [(row.status, row.reason.partition(":")[0]) for row in results.rows]
-    assert ends[0] == (MEASURED, "")
-    assert ends[1] in ((MEASURED, ""), (STOPPED, "beaten"))  # by the clock, but to its own end
-    assert len(ends) == 2
     best = min(results.rows, key=lambda row: row.median_step_seconds or 1e9)
     assert f"best: {best.name}" in done.stdout
     assert "tiny: 4 ways to train it on 1 slots, global batch 8" in done.stdout

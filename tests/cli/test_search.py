@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ def test_what_does_not_decide_a_search_may_change(searched: Path) -> None:
         run_dir=run_dir,
         resume=True,
         accelerator="cpu",
-        now=None,  # type: ignore[arg-type]  # the run directory is given
+        now=datetime.now(),
     )
     assert plan.max_restarts == 1
     before = load_experiment(run_dir / "experiment.yaml")

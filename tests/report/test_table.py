@@ -17,9 +17,9 @@ from tests.report.making import any_results, comparison, failed, few, repetition
 
 
 def rendered(found: Results, width: int) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(results_table(found))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    file = io.StringIO()
+    Console(width=width, file=file, color_system=None).print(results_table(found))
+    text = file.getvalue()
     assert all(cell_len(line) <= width for line in text.splitlines())
     return text
 

@@ -172,7 +172,7 @@ def build(run_dir: Path, hparams: dict[str, Any], pipeline: bool = False) -> dic
     from determined_ds import PipelineTrial, open_context
     from determined_ds.errors import ConfigError
 
-    class Piped(trial_class(), PipelineTrial):  # type: ignore[misc]
+    class Piped(trial_class(), PipelineTrial):  # type: ignore[misc]  # a class that a function makes
         def build_layers(self) -> list[Any]:
             return list(network())
 
