@@ -21,8 +21,8 @@ help:  ## show this list
 	@echo "usage: make TARGET [PYTHON=python3.12] [CONFIG=$(CONFIG)] [PYTEST_ARGS='-k batch']"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 
-run: .venv/.installed  ## set up if need be, then train the example CONFIG here, without a cluster
-	$(BIN)/det-ds run $(CONFIG) .
+run: .venv/.installed  ## set up if need be, then train the example CONFIG here, on GPUs if there are any, without a cluster
+	$(BIN)/det-ds run $(CONFIG) . --slots auto
 
 test: .venv/.installed-dev  ## set up if need be, then run every test; PYTEST_ARGS='-n 0' one after the other
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

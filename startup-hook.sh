@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Before the trial, in the task's container: installs what setup.cfg asks for and the image lacks, at the versions of
-# constraints.txt. With nothing missing it takes a moment and no network. It ends the task where it fails.
+# constraints.txt. With nothing missing it takes a moment and no network. It ends the task where it fails, and where the
+# configuration cannot run.
 #
-# Determined sources this file from the context directory, so what it exports the trial gets.
+# Determined sources this file from the context directory, so what it exports the trial gets. Its trace of each command
+# would stand between a refusal and the end of the log.
+{ set +x; } 2>/dev/null
 DS_BUILD_OPS=0 python3 - <<'PY' || exit 1
 import sys
 
@@ -78,9 +81,7 @@ if not os.path.samefile(os.path.dirname(determined_ds.__file__), "determined_ds"
     )
 PY
 
-# On CPU slots the deepspeed launcher starts a rank for each NUMA node unless told how many slots there are.
-# On GPUs it counts these itself, and sets the variable anew for every rank.
-if [ -z "${LOCAL_SIZE:-}" ] && [ -n "${DET_SLOT_IDS:-}" ]; then
-    LOCAL_SIZE=$(python3 -c 'import json, os; print(max(1, len(json.loads(os.environ["DET_SLOT_IDS"]) or [])))')
-    export LOCAL_SIZE
-fi
+# What ranks find in their environment; and where they would refuse the configuration, it is refused here.
+determined_ds_says=$(python3 -m determined_ds.startup) || exit $?
+eval "$determined_ds_says"
+unset determined_ds_says

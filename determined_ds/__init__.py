@@ -25,6 +25,7 @@ _HOMES = {
     "ResolvedConfig": "determined_ds.config.reconcile",
     "Results": "determined_ds.report.results",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
+    "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.runtime.trainer",
     "TrainingError": "determined_ds.errors",
     "TrainingResult": "determined_ds.strategies.training",
@@ -89,3 +90,4 @@ if TYPE_CHECKING:
     from determined_ds.trial.mpu import DeepSpeedMPU
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.several_engines import SeveralEnginesTrial
+    from determined_ds.trial.stream_loader import StreamLoader

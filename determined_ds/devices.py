@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.errors import ConfigError, Problem
 
 NAMES = ("cpu", "cuda")
+# What a container may use of the cores that it sees, in microseconds of a period: cgroups of version 2 and 1.
+CPU_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
 # Device nodes of the NVIDIA driver, of WSL's, and of ROCm's (which torch calls cuda too).
-GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+ROCM_NODE = "/dev/kfd"
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", ROCM_NODE)
 
 
 def detect_accelerator(name: str | None = None) -> Accelerator:
@@ -36,10 +44,39 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     flags = _cpu_flags()
     return Accelerator(
         name="cpu",
-        num_devices=_num_cores(),
+        num_devices=num_cores(),
         bf16=False,
         fp16=bool(flags & {"avx512_fp16", "amx_fp16"}),
     )
+
+
+def detect_without_torch(name: str | None = None) -> Accelerator | None:
+    """The same in a moment, for the start-up hook; None where only torch can tell.
+
+    Args:
+        name: As for :func:`detect_accelerator`.
+
+    Raises:
+        ConfigError: the name is unknown, or there is no such device.
+    """
+    named = name or os.environ.get("DS_ACCELERATOR")
+    if named == "cpu" or not any(Path(node).exists() for node in GPU_NODES):
+        return detect_accelerator(name)
+    ask = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
+        native = [float(line) >= 8.0 for line in said.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):  # ROCm, or a driver from before compute_cap
+        return None
+    if len(set(native)) != 1:  # none, or of several kinds
+        return None
+    return Accelerator(name="cuda", num_devices=len(native), bf16=native[0], fp16=True)
+
+
+def kind_of_device(accelerator: Accelerator) -> str:
+    """What Determined calls it: ``cpu``, ``cuda`` or ``rocm``; the last is ``cuda`` to torch."""
+    is_rocm = accelerator.name == "cuda" and Path(ROCM_NODE).exists() and not Path(GPU_NODES[0]).exists()
+    return "rocm" if is_rocm else accelerator.name
 
 
 def _refuse(name: str | None, origin: str, message: str, mend: str) -> ConfigError:
@@ -60,10 +97,24 @@ def _cuda() -> Accelerator | None:
     return Accelerator(name="cuda", num_devices=count, bf16=native, fp16=True)
 
 
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def num_cores() -> int:
+    """CPU cores that this process may use: those of its affinity, and no more than its container is granted."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in CPU_QUOTAS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no quota
+            quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
+            if quota > 0:  # -1 is no quota in version 1
+                return max(1, min(cores, quota // period))
+    return cores
+
+
+def threads_per_rank(ranks: int) -> int:
+    """``OMP_NUM_THREADS`` of each rank, where nobody set it: ranks that share a machine's cores divide them.
+
+    Args:
+        ranks: On this machine.
+    """
+    return max(1, num_cores() // ranks)
 
 
 def _cpu_flags() -> set[str]:

@@ -5,9 +5,12 @@ The tree::
     DeterminedDSError
     ├── ConfigError          a configuration that cannot run: exit 2, no traceback
     │   ├── EntrypointError  the entrypoint names no trial that can be run
-    │   └── DataError        the data that the configuration names cannot be trained on
+    │   ├── DataError        the data that the configuration names cannot be trained on
+    │   └── TrialError       the trial's own code does what cannot be trained, found before training
     └── TrainingError        training itself failed: exit 1
-        └── CheckpointError  a checkpoint could not be written or read back
+        ├── CheckpointError  a checkpoint could not be written or read back
+        ├── NotFiniteError   a loss is not finite: nothing is saved of it
+        └── ChiefFailed      rank 0 failed, and says why; raised on the others, with its exit code
 
 A :class:`ConfigError` carries *all* the problems that were found, each as a :class:`Problem` with the
 key, its value, where the value came from, what is wrong and how to mend it.
@@ -22,6 +25,7 @@ from typing import Any
 
 EXIT_TRAINING_FAILED = 1
 EXIT_CONFIG = 2
+EXIT_CRASHED = 3  # of a rank that had trained, and did not expect its end: another start may come further
 
 MAX_SHOWN = 120
 
@@ -117,14 +121,16 @@ class ConfigError(DeterminedDSError):
 
     Args:
         problems: One or more :class:`Problem`.
+        warnings: What was found beside them that does not keep it from running; shown with them.
     """
 
     exit_code = EXIT_CONFIG
 
-    def __init__(self, problems: Problem | Iterable[Problem] | str) -> None:
+    def __init__(self, problems: Problem | Iterable[Problem] | str, warnings: Iterable[Problem] = ()) -> None:
         if isinstance(problems, str):  # so torch raises again what was raised in a worker of a data loader
             problems = Problem(key="", message=problems.rpartition(f"{type(self).__name__}: ")[2].strip())
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        self.warnings: tuple[Problem, ...] = tuple(warnings)
         assert self.problems, "a ConfigError without a problem"
         super().__init__(self.problems)
 
@@ -140,9 +146,21 @@ class DataError(ConfigError):
     """The data that the configuration names cannot be trained on."""
 
 
+class TrialError(ConfigError):
+    """The trial's own code returns or does what cannot be trained; found before training. No other point would do."""
+
+
 class TrainingError(DeterminedDSError):
     """Training started and failed."""
 
 
 class CheckpointError(TrainingError):
     """A checkpoint could not be written, or read back as it was."""
+
+
+class NotFiniteError(TrainingError):
+    """A loss or a metric is not a finite number: nothing is saved of the weights behind it."""
+
+
+class ChiefFailed(TrainingError):
+    """Rank 0 failed in a step that it takes for all ranks, and says why itself."""

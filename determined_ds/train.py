@@ -10,19 +10,40 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from determined_ds.errors import ConfigError, DeterminedDSError, EntrypointError, Problem
-from determined_ds.runtime.run_dir import EXPERIMENT
-from determined_ds.runtime.signals import die_with_parent, let_workers_end, stop_on_signal
-
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+from determined_ds.errors import (
+    EXIT_TRAINING_FAILED,
+    ConfigError,
+    DeterminedDSError,
+    EntrypointError,
+    Problem,
+    TrialError,
+)
+from determined_ds.runtime.authors_frames import (
+    AuthorsFiles,
+    exit_of_author,
+    os_exit_told,
+    told_from_author,
+)
+from determined_ds.runtime.crashes import exit_code_of
+from determined_ds.runtime.exhausted import exhausted, let_main_thread_tell
+from determined_ds.runtime.heartbeat import HEART
+from determined_ds.runtime.laid_aside import current
+from determined_ds.runtime.last_words import on_cluster, say_in_task_log
+from determined_ds.runtime.launched import PARENT, tell_launcher
+from determined_ds.runtime.run_dir import EXPERIMENT, LOGS
+from determined_ds.runtime.signals import (
+    die_with_parent,
+    end_with,
+    let_workers_end,
+    stop_on_signal,
+)
+from determined_ds.runtime.terminal import outlive_readers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--accelerator", choices=("cpu", "cuda"), help="the best there is, if absent")
     parser.add_argument("--test", action="store_true", help="one batch, one validation, one checkpoint")
     parser.add_argument("--resume", metavar="UUID", help="checkpoint to go on from")
+    parser.add_argument("--fork", metavar="DIR", help="checkpoint of another run, to begin with its weights")
     parser.add_argument(
         "--pipeline-trial",
         metavar="MODULE:TRIAL",
@@ -45,37 +67,67 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     options = parser.parse_args(argv)
     if options.run_dir is not None:
-        die_with_parent()
+        if PARENT in os.environ:
+            end_with(int(os.environ[PARENT]))
+        else:
+            die_with_parent()
         stop_on_signal()
+        outlive_readers()
+        let_main_thread_tell(options.run_dir)
+        HEART.listen_for_questions(options.run_dir / LOGS / f"rank{os.environ.get('RANK', '0')}.log")
+    files = AuthorsFiles(os.getcwd())
     try:
         try:
-            _train(options)
+            with os_exit_told(files, _say):
+                _train(options)
         finally:
             let_workers_end()
     except DeterminedDSError as error:
-        _say(str(error), error.exit_code)
-        return error.exit_code
+        if used_up := _used_up(error, options):  # which may look as if the trial had done it
+            _say(used_up, EXIT_TRAINING_FAILED)
+            return EXIT_TRAINING_FAILED
+        code = exit_code_of(error)
+        _say(str(error) if isinstance(error, ConfigError) else f"error: {error}", code, error)
+        return code
     except KeyboardInterrupt:
         return 130
-    except (SystemExit, GeneratorExit):
-        raise
-    except BaseException:  # Determined's InvalidExperimentException is no Exception
-        _say(traceback.format_exc(), 1)
+    except SystemExit as error:
+        message = exit_of_author(error, files)
+        if message is None:
+            raise
+        _say(message, 1)
         return 1
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # Determined's InvalidExperimentException is no Exception
+        used_up = _used_up(error, options)
+        code = EXIT_TRAINING_FAILED if used_up else exit_code_of(error)
+        _say(used_up or _traceback(error, files, options), code, error)
+        return code
     return 0
+
+
+def _traceback(error: BaseException, files: AuthorsFiles, options: argparse.Namespace) -> str:
+    """From the author's first line on; all of it where the experiment says ``debug: true``."""
+    if getattr(options, "debug", False):
+        return "".join(traceback.format_exception(error))
+    rank = os.environ.get("RANK", "0")
+    keep = None if options.run_dir is None else options.run_dir / LOGS / f"traceback-rank{rank}.txt"
+    return told_from_author(error, files, keep)
 
 
 def _train(options: argparse.Namespace) -> None:
     import determined as det
 
     from determined_ds.config.experiment import load_experiment
-    from determined_ds.runtime.context import open_context
-    from determined_ds.runtime.trainer import Trainer, fit_arguments
+    from determined_ds.runtime.header import decided
+    from determined_ds.runtime.task_logging import log_in_task
 
     info = det.get_cluster_info()
-    on_cluster = info is not None and info.task_type == "TRIAL"
+    if info is not None and info.task_type != "TRIAL":
+        info = None
     experiment = None
-    if not on_cluster:
+    if info is None:
         if options.run_dir is None:
             problem = Problem(
                 key="determined_ds.train",
@@ -83,23 +135,38 @@ def _train(options: argparse.Namespace) -> None:
                 mend="use: det-ds run CONFIG CONTEXT_DIR",
             )
             raise ConfigError(problem)
-        experiment = load_experiment(options.run_dir / EXPERIMENT, name=EXPERIMENT)
-    with open_context(
-        experiment=experiment,
-        run_dir=options.run_dir,
-        accelerator=options.accelerator,
-        engine=options.engine,
-    ) as context:
+        experiment = load_experiment(current(options.run_dir, EXPERIMENT), name=EXPERIMENT)
+    config = experiment.config if experiment is not None else info.trial._config if info is not None else {}
+    options.debug = bool(config.get("debug"))
+    if info is not None and not options.debug:
+        log_in_task(options.accelerator)
+
+    from determined_ds.runtime.context import open_context
+    from determined_ds.runtime.debugging import debugging
+    from determined_ds.runtime.trainer import Trainer, fit_arguments
+
+    with (
+        debugging(options.debug),
+        open_context(
+            experiment=experiment,
+            run_dir=options.run_dir,
+            accelerator=options.accelerator,
+            engine=options.engine,
+        ) as context,
+    ):
         is_pipeline = context.resolved.topology.pipe_parallel_size > 1
         spec = options.pipeline_trial if options.pipeline_trial and is_pipeline else options.trial
+        if info is not None and context.distributed.rank == 0:
+            print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         trial = load_trial(spec)(context)
         if options.measure is not None:
             _measure(trial, context, options)
             return
         Trainer(trial, context).fit(
             **fit_arguments(context.resolved.fit),
-            latest_checkpoint=(info.latest_checkpoint or None) if on_cluster and info else options.resume,
+            latest_checkpoint=options.resume if info is None else info.latest_checkpoint or None,
             test_mode=options.test,
+            fork=options.fork,
         )
 
 
@@ -122,6 +189,7 @@ def load_trial(spec: str) -> Any:
 
     Raises:
         EntrypointError: there is no such module or class, or it is no ``DeepSpeedTrial``.
+        TrialError: it lacks a method.
     """
     from determined.pytorch import deepspeed as det_ds
 
@@ -147,6 +215,13 @@ def load_trial(spec: str) -> Any:
         raise _entrypoint(spec, f"module {module_name} has no {class_name}", there)
     if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
         raise _entrypoint(spec, f"{class_name} is no DeepSpeedTrial", there)
+    missing = sorted(getattr(trial, "__abstractmethods__", ()))
+    if missing:
+        message, mend = (
+            f"does not define {', '.join(missing)}",
+            "define it in the class, or in one that it derives from",
+        )
+        raise TrialError(Problem(key=class_name, origin=spec, message=message, mend=mend, code="abstract"))
     return trial
 
 
@@ -155,16 +230,20 @@ def _entrypoint(spec: str, message: str, mend: str) -> EntrypointError:
     return EntrypointError(problem)
 
 
-def _say(message: str, exit_code: int) -> None:
-    """Tell the launcher why this rank ends, in torch's form; without a launcher of ours, tell stderr."""
-    path = os.environ.get(ERROR_FILE)
-    if path is None:
-        print(message, file=sys.stderr, flush=True)
+def _used_up(error: BaseException, options: argparse.Namespace) -> str | None:
+    return None if options.run_dir is None else exhausted(error, options.run_dir)
+
+
+def _say(message: str, exit_code: int, error: BaseException | None = None) -> None:
+    """Say why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
+    # What its objects do not manage while they are deleted is no news.
+    sys.unraisablehook = lambda _: None
+    if tell_launcher(message, exit_code):
         return
-    now = time.time()
-    extra = {"timestamp": str(int(now)), "precise_timestamp": now, "exit_code": exit_code}
-    with open(path, "w") as file:
-        json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+    if on_cluster():
+        say_in_task_log(message, exit_code, error)
+    else:
+        print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

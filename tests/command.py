@@ -13,11 +13,14 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 DET_DS = Path(sys.executable).with_name("det-ds")
 # No test takes as long: a guard against hangs, not a measure.
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
 
 
 def det_ds(
-    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    *arguments: str | Path,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``det-ds`` on CPUs to its end.
 
@@ -25,6 +28,7 @@ def det_ds(
         arguments: Of the command; with a ``--run-dir``, no process that was given it may be left at the end.
         cwd: Where it is started.
         env: More environment variables.
+        timeout_s: How long it may take.
     """
     words = [str(argument) for argument in arguments]
     done = subprocess.run(
@@ -34,7 +38,7 @@ def det_ds(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
     )
     if "--run-dir" in words:
         left = processes_of(Path(words[words.index("--run-dir") + 1]))

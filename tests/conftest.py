@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import secrets
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
 
 
 @pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, Any]]:
+    """``checkpoint_storage`` of an S3 server on this machine (see ``object_storage.py``)."""
+    from tests.object_storage import s3_server
+
+    with s3_server() as storage:
+        yield storage
+
+
+@pytest.fixture(scope="session")
 def metrics_of() -> Callable[[Path, str], list[dict[str, Any]]]:
     """``metrics_of(run_dir, "training")``: the reports of a group in ``metrics.jsonl``, in order."""
 
@@ -128,3 +138,23 @@ def metrics_of() -> Callable[[Path, str], list[dict[str, Any]]]:
         return [line["metrics"] for line in lines if line["group"] == group]
 
     return read
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """``small_disk(size_bytes)``: a folder on a disk of that size. As root only: it takes a mount."""
+    mounted: list[Path] = []
+
+    def mount(size_bytes: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"a disk that can be full takes a mount, as root: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,30 +1,30 @@
 """``det-ds run`` as a fork: a second where a start of it and its ranks, each loading torch and DeepSpeed, is four.
 
 For tests that start many runs of which some begin as a user's do (``command.py``). A process that has loaded what
-ranks load forks ``det-ds``, which forks its ranks; from there on it is what it always is, but that torch's launcher
+ranks load forks ``det-ds``, which forks its ranks; from there on it is what it always is, but that the launcher
 starts functions and not programs. The process has one thread and does nothing else, so that a fork is as good as new.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from unittest import mock
 
 import psutil
 
-from tests.ranks import Ranks, free_port
+from tests.ranks import Ranks
 
 LOADED = (
     "torch._dynamo",
-    "torch.distributed.launcher.api",
     "torch.utils.tensorboard",
     "deepspeed.runtime.pipe.engine",
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -107,14 +107,14 @@ def _be_det_ds(words: list[str], environment: dict[str, str], files: list[str]) 
         for descriptor, file in enumerate(files, start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         import numpy
-        from torch.distributed.launcher import api
 
         from determined_ds.cli.main import main
+        from determined_ds.runtime import rank
         from determined_ds.runtime.signals import die_with_parent
 
         die_with_parent()
         numpy.random.seed()  # torch's generator is as in any new process, and Python seeds its own after a fork
-        mock.patch.object(api, "elastic_launch", _fork_ranks).start()
+        mock.patch.object(rank, "start_process", ForkedRank).start()
         main(words)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -126,42 +126,60 @@ def _be_det_ds(words: list[str], environment: dict[str, str], files: list[str]) 
         os._exit(code)
 
 
-def _fork_ranks(config: Any, _executable: str) -> Callable[..., None]:
-    """In place of torch's ``elastic_launch``: by the same parts of torch, but the ranks are forked."""
-    from torch.distributed.elastic.multiprocessing import start_processes
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+class ForkedRank:
+    """In place of ``rank.start_process``: the same, but that the process is forked. Like a ``Popen``.
 
-    def launch(*command: str) -> None:
-        name, *arguments = command[1:]  # after -m
-        size, port = config.nproc_per_node, free_port()
-        sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        processes = start_processes(
-            name=name,
-            entrypoint=_be_rank,
-            args={rank: tuple(arguments) for rank in range(size)},
-            envs={rank: _texts(sizes | meeting | {"RANK": rank, "LOCAL_RANK": rank}) for rank in range(size)},
-            logs_specs=config.logs_specs,
-            start_method="fork",
-        )
-        result = processes.wait()
-        if result is not None and result.is_failed():
-            raise ChildFailedError(name, result.failures)
+    Args:
+        command: Of ``determined_ds.train``.
+    """
 
-    return launch
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        log: Path | None,
+        keep_open: Sequence[int],
+    ) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_rank(list(command), environment, cwd, log)
+        with contextlib.suppress(OSError):  # it may have ended
+            os.setpgid(self.pid, self.pid)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(0.02)
+        assert self._code is not None
+        return self._code
 
 
-def _texts(values: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
-def _be_rank(*arguments: str) -> int:
+def _be_rank(command: list[str], environment: Mapping[str, str], cwd: Path, log: Path | None) -> NoReturn:
     """In a fork of the fork: what ``python3 -m determined_ds.train`` does."""
-    from determined_ds.train import main
+    code = 70
+    try:
+        os.setpgid(0, 0)  # and not a session, by which it is found if it is left behind
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(cwd)
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+        from determined_ds.train import main
 
-    code = main(list(arguments))
-    if code:
+        code = main(command[command.index("determined_ds.train") + 1 :])
+    except BaseException:
+        traceback.print_exc()
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    return code

@@ -31,7 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # No test takes as long: a guard against hangs, not a measure.
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
 # How long the other ranks may take to say something, once one has failed.
 GRACE_S = 3.0
 # A rank with torch and DeepSpeed loaded has a quarter of it.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.config.document import words
+from determined_ds.config.secrets import secret_text
 from determined_ds.errors import Origin, Problem
 
 DETIGNORE = ".detignore"
@@ -35,26 +36,6 @@ SECRET_NAMES = re.compile(
     r"|service[-_]account.*\.json",
     re.IGNORECASE,
 )
-# What it is -> words of which one is in it, quickly looked for, and its whole form.
-SECRET_TEXTS = {
-    "a private key": ("PRIVATE", rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
-    "an AWS access key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": (
-        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
-        rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
-    ),
-    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z]{34}\b"),
-    "a Google API key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}\b"),
-    "a Slack token": ("xoxa- xoxb- xoxp- xoxr- xoxs-", rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
-    "a Weights & Biases key": (
-        "WANDB_API_KEY",
-        rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
-    ),
-    "a secret AWS key": (
-        "aws_secret_access_key AWS_SECRET_ACCESS_KEY",
-        rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +46,20 @@ class SentFile:
         name: Its path in the context directory, with ``/``.
         path: Where it lies.
         num_bytes: Its size.
+        is_folder: Whether it is a link to a folder.
     """
 
     name: str
     path: Path
     num_bytes: int
+    is_folder: bool = False
 
 
 def files_sent(context_dir: Path) -> Iterator[SentFile]:
-    """Every file that Determined would send of a context directory; what cannot be read is passed over."""
+    """Every file that Determined would send of a context directory, and every link to a folder, which it sends empty.
+
+    What cannot be read is passed over.
+    """
     ignored = _ignored(context_dir)
     for parent, folders, names in os.walk(context_dir):
         below = os.path.relpath(parent, context_dir)
@@ -81,6 +67,9 @@ def files_sent(context_dir: Path) -> Iterator[SentFile]:
         folders[:] = sorted(
             name for name in folders if not (ignored(prefix + name) or ignored(f"{prefix}{name}/"))
         )
+        for name in folders:
+            if os.path.islink(os.path.join(parent, name)):
+                yield SentFile(name=prefix + name, path=Path(parent, name), num_bytes=0, is_folder=True)
         for name in sorted(names):
             if name == DETIGNORE or ignored(prefix + name):
                 continue
@@ -108,12 +97,13 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
     """What is wrong with what would be sent, and what in it looks like a secret.
 
     Returns:
-        Errors, and warnings.
+        Errors, and warnings: of links that lead out of it, or that are not followed, too.
     """
+    root = context_dir.resolve()
     total_bytes, searched_bytes = 0, 0
     by_folder: Counter[str] = Counter()
     files_in: Counter[str] = Counter()
-    secrets: list[Problem] = []
+    warned: list[Problem] = []
     for number, file in enumerate(files_sent(context_dir), 1):
         total_bytes += file.num_bytes
         by_folder[_top(file.name)] += file.num_bytes
@@ -121,17 +111,22 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
         if total_bytes > MAX_CONTEXT_BYTES:
             shown = [f"{name} {size / 2**20:.0f} MiB" for name, size in by_folder.most_common(MAX_SHOWN)]
             much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB would be sent, more than Determined takes"
-            return [_too_much(context_dir, f"{much}: {', '.join(shown)}, so far", by_folder)], secrets
+            return [_too_much(context_dir, f"{much}: {', '.join(shown)}, so far", by_folder)], warned
         if number > MAX_FILES:
             shown = [f"{name} {count:,}" for name, count in files_in.most_common(MAX_SHOWN)]
             much = f"over {MAX_FILES:,} files would be sent, one by one"
-            return [], [*secrets, _too_much(context_dir, f"{much}: {', '.join(shown)}, so far", files_in)]
+            return [], [*warned, _too_much(context_dir, f"{much}: {', '.join(shown)}, so far", files_in)]
+        link = _link(file, context_dir, root)
+        if link:
+            warned.append(link)
+        if file.is_folder:
+            continue
         searched = file.num_bytes <= MAX_SEARCHED_BYTES and searched_bytes < MAX_SEARCHED_IN_ALL
         searched_bytes += file.num_bytes if searched else 0
         secret = _secret(file, context_dir, look_inside=searched)
         if secret:
-            secrets.append(secret)
-    return [], secrets
+            warned.append(secret)
+    return [], warned
 
 
 def _top(name: str) -> str:
@@ -149,10 +144,35 @@ def _too_much(context_dir: Path, message: str, of: Counter[str]) -> Problem:
     )
 
 
+def _link(file: SentFile, context_dir: Path, root: Path) -> Problem | None:
+    """The problem of a link to a folder, or to a file outside the context directory."""
+    if not file.path.is_symlink():
+        return None
+    target = file.path.resolve()
+    leaves = not target.is_relative_to(root)
+    if not file.is_folder and not leaves:
+        return None
+    where = f"{target}, outside the context directory" if leaves else str(target.relative_to(root))
+    if file.is_folder:
+        message = f"{file.name} is a link to the folder {where}, and would be sent as an empty folder"
+        mend = "copy the folder, or have the trial read its data from where a cluster has it"
+    else:
+        message = f"{file.name} is a link to {where}, and what is there would be sent to the cluster"
+        mend = f"copy the file if it is meant to be sent, or write /{file.name} in {DETIGNORE}"
+    shown = str(context_dir / file.name)
+    return Problem(
+        key="context directory",
+        origin=Origin(shown, file=shown),
+        message=message,
+        mend=mend,
+        code="context-link",
+    )
+
+
 def _secret(file: SentFile, context_dir: Path, *, look_inside: bool) -> Problem | None:
     said, line = "", 1
     if SECRET_NAMES.fullmatch(file.name.rpartition("/")[2]):
-        said = "its name is one that secrets have"
+        said = "its name is one that warned have"
     elif look_inside:
         found = _secret_text(file.path)
         if found:
@@ -174,13 +194,5 @@ def _secret_text(path: Path) -> tuple[str, int] | None:
         content = path.read_bytes()
     except OSError:
         return None
-    places = {}
-    for name, (marks, form) in SECRET_TEXTS.items():
-        if any(mark.encode() in content for mark in marks.split()):
-            found = re.search(form, content)
-            if found:
-                places[name] = found.start()
-    if not places:
-        return None
-    first = min(places, key=lambda name: places[name])
-    return first, content.count(b"\n", 0, places[first]) + 1
+    found = secret_text(content)
+    return None if found is None else (found[0], content.count(b"\n", 0, found[1]) + 1)

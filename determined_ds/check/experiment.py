@@ -8,20 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.report import ERROR, WARNING, Finding, Share, findings_of
-from determined_ds.check.trial_class import has_stages, metric_problem, reported_metrics, stages_problem
+from determined_ds.check.trial_class import (
+    has_stages,
+    metric_problem,
+    metric_unknown,
+    optimizer_problem,
+    reported_metrics,
+    stages_problem,
+)
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.decide import no_length
 from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.expconf import experiment_problems
 from determined_ds.config.experiment import Experiment, read_experiment
-from determined_ds.config.hyperparameters import read_hyperparameters
+from determined_ds.config.hyperparameters import LAID_OVER, read_hyperparameters
+from determined_ds.config.keys import CLUSTER, not_looked_at
+from determined_ds.config.packages import missing_packages
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.search.exponents import exponents
 from determined_ds.config.search.judging import Verdict, judge_points
 from determined_ds.config.search.points import Points, points_of
 from determined_ds.config.search.problems import search_problems
 from determined_ds.config.search.reasons import Reason, reasons_to_fail, reasons_to_warn
+from determined_ds.config.secrets import secret_problems
 from determined_ds.config.trial_file import check_trial_file, source_of
 from determined_ds.errors import ConfigError, Problem
 
@@ -31,7 +43,7 @@ if TYPE_CHECKING:
 SPACE = "hyperparameters."
 # Codes of problems that follow where a hyperparameter is no good, and is taken as absent.
 OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
-STRATEGY = ("hyperparameters.deepspeed_config", "hyperparameters.overwrite_deepspeed_args")
+STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *LAID_OVER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +53,13 @@ class Asked:
     Args:
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
+        place: Where it will run, as the tables of keys have it: on a cluster, or in a search here.
         gpu_memory: Whether points fit into it; None where nobody asked.
     """
 
     context_dir: Path | None = None
     accelerator: str = "cuda"
+    place: int = CLUSTER
     gpu_memory: GpuMemory | None = None
 
     def devices(self, slots: int) -> Accelerator:
@@ -77,13 +91,21 @@ class Checked:
 def check_experiment(document: Document, asked: Asked) -> Checked:
     """Everything that the master would refuse, and much that it would not."""
     refused, warned = experiment_problems(document)
+    warned = [*warned, *secret_problems(document)]
     experiment, problems = read_experiment(document)
     if _is_foreign(experiment, problems):  # what it trains with is not known
         others = [] if _has_key(warned, "entrypoint") else _of_key(problems, "entrypoint")
         return Checked(findings=findings_of(refused, [*warned, *others]))
     told = {problem.key for problem in refused}
     findings = findings_of(refused, warned)
+    deprecated = {problem.key for problem in warned}
+    findings += findings_of(
+        [],
+        [each for each in not_looked_at(document, asked.place) if not _is_told(each.key, told | deprecated)],
+    )
     findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
+    if asked.place == CLUSTER:
+        findings += findings_of([], missing_policies(document))
     context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
     if experiment.trial:
         findings += _trial_findings(experiment, context_dir)
@@ -155,8 +177,9 @@ def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
         check_trial_file(experiment.trial, context_dir, experiment.document)
     except ConfigError as error:
         return findings_of(error.problems)
-    problem = metric_problem(experiment.document, experiment.trial, context_dir, experiment.measures)
-    return findings_of([problem] if problem else [])
+    about = (experiment.document, experiment.trial, context_dir, experiment.measures)
+    problem, unknown = metric_problem(*about), metric_unknown(*about)
+    return findings_of([problem] if problem else [], notes=[unknown] if unknown else [])
 
 
 def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
@@ -170,6 +193,7 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
         metrics = reported_metrics(experiment.trial, context_dir, experiment.measures)
     reported = metrics.names if metrics and metrics.prefix is None else None
     errors, warnings = search_problems(experiment, middle.fit, reported=reported)
+    warnings += exponents(experiment.space.axes, experiment.document)
     return [*findings, *findings_of(errors, warnings)]
 
 
@@ -182,11 +206,14 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
 
     def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
         problem = stages_problem(hyperparameters, staged) if stages is False else None
+        if problem is None and resolved is not None:
+            trained = experiment.trained(resolved.topology.pipe_parallel_size)
+            problem = optimizer_problem(trained, context_dir, resolved)
         if problem is None and resolved is not None and asked.gpu_memory is not None:
             problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 
-    return judge_points(
+    verdicts = judge_points(
         experiment,
         points,
         load_ds,
@@ -194,6 +221,13 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
         slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
         check=check,
     )
+    return [_with_packages(verdict) for verdict in verdicts]
+
+
+def _with_packages(verdict: Verdict) -> Verdict:
+    """With a warning for each package that this machine lacks: the cluster's image may have it."""
+    missing = missing_packages(verdict.resolved.ds) if verdict.resolved else []
+    return dataclasses.replace(verdict, warnings=(*verdict.warnings, *missing)) if missing else verdict
 
 
 def _point_findings(experiment: Experiment, points: Points, verdicts: list[Verdict]) -> list[Finding]:

@@ -13,6 +13,7 @@ from determined_ds.check.report import Report, findings_of, in_order
 from determined_ds.config.decide import OF_EXPERIMENTS, Problems, laid_over
 from determined_ds.config.deepspeed_alone import problems_alone
 from determined_ds.config.document import Document
+from determined_ds.config.packages import missing_packages
 from determined_ds.config.text import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
 
@@ -69,7 +70,10 @@ def _check_file(
     document = found.of(partial(_read, file))
     if document is not None and _is_deepspeed(file, document):
         errors, warnings = problems_alone(document)
-        kind, checked = "deepspeed", Checked(findings=findings_of(errors, warnings))
+        kind, checked = (
+            "deepspeed",
+            Checked(findings=findings_of(errors, [*warnings, *missing_packages(document)])),
+        )
     elif document is not None:
         document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
         checked = check_experiment(document, asked) if document is not None else checked

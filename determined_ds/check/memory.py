@@ -22,6 +22,7 @@ from determined_ds.memory import (
     strategy_of,
     usable_bytes,
 )
+from determined_ds.memory.checkpointing import is_checkpointed
 from determined_ds.memory.fitting import device_bytes
 
 ShapeOf = Callable[[Experiment, ResolvedConfig, Path, Document], ModelShape]
@@ -58,7 +59,8 @@ def memory_problem(
     shape: ModelShape, resolved: ResolvedConfig, *, gpu_memory_bytes: int, hyperparameters: Document
 ) -> Problem | None:
     """The problem of a configuration that does not fit into a GPU; None where it does."""
-    strategy = strategy_of(resolved)
+    checkpointing = is_checkpointed(hyperparameters.data, resolved, shape)
+    strategy = strategy_of(resolved, activation_checkpointing=checkpointing)
     memory = memory_per_rank(shape, strategy)
     if memory.total_bytes <= usable_bytes(gpu_memory_bytes):
         return None

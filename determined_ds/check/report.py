@@ -10,6 +10,7 @@ from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
 
 ERROR = "error"
 WARNING = "warning"
+NOTE = "note"  # what could not be judged; counts as nothing
 MAX_FINDINGS = 50  # of a severity in a file: who has more has another problem
 
 
@@ -86,10 +87,13 @@ class Report:
         }
 
 
-def findings_of(errors: Iterable[Problem], warnings: Iterable[Problem] = ()) -> list[Finding]:
+def findings_of(
+    errors: Iterable[Problem], warnings: Iterable[Problem] = (), notes: Iterable[Problem] = ()
+) -> list[Finding]:
     """Problems that are the whole file's as findings."""
     told = [Finding(severity=ERROR, problem=problem) for problem in errors]
-    return told + [Finding(severity=WARNING, problem=problem) for problem in warnings]
+    told += [Finding(severity=WARNING, problem=problem) for problem in warnings]
+    return told + [Finding(severity=NOTE, problem=problem) for problem in notes]
 
 
 def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
@@ -101,7 +105,7 @@ def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         return where != file, where, line, column, finding.severity != ERROR
 
     ordered = sorted(unique.values(), key=order)
-    counts = {ERROR: 0, WARNING: 0}
+    counts = {ERROR: 0, WARNING: 0, NOTE: 0}
     kept = []
     for finding in ordered:
         counts[finding.severity] += 1

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.config.document import Document, nearest
-from determined_ds.config.trial_file import parsed, source_of
-from determined_ds.errors import Problem
+from determined_ds.config.facts import ZERO_OPTIMIZERS
+from determined_ds.config.other_names import by_real_names
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.trial_file import dotted_name, imported_names, parsed, source_of
+from determined_ds.errors import Origin, Problem
 
 LIBRARY = "determined_ds"
+BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library hands on
 DECLARED = "validation_metrics"
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
 MAX_BASES = 50
 # What a trial reports that is measured (runtime/measured_loop.py).
-MEASURED = ("samples_per_second", "step_seconds", "peak_memory_bytes", "loss", "tokens_per_second", "batches")
+MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "tokens_per_second", "batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,30 @@ def metric_problem(
     )
 
 
+def metric_unknown(
+    document: Document, trial: str, context_dir: Path, measures: bool = False
+) -> Problem | None:
+    """A note where nobody can tell whether the trial reports ``searcher.metric``; None where that is known."""
+    path = ("searcher", "metric")
+    metric = document.get(path)
+    reported = reported_metrics(trial, context_dir, measures)
+    if not isinstance(metric, str):
+        return None
+    if reported is not None and (
+        metric in reported.names or reported.prefix is None or not metric.startswith(reported.prefix)
+    ):
+        return None
+    name = trial.partition(":")[2]
+    return Problem(
+        key="searcher.metric",
+        value=metric,
+        origin=document.origin(path),
+        message=f"could not tell whether {name} reports it at validation: its source does not show the names",
+        mend=f'declare them in {name}, and it is checked: validation_metrics = ("{metric}",)',
+        code="metric-unknown",
+    )
+
+
 def has_stages(trial: str, context_dir: Path) -> bool | None:
     """Whether ``MODULE:CLASS`` can be cut into pipeline stages; None where its source does not tell."""
     module, _, name = trial.partition(":")
@@ -64,9 +92,20 @@ def has_stages(trial: str, context_dir: Path) -> bool | None:
     )
 
 
+def builds_engine_by_hand(trial: str, context_dir: Path) -> bool | None:
+    """Whether ``MODULE:CLASS`` calls ``deepspeed.initialize`` itself: it extends no class of this library.
+
+    None where its source does not tell.
+    """
+    module, _, name = trial.partition(":")
+    library = next((found for found in _bases(module, name, context_dir) if isinstance(found, str)), None)
+    return None if library is None else library == BY_HAND
+
+
 def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
     """The problem of a pipeline whose trial has no stages; None where no pipeline is asked for."""
     path = ("pipe_parallel_size",)
+    hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
     stages = hyperparameters.get(path)
     if not isinstance(stages, int) or stages <= 1:
         return None
@@ -78,6 +117,52 @@ def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
         mend="set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint",
         code="trial-kind",
     )
+
+
+def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -> Problem | None:
+    """The problem of a trial that builds an optimizer of torch's which ZeRO does not take; None where none is seen.
+
+    Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in deepspeed 0.19.8's
+    ``runtime/engine.py``.
+    """
+    built = _built_optimizer(trial, context_dir)
+    if built is None or resolved.zero_stage == 0:
+        return None
+    name, origin = built
+    ds, said = resolved.ds, f"build_optimizer of {trial.partition(':')[2]} makes torch.optim.{name}"
+    device = ds.get(("zero_optimization", "offload_optimizer", "device"))
+    if name.lower() not in ZERO_OPTIMIZERS - {"muon"} and not ds.get(("zero_allow_untested_optimizer",)):
+        message = f"{said}, and ZeRO stage {resolved.zero_stage} takes Adam, AdamW and Adagrad of torch's"
+        mend = 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
+    elif device in ("cpu", "nvme") and ds.get(("zero_force_ds_cpu_optimizer",)) is not False:
+        message = f"{said}, and an offloaded optimizer must be DeepSpeed's own"
+        mend = 'return None, so that the one in the DeepSpeed JSON is used, or add "zero_force_ds_cpu_optimizer": false'
+    else:
+        return None
+    return Problem(key="", origin=origin, message=message, mend=mend, code="zero-untested-optimizer")
+
+
+def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None:
+    """Name in ``torch.optim`` of what ``build_optimizer`` returns, and where; None where its source does not tell."""
+    module, _, name = trial.partition(":")
+    for found, source in _bases_and_files(module, name, context_dir):
+        if isinstance(found, str) or source is None:
+            return None
+        methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+        own, tree = methods.get("build_optimizer"), _tree(source)
+        if own is None or tree is None:
+            continue
+        returned = [node.value for node in _own_nodes(own) if isinstance(node, ast.Return)]
+        call = returned[0] if len(returned) == 1 else None
+        dotted = dotted_name(call.func, imported_names(tree)) if isinstance(call, ast.Call) else ""
+        package, _, kind = dotted.rpartition(".")
+        if call is None or package not in ("torch.optim", f"torch.optim.{kind.lower()}"):
+            return None
+        place = Origin(
+            f"{source}:{call.lineno}", file=str(source), line=call.lineno, column=call.col_offset + 1
+        )
+        return kind, place
+    return None
 
 
 def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> ReportedMetrics | None:
@@ -165,6 +250,13 @@ def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
 
 def _bases(module: str, name: str, context_dir: Path) -> Iterator[ast.ClassDef | str]:
     """A class and its bases, nearest first; a class of this library by its name, where the walk ends."""
+    return (found for found, _ in _bases_and_files(module, name, context_dir))
+
+
+def _bases_and_files(
+    module: str, name: str, context_dir: Path
+) -> Iterator[tuple[ast.ClassDef | str, Path | None]]:
+    """As :func:`_bases`, each class with the file that it stands in."""
     todo = [(module, name)]
     for _ in range(MAX_BASES):
         if not todo:
@@ -173,7 +265,10 @@ def _bases(module: str, name: str, context_dir: Path) -> Iterator[ast.ClassDef |
         if module.split(".")[0] == LIBRARY:
             if name == "ReconciledTrial" and todo:  # it says nothing; a sister may
                 continue
-            yield name
+            yield name, None
+            return
+        if module.split(".")[0] == "determined" and name == BY_HAND:
+            yield name, None
             return
         source = source_of(module, context_dir)
         tree = _tree(source)
@@ -183,7 +278,7 @@ def _bases(module: str, name: str, context_dir: Path) -> Iterator[ast.ClassDef |
         imported = _imports(tree, package)
         own = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
         if own is not None:
-            yield own
+            yield own, source
             todo[:0] = [_origin_of(base, module, imported) for base in own.bases]
         elif name in imported:
             todo.insert(0, imported[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -72,8 +71,9 @@ def autotune(
     """
     from rich.console import Console
 
+    from determined_ds.config.secrets import masked_command
     from determined_ds.report.table import results_table
-    from determined_ds.runtime.local_run import short
+    from determined_ds.runtime.run_dir import short
     from determined_ds.strategies.autotune import BEST, emit, prepare_autotune
 
     prepared = prepare_autotune(
@@ -90,7 +90,7 @@ def autotune(
         run_dir=run_dir,
         accelerator=accelerator,
         for_cluster=emit_to is not None,
-        command=shlex.join(["det-ds", *sys.argv[1:]]),
+        command=masked_command(["det-ds", *sys.argv[1:]]),
         now=datetime.now(),
         tell=click.echo,
     )

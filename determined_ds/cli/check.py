@@ -24,11 +24,12 @@ Examples:
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
 
 \b
-Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors.
+Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note says what could not be checked,
+and counts as nothing.
 """
 EXIT_WARNINGS = 1
 EXIT_ERRORS = 2
-COLOURS = {"error": "red", "warning": "yellow"}
+COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 @click.command(epilog=EPILOG)

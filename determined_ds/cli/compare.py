@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -71,10 +70,11 @@ def compare(
     """
     from rich.console import Console
 
+    from determined_ds.config.secrets import masked_command
     from determined_ds.report.results import MEASURED
     from determined_ds.report.table import results_table
     from determined_ds.runtime.interrupts import Interrupts
-    from determined_ds.runtime.local_run import short
+    from determined_ds.runtime.run_dir import short
     from determined_ds.strategies.compare import prepare_comparison
 
     comparison = prepare_comparison(
@@ -88,7 +88,7 @@ def compare(
         overrides=overrides,
         run_dir=run_dir,
         accelerator=accelerator,
-        command=shlex.join(["det-ds", *sys.argv[1:]]),
+        command=masked_command(["det-ds", *sys.argv[1:]]),
         now=datetime.now(),
         tell=click.echo,
     )

@@ -24,10 +24,6 @@ PARTS = ("parameters", "gradients", "optimizer_states", "activations", "buffers"
 HEADERS = ("params", "grads", "optimizer", "activ.", "buffers", "total", "host")
 
 
-# What this project's models call it.
-CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing", "activation_checkpoint_interval")
-
-
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
@@ -139,6 +135,7 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     from determined_ds.config.experiment import parse_experiment
     from determined_ds.config.trial_file import check_trial_file
     from determined_ds.memory import strategy_of
+    from determined_ds.memory.checkpointing import is_checkpointed
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
@@ -161,11 +158,8 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     shape = shape_of_experiment(experiment, resolved, context_dir, precision=strategy.precision)
     if flags["sequence_length"]:
         shape = shape.at_sequence_length(flags["sequence_length"])
-    if any(experiment.hyperparameters.get((name,)) for name in CHECKPOINTING):
-        # The trial's to do. Where its own backward pass was measured, that is in the bytes already; a pipeline's is
-        # measured layer by layer, and DeepSpeed does it on top.
-        seen = shape.activations is not None and strategy.pipe_parallel_size == 1
-        strategy = replace(strategy, activation_checkpointing=not seen)
+    if is_checkpointed(experiment.hyperparameters.data, resolved, shape):
+        strategy = replace(strategy, activation_checkpointing=True)
     return shape, strategy
 
 

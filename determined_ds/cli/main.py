@@ -16,6 +16,7 @@ from determined_ds.cli.new import new
 from determined_ds.cli.render import render
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
+from determined_ds.config.aliases import option_instead
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
 
 
@@ -25,7 +26,15 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            instead = _instead(error)
+            if instead:
+                said = f"{error.message.rstrip('.')}. {instead}."
+                raise click.NoSuchOption(error.option_name, said, ctx=error.ctx) from None
+            raise
         except DeterminedDSError as error:
+            for warning in error.warnings if isinstance(error, ConfigError) else ():
+                click.echo(f"warning: {warning}", err=True)
             for problem in error.problems if isinstance(error, ConfigError) else [error]:
                 click.echo(f"error: {problem}", err=True)
             sys.exit(error.exit_code)
@@ -37,7 +46,24 @@ class _Commands(click.Group):
             sys.exit(EXIT_TRAINING_FAILED)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def _instead(error: click.NoSuchOption) -> str:
+    """What to write for an option by another name."""
+    if error.ctx is None:
+        return ""
+    options = [name for parameter in error.ctx.command.params for name in parameter.opts]
+    instead = option_instead(error.option_name, options)
+    return f"Write {instead}" if instead else ""
+
+
+def _hyphenated(option: str) -> str:
+    """An option as it is written here: ``--model_size`` is ``--model-size``."""
+    return option.replace("_", "-")
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": _hyphenated}
+
+
+@click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(package_name="determined-ds", prog_name="det-ds")
 def main() -> None:
     """Train with DeepSpeed, the same here and on a Determined cluster."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
+
+from determined_ds.config.deepspeed_json import AUTO
 
 EPILOG = """\b
 Examples:
@@ -16,10 +19,23 @@ Examples:
 """
 
 
+class Slots(click.ParamType):
+    """A number, or ``auto``."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
+
+
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
-@click.option("--slots", type=int, help="Ranks to start; resources.slots_per_trial if absent.")
+@click.option(
+    "--slots",
+    type=Slots(),
+    help="Ranks to start; resources.slots_per_trial if absent; auto: so many, or as many as this machine carries.",
+)
 @click.option(
     "--test", is_flag=True, help="One batch trained and validated, one checkpoint proved; then stop."
 )
@@ -27,6 +43,14 @@ Examples:
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --run-dir.")
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
+@click.option(
+    "--hang-timeout",
+    metavar="MINUTES",
+    type=click.FloatRange(min=0),
+    default=10,
+    show_default=True,
+    help="End a run in which no step passes for so long; 0: never.",
+)
 @click.option("--measure", metavar="STEPS", type=click.IntRange(min=1), hidden=True)
 @click.option("--warmup", metavar="STEPS", type=click.IntRange(min=0), default=5, hidden=True)
 @click.option("--engine", type=click.Choice(["deepspeed", "ddp"]), default="deepspeed", hidden=True)
@@ -34,12 +58,13 @@ Examples:
 def run(
     config: Path,
     context_dir: Path,
-    slots: int | None,
+    slots: int | str | None,
     test: bool,
     overrides: tuple[str, ...],
     run_dir: Path | None,
     resume: bool,
     accelerator: str | None,
+    hang_timeout: float,
     measure: int | None,
     warmup: int,
     engine: str,
@@ -52,9 +77,11 @@ def run(
     # The hidden options are for the commands that start many runs: compare, search, autotune.
     from determined_ds.runtime.local_run import prepare_run
     from determined_ds.runtime.signals import end_with
+    from determined_ds.runtime.terminal import outlive_readers
 
     if parent is not None:
         end_with(parent)
+    outlive_readers()
 
     prepared = prepare_run(
         config,
@@ -65,13 +92,21 @@ def run(
         resume=resume,
         accelerator=accelerator,
         now=datetime.now(),
+        measured=measure is not None,
     )
     for line in prepared.header():
         click.echo(line)
-    for warning in (*prepared.damages, *prepared.resolved.warnings):
+    # Whoever starts many runs has said once what is true of all of them.
+    for warning in (
+        *prepared.start.damages,
+        *(prepared.warnings if parent is None else prepared.resolved.warnings),
+    ):
         click.echo(f"warning: {warning}", err=True)
+    if prepared.complete and not test and measure is None:
+        click.echo(f"  complete   this run is complete: {prepared.complete}")
+        return
     sys.stdout.flush()
     more = ["--engine", engine] if engine != "deepspeed" else []
     if measure is not None:
         more += ["--measure", str(measure), "--warmup", str(warmup)]
-    sys.exit(prepared.launch(test=test, more=more))
+    sys.exit(prepared.launch(test=test, more=more, hang_timeout_s=60 * hang_timeout))

@@ -14,6 +14,15 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed_json import AUTO, known_keys
 from determined_ds.config.document import Document, Edits, KeyPath
 from determined_ds.config.hyperparameters import FitOptions
+from determined_ds.config.learning_rate import (
+    LR,
+    StatedRate,
+    peak_path,
+    rate_for,
+    rates_not_used,
+    stated_rate,
+    states_rate,
+)
 from determined_ds.config.topology import Topology
 from determined_ds.errors import Origin, Problem
 
@@ -22,13 +31,22 @@ from determined_ds.errors import Origin, Problem
 HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate", "lr"),
     "warmup_max_lr": ("learning_rate", "lr"),
+    "cycle_max_lr": ("learning_rate", "lr"),
+    "max_lr": ("learning_rate", "lr"),
     "warmup_num_steps": ("warmup_num_steps", "warmup_steps"),
     "gradient_clipping": ("gradient_clipping", "max_grad_norm"),
     "eps": ("eps", "adam_epsilon"),
 }
+# What "auto" is where no hyperparameter says it: 0.01 or 0, which DeepSpeed's optimizers and torch's disagree on, and
+# a hyperparameter of 0 is lost where the web UI makes a search of an experiment.
+WEIGHT_DECAY = 0.0
 # ``GRADIENT_CLIPPING_DEFAULT`` in deepspeed 0.19.8's ``runtime/constants.py``.
 GRADIENT_CLIPPING = 1.0
-NEEDED = {"lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"}
+PARAMS: KeyPath = ("optimizer", "params")
+DECAY: KeyPath = (*PARAMS, "weight_decay")
+# Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
+FUSED_ADAM_ONLY = ("bias_correction", "set_grad_none")
+NEEDED = {"lr", "warmup_max_lr", "cycle_max_lr", "max_lr", "warmup_num_steps", "total_num_steps"}
 # Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
 IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
@@ -75,15 +93,19 @@ def fill_what_is_known(
         if int in map(type, path):
             problems.append(_undetermined(edits.document, path, is_auto))
             continue
-        value, origin = _value_for(path, edits, hyperparameters, fit, accelerator)
+        value, origin = rate_for(path, to_fill.ds, to_fill.rate) or _value_for(
+            path, edits, hyperparameters, fit, accelerator
+        )
+        if value is None and is_auto and path == DECAY:
+            value, origin = WEIGHT_DECAY, "no weight decay is stated"
         if value is not None:
             edits.overwrite(path, value, origin)
             continue
-        if path[-1] == "total_num_steps" or (is_auto and path[-1] in NEEDED):
+        if (is_auto and path[-1] in NEEDED) or _is_missed(path, ds):
             problems.append(_undetermined(edits.document, path, is_auto))
         if is_auto:
             edits.remove(path)
-    return _fill_optimizer(edits.document, accelerator), problems
+    return _fill_timers(_fill_optimizer(edits.document, accelerator), accelerator), problems
 
 
 Change = tuple[KeyPath, Any, str]
@@ -95,10 +117,12 @@ class _ToFill(NamedTuple):
     Args:
         ds: It, with its precision filled.
         paths: Of what is to be filled, and whether "auto" stands there (else nothing does).
+        rate: The learning rate that it states.
     """
 
     ds: Document
     paths: Sequence[tuple[KeyPath, bool]]
+    rate: StatedRate | None
 
 
 def _to_fill(ds: Document, topology: Topology, accelerator: Accelerator) -> _ToFill:
@@ -111,15 +135,30 @@ def _to_fill(ds: Document, topology: Topology, accelerator: Accelerator) -> _ToF
         paths += [(path, False) for path in _absent_paths(filled)]
         # Where a warm-up starts depends on where it ends.
         paths.sort(key=lambda item: item[0][-1] == "warmup_min_lr")
-        known = ds.worked_out[name] = _ToFill(filled, paths)
+        known = ds.worked_out[name] = _ToFill(filled, paths, stated_rate(ds))
     return known
+
+
+def _is_missed(path: KeyPath, ds: Document) -> bool:
+    """Whether a value has to be said, though nothing stands there: DeepSpeed's default of it is not meant.
+
+    ``WarmupDecayLR`` would go up to 0.001, whatever rate the trial's own optimizer has.
+    """
+    return path[-1] == "total_num_steps" or (
+        path[-1] == "warmup_max_lr" and ds.get(("scheduler", "type")) == "WarmupDecayLR"
+    )
 
 
 def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     """Hyperparameters that would fill a value which the DeepSpeed JSON states, and differently. Warnings."""
-    problems = []
+    problems: list[Problem] = []
+    if states_rate(ds):
+        problems += rates_not_used(ds, *_hyperparameter("lr", hyperparameters), hyperparameters)
     if "stated" not in ds.worked_out:  # once, for a JSON that is filled for many points of a search
-        ds.worked_out["stated"] = [path for path in FILLED if ds.get(path) not in (None, AUTO)]
+        rates = (LR, peak_path(ds))
+        ds.worked_out["stated"] = [
+            path for path in FILLED if path not in rates and ds.get(path) not in (None, AUTO)
+        ]
     for path in ds.worked_out["stated"]:
         stated = ds.get(path)
         name, value = _hyperparameter(str(path[-1]), hyperparameters)
@@ -254,12 +293,42 @@ def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) 
 
 
 def _fill_optimizer(ds: Document, accelerator: Accelerator) -> Document:
-    """On a CPU torch's own Adam, so that nothing has to be compiled before the first step.
+    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one.
 
-    Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``.
+    DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What
+    is stated stays, and so does what only DeepSpeed's takes: its own optimizer on the CPU for an offloaded state, and
+    the parameters of ``FusedAdam`` that torch does not know.
+
+    Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
+    ``optim/adam.py`` for what ``fused`` excludes.
     """
     kind = str(ds.get(("optimizer", "type"), "")).lower()
-    path: KeyPath = ("optimizer", "params", "torch_adam")
-    if accelerator.name == "cpu" and kind in ("adam", "adamw") and ds.get(path) is None:
-        ds = ds.overwritten(path, True, f"the accelerator: {accelerator.name}")
+    if kind not in ("adam", "adamw") or ds.get((*PARAMS, "torch_adam")) is not None:
+        return ds
+    origin = f"the accelerator: {accelerator.name}"
+    if accelerator.name == "cpu":
+        return ds.overwritten((*PARAMS, "torch_adam"), True, origin)
+    stated = ds.get(PARAMS) or {}
+    offload = ds.get(("zero_optimization", "offload_optimizer", "device"))
+    if offload in ("cpu", "nvme") or any(name in stated for name in FUSED_ADAM_ONLY):
+        return ds
+    ds = ds.overwritten((*PARAMS, "torch_adam"), True, origin)
+    if stated.get("fused") is None and not stated.get("foreach") and not stated.get("differentiable"):
+        ds = ds.overwritten((*PARAMS, "fused"), True, origin)
     return ds
+
+
+def _fill_timers(ds: Document, accelerator: Accelerator) -> Document:
+    """On GPUs no timer that nobody asked for: it waits for the device twice a micro-batch.
+
+    ``steps_per_print`` asks for it, since what it prints is timed so; ``samples_per_second`` is measured by the loop.
+
+    Source: ``ThroughputTimer`` in deepspeed 0.19.8's ``utils/timer.py``, which is on by default.
+    """
+    if (
+        accelerator.name == "cpu"
+        or ds.get(("steps_per_print",))
+        or ds.get(("timers", "throughput")) is not None
+    ):
+        return ds
+    return ds.overwritten(("timers", "throughput", "enabled"), False, f"the accelerator: {accelerator.name}")

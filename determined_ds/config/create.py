@@ -10,16 +10,19 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from determined_ds.config.aliases import ARGUMENTS, OFFLOAD_ARGUMENTS
+from determined_ds.config.arguments import takes_other_names
 from determined_ds.config.deepspeed_alone import problems_alone
 from determined_ds.config.deepspeed_file import plain
 from determined_ds.config.deepspeed_json import AUTO, known_keys, normalized, params_of
 from determined_ds.config.document import Document, KeyPath, nearest
+from determined_ds.config.facts import ZERO
 from determined_ds.config.findings import kind_of
-from determined_ds.config.rules import ZERO
+from determined_ds.config.learning_rate import rates_not_used
 from determined_ds.errors import ConfigError, Problem
 
 Auto = Literal["auto"]
-Offload = Literal["cpu", "nvme"] | Mapping[str, Any] | None
+Offload = Literal["cpu", "nvme"] | Mapping[str, Any] | bool | None
 
 PRECISIONS: dict[str, dict[str, dict[str, Any]]] = {
     AUTO: {"bf16": {"enabled": AUTO}},
@@ -30,6 +33,7 @@ PRECISIONS: dict[str, dict[str, dict[str, Any]]] = {
 OFFLOADS = ("offload_optimizer", "offload_param")
 
 
+@takes_other_names(ARGUMENTS)
 def create_deepspeed_config(
     *,
     zero_stage: int,
@@ -37,13 +41,13 @@ def create_deepspeed_config(
     micro_batch_size: int | Auto = "auto",
     gradient_accumulation_steps: int | Auto = "auto",
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
-    optimizer: str | None = "AdamW",
+    optimizer: str | Literal[False] | None = "AdamW",
     learning_rate: float | Auto = "auto",
     betas: Sequence[float] | Auto = "auto",
     eps: float | Auto = "auto",
     weight_decay: float | Auto = "auto",
     optimizer_params: Mapping[str, Any] | None = None,
-    scheduler: str | None = "WarmupLR",
+    scheduler: str | Literal[False] | None = "WarmupLR",
     warmup_num_steps: int | Auto = "auto",
     total_num_steps: int | Auto = "auto",
     scheduler_params: Mapping[str, Any] | None = None,
@@ -61,7 +65,7 @@ def create_deepspeed_config(
     stage3_prefetch_bucket_size: int | None = None,
     stage3_param_persistence_threshold: int | None = None,
     stage3_gather_16bit_weights_on_model_save: bool | None = None,
-    activation_checkpointing: Mapping[str, Any] | None = None,
+    activation_checkpointing: Mapping[str, Any] | Literal[False] | None = None,
     grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None,
     sections: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -70,25 +74,29 @@ def create_deepspeed_config(
     ``"auto"`` is filled when it is known what will run: batch sizes from ``global_batch_size`` and the slots, the
     precision from the accelerator, the rest from hyperparameters. None leaves a key to DeepSpeed's own default.
 
+    The names that other documents use are taken too where they mean the same (``stage``, ``lr``, ``bf16=True``, see
+    ``ARGUMENTS`` in :mod:`determined_ds.config.aliases`); any other name is refused.
+
     Args:
         zero_stage: 0 to 3: nothing, the optimizer's state, gradients too, parameters too is split over replicas.
         train_batch_size: Samples an optimizer step over all replicas, >= 1.
         micro_batch_size: Samples a forward pass of a replica (``train_micro_batch_size_per_gpu``), >= 1.
         gradient_accumulation_steps: Micro-batches an optimizer step of a replica, >= 1.
         precision: What the model computes in; ``"auto"`` is bf16 where the accelerator is made for it, else fp32.
-        optimizer: DeepSpeed's or torch's name; None where the trial builds its own.
+        optimizer: DeepSpeed's or torch's name; None or False where the trial builds its own.
         learning_rate: ``lr`` of the optimizer and peak of the schedule, >= 0.
         betas: Two numbers in [0, 1).
         eps: > 0.
         weight_decay: >= 0.
         optimizer_params: Further parameters of the optimizer, or others than the above.
-        scheduler: DeepSpeed's or torch's name; None for none.
+        scheduler: DeepSpeed's or torch's name; None or False for none.
         warmup_num_steps: Optimizer steps.
         total_num_steps: Optimizer steps, for schedules that end; ``"auto"`` is ``fit.max_length``.
         scheduler_params: Further parameters of the schedule.
-        gradient_clipping: Greatest norm of the gradient, >= 0; 0 does not clip. ``"auto"`` is 1 unless a
+        gradient_clipping: Greatest norm of the gradient, >= 0; 0 or False does not clip. ``"auto"`` is 1 unless a
             hyperparameter says otherwise.
-        offload_optimizer: ``"cpu"``, ``"nvme"`` or what :func:`create_offload_config` returns; stages 1 to 3.
+        offload_optimizer: ``"cpu"``, ``"nvme"`` or what :func:`create_offload_config` returns; stages 1 to 3. True is
+            ``"cpu"``, False is None.
         offload_param: The same; stage 3.
         nvme_path: Folder for what is offloaded to nvme.
         zero_hpz_partition_size: ZeRO++: ranks that hold a second copy of the parameters between them, usually
@@ -102,7 +110,7 @@ def create_deepspeed_config(
         stage3_prefetch_bucket_size: Elements fetched ahead, >= 0.
         stage3_param_persistence_threshold: Elements below which a parameter is not split, >= 0.
         stage3_gather_16bit_weights_on_model_save: Whether ``save_16bit_model`` may gather the whole model.
-        activation_checkpointing: DeepSpeed's section, for models that call ``deepspeed.checkpointing``.
+        activation_checkpointing: DeepSpeed's section, for models that call ``deepspeed.checkpointing``; False is None.
         grad_accum_dtype: Type that gradients are added up in (``data_types.grad_accum_dtype``).
         sections: Any other keys of DeepSpeed's, laid over the above leaf by leaf.
 
@@ -115,16 +123,18 @@ def create_deepspeed_config(
 
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and ``runtime/zero/config.py``.
     """
-    given = plain(dict(locals()))
+    given = _switched(plain(dict(locals())))
     _refuse(_no_mappings(given))
     document = _document(_leaves(given))
     for key, value in (given["sections"] or {}).items():
         document = document.overwritten((key,), value, "argument sections")
     document, problems = _with_nvme_path(document, given["nvme_path"])
-    _refuse([*_precision_problems(precision), *problems, *problems_alone(document)[0]])
+    rates = rates_not_used(document, "", None, document)
+    _refuse([*_precision_problems(precision), *problems, *problems_alone(document)[0], *rates])
     return normalized(document).data
 
 
+@takes_other_names(OFFLOAD_ARGUMENTS)
 def create_offload_config(
     offload_device: Literal["cpu", "nvme"] = "cpu",
     *,
@@ -224,6 +234,20 @@ AFTER_PARAMS: dict[KeyPath, str] = {
     ("data_types", "grad_accum_dtype"): "grad_accum_dtype",
 }
 Leaves = dict[KeyPath, tuple[str, Any]]
+# Arguments that may be switched off, or on -> what that stands for.
+SWITCHES: dict[str, dict[bool, Any]] = {
+    **{what: {True: "cpu", False: None} for what in OFFLOADS},
+    **{name: {False: None} for name in ("optimizer", "scheduler", "activation_checkpointing")},
+    "gradient_clipping": {False: 0.0},
+}
+
+
+def _switched(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with what True and False stand for."""
+    return {
+        name: SWITCHES.get(name, {}).get(value, value) if isinstance(value, bool) else value
+        for name, value in given.items()
+    }
 
 
 def _document(leaves: Leaves) -> Document:

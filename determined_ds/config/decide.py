@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,10 @@ from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment, with_override
 from determined_ds.config.hyperparameters import Hyperparameters, parse_hyperparameters
+from determined_ds.config.packages import missing_packages
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.search.exponents import exponents
+from determined_ds.config.secrets import restored
 from determined_ds.config.text import read_yaml
 from determined_ds.errors import ConfigError, Problem
 
@@ -23,10 +28,11 @@ OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resour
 
 
 class Problems:
-    """Every problem on the way, so that the user hears all of them at once."""
+    """Every problem on the way, so that the user hears all of them at once, with the warnings beside them."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
 
     def of(self, step: Callable[[], T]) -> T | None:
         """What a step returns; None where it finds problems, which are kept."""
@@ -34,11 +40,27 @@ class Problems:
             return step()
         except ConfigError as error:
             self.problems.extend(problem for problem in error.problems if problem not in self.problems)
+            self.warn(error.warnings)
             return None
+
+    def need(self, step: Callable[[], T]) -> T:
+        """What a step returns that the others depend on.
+
+        Raises:
+            ConfigError: it finds problems, or there are some already.
+        """
+        result = self.of(step)
+        self.raise_any()
+        assert result is not None
+        return result
+
+    def warn(self, warnings: Iterable[Problem]) -> None:
+        """Keep warnings, each once."""
+        self.warnings.extend(warning for warning in warnings if warning not in self.warnings)
 
     def raise_any(self) -> None:
         if self.problems:
-            raise ConfigError(self.problems)
+            raise ConfigError(self.problems, self.warnings)
 
 
 def read_document(
@@ -69,12 +91,17 @@ def read_document(
         raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, mend=mend))
     if document is not None:
         document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
+    if document is not None:
+        runs = command in ("run", "search", "compare", "autotune")
+        document = found.of(partial(restored, document, os.environ, required=runs))
     found.raise_any()
     assert document is not None
     return document
 
 
-def laid_over(document: Document, *, slots: int | None, overrides: Iterable[str]) -> Document:
+def laid_over(
+    document: Document, *, slots: int | None, overrides: Iterable[str], origin: str = "--slots"
+) -> Document:
     """A document with the command's ``--slots`` and ``--set`` laid over it.
 
     Raises:
@@ -82,7 +109,7 @@ def laid_over(document: Document, *, slots: int | None, overrides: Iterable[str]
     """
     found = Problems()
     if slots is not None:
-        document = document.overwritten(("resources", "slots_per_trial"), slots, "--slots")
+        document = document.overwritten(("resources", "slots_per_trial"), slots, origin)
     for override in overrides:
         document = found.of(partial(with_override, document, override)) or document
     found.raise_any()
@@ -90,7 +117,12 @@ def laid_over(document: Document, *, slots: int | None, overrides: Iterable[str]
 
 
 def decide(
-    experiment: Experiment, hyperparameters: Document, *, context_dir: Path, accelerator: Accelerator
+    experiment: Experiment,
+    hyperparameters: Document,
+    *,
+    context_dir: Path,
+    accelerator: Accelerator,
+    here: bool = False,
 ) -> ResolvedConfig:
     """What will run at one point of an experiment's search space.
 
@@ -99,6 +131,7 @@ def decide(
         hyperparameters: The point.
         context_dir: Where the DeepSpeed JSON is.
         accelerator: What the ranks compute on.
+        here: Whether it will train on this machine, which must then have the packages that it needs.
 
     Raises:
         ConfigError: every reason why it cannot run.
@@ -112,9 +145,12 @@ def decide(
     resolved = found.of(
         lambda: _reconciled(experiment, hyperparameters, hp, context_dir=context_dir, accelerator=accelerator)
     )
+    if here and resolved is not None:
+        found.problems += missing_packages(resolved.ds)
     found.raise_any()
     assert resolved is not None
-    return resolved
+    odd = exponents(experiment.space.axes, experiment.document)
+    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved
 
 
 def no_length(hyperparameters: Document) -> Problem:

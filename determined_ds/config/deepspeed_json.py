@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.aliases import FORMS, IN_JSON, NOT_READ
 from determined_ds.config.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.config.findings import kind_of, type_mend
 from determined_ds.config.old_names import NEW_NAMES, by_new_names, given_twice
@@ -108,6 +109,7 @@ Located = list[tuple[KeyPath, Problem]]
 
 
 _ABSENT = object()
+WITH_ALIASES: tuple[KeyPath, ...] = ((), ("zero_optimization",))
 
 
 def _walk(
@@ -119,7 +121,8 @@ def _walk(
         current = [
             key for key, child in known.items() if "removed" not in child and "deprecated" not in child
         ]
-        for problem in unknown_keys(document, path, known, _elsewhere(), suggested=current):
+        elsewhere = {**_elsewhere(), **IN_JSON} if path in WITH_ALIASES else _elsewhere()
+        for problem in unknown_keys(document, path, known, elsewhere, suggested=current):
             if not _is_comment(problem.key.removeprefix(document.key((*path, "")))):
                 found.append(((), problem))
             elif path:  # at the top level DeepSpeed reads over it
@@ -134,7 +137,7 @@ def _walk(
             continue
         if "removed" in child:
             message = str(child["removed"]).strip()
-            found.append((here, _problem(document, here, message, "remove it", "removed-key")))
+            found.append((here, document.problem(here, message, "remove it", "removed-key")))
         elif here in NEW_NAMES and (twice := given_twice(document, here)):
             found.append((here, twice))
         elif "deprecated" in child and here not in NEW_NAMES:
@@ -142,9 +145,12 @@ def _walk(
                 "is an old name, which DeepSpeed reads no more",
                 f"write {child['deprecated']} instead",
             )
-            found.append((here, _problem(document, here, message, mend, "deprecated-key")))
+            found.append((here, document.problem(here, message, mend, "deprecated-key")))
         elif value != AUTO:
             _value(document, here, value, child, found, sound.get(key))
+            if here in NOT_READ and value is not None:
+                message = "is not read by DeepSpeed"
+                found.append(((), document.problem(here, message, NOT_READ[here], "unread-key")))
 
 
 def _is_comment(key: str) -> bool:
@@ -190,10 +196,10 @@ def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
             here = (section, "params", key)
             if key in NUMBERS and value != AUTO and isinstance(value, (str, bool, dict)):
                 message = f"must be a number, not {kind_of(value)}"
-                yield here, _problem(document, here, message, type_mend(float, value), "wrong-type")
+                yield here, document.problem(here, message, type_mend(float, value), "wrong-type")
             elif key == "betas" and value != AUTO and not _are_numbers(value):
                 mend = "write e.g. [0.9, 0.999]"
-                yield here, _problem(document, here, "must be a list of numbers", mend, "wrong-type")
+                yield here, document.problem(here, "must be a list of numbers", mend, "wrong-type")
 
 
 def _are_numbers(value: Any) -> bool:
@@ -228,14 +234,17 @@ def _types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         guess = nearest(kind.lower(), known)
         if guess:
             mend = f"did you mean {known[guess]}?"
-            yield here, _problem(document, here, f"no such {section}", mend, "unknown-type")
+            yield here, document.problem(here, f"no such {section}", mend, "unknown-type")
 
 
 def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) -> Document:
     """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
     Whole floats become the integers that they stand for (``5e8``), ``zero_optimization: true``, the oldest form,
-    becomes stage 1, and old names that DeepSpeed still reads become those of today.
+    becomes stage 1, old names that DeepSpeed still reads become those of today, and a ``comms_logger`` that is not
+    enabled is left out.
+
+    Source: ``DeepSpeedCommsConfig`` in deepspeed 0.19.8's ``comm/config.py`` looks for the section alone.
 
     Args:
         document: The DeepSpeed JSON.
@@ -246,6 +255,11 @@ def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) 
         path: KeyPath = ("zero_optimization",)
         document = document.overwritten(path, {"stage": int(zero)}, document.origin(path))
     document = by_new_names(document)
+    comms_logger = document.get(("comms_logger",))
+    if isinstance(comms_logger, dict) and not comms_logger.get("enabled"):
+        document = document.without(
+            ("comms_logger",)
+        )  # DeepSpeed is switched on by the section's mere presence
     changes = [
         (path, int(value), document.origin(path))
         for path, value in _whole_floats(document.data, (), known_keys(), in_form or {})
@@ -275,19 +289,30 @@ def _value(
         named = [name for name in types if name != "null"]
         wanted = " or ".join(_WORDS[name] for name in named or types)
         mend = type_mend(_KINDS[named[0]], value) if named and value is not None else "remove it"
+        mend = _form(path, value) or mend
         message = f"must be {wanted}, not {kind_of(value)}"
-        found.append((path, _problem(document, path, message, mend, "wrong-type")))
+        found.append((path, document.problem(path, message, mend, "wrong-type")))
     elif "enum" in node and not _among(value, node):
         allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
         message = "is not one of the values DeepSpeed knows"
-        found.append((path, _problem(document, path, message, f"use {allowed}", "out-of-range")))
+        found.append((path, document.problem(path, message, f"use {allowed}", "out-of-range")))
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         bound = _bound_broken(value, node)
         if bound:
             message, mend = f"must be {bound}", f"write a value {bound}"
-            found.append((path, _problem(document, path, message, mend, "out-of-range")))
+            found.append((path, document.problem(path, message, mend, "out-of-range")))
     if isinstance(value, dict) and "keys" in node:
         _walk(document, path, node, found, sound if isinstance(sound, dict) else {})
+
+
+def _form(path: KeyPath, value: Any) -> str:
+    """How to write a section that is given as a plain value; "" where that cannot be told."""
+    if path not in FORMS or value is None or isinstance(value, (list, float)):
+        return ""
+    if value is False and path[-1] in ("offload_optimizer", "offload_param"):
+        return "remove it"
+    device = value if isinstance(value, str) else "cpu"
+    return "write " + FORMS[path].format(value=json.dumps(value), device=device)
 
 
 def _among(value: Any, node: dict[str, Any]) -> bool:
@@ -353,14 +378,3 @@ def _is(value: Any, name: str) -> bool:
     if name == "number":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, _KINDS[name])
-
-
-def _problem(document: Document, path: KeyPath, message: str, mend: str, code: str) -> Problem:
-    return Problem(
-        key=document.key(path),
-        value=document.get(path),
-        origin=document.origin(path),
-        message=message,
-        mend=mend,
-        code=code,
-    )

@@ -104,6 +104,24 @@ class Document:
             data = data[step]
         return data
 
+    def problem(self, path: KeyPath, message: str, mend: str, code: str) -> Problem:
+        """What is wrong with the value at ``path``: with its key, the value and its origin.
+
+        Args:
+            path: Of the key.
+            message: See :class:`~determined_ds.errors.Problem`, as for the rest.
+            mend: What to write instead.
+            code: Of the rule that found it.
+        """
+        return Problem(
+            key=self.key(path),
+            value=self.get(path),
+            origin=self.origin(path),
+            message=message,
+            mend=mend,
+            code=code,
+        )
+
     def sub(self, path: KeyPath) -> Document:
         """The document below ``path``; places and overwrites travel along. The value must be a mapping."""
         value = self.get(path)
@@ -319,7 +337,7 @@ def unknown_keys(
         document: Where they stand.
         path: Of the mapping; what is no mapping has no keys.
         known: The keys that are read there.
-        elsewhere: Key -> dotted name of where it would be read.
+        elsewhere: Key -> dotted name of where it would be read; or, in several words, what to do about it.
         suggested: The known keys that one may be advised to use; all of them if None.
     """
     section = document.get(path)
@@ -340,6 +358,11 @@ def unknown_keys(
         )
 
 
+def told_elsewhere(place: str) -> str:
+    """The mend of a key that is written in the wrong place: its name there, or already a mend."""
+    return place if " " in place else f"did you mean {place}?"
+
+
 def unknown_key(
     document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
 ) -> Problem:
@@ -348,7 +371,7 @@ def unknown_key(
     word = str(path[-1])
     guess = nearest(word, known)
     if elsewhere and word in elsewhere:
-        mend = f"did you mean {elsewhere[word]}?"
+        mend = told_elsewhere(elsewhere[word])
     elif guess:
         mend = f"did you mean {guess!r}?"
     elif len(known) <= 16:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.aliases import IN_YAML
 from determined_ds.config.document import Document, KeyPath, nearest, words
 from determined_ds.config.findings import Findings, kind_of
-from determined_ds.config.hyperparameters import OWN_KEYS
+from determined_ds.config.hyperparameters import OWN_KEYS, stated_seed
+from determined_ds.config.search.master_random import first_trial_seed
 from determined_ds.config.search.space import SearchSpace, read_space
+from determined_ds.config.secrets import restored
 from determined_ds.config.text import parse_yaml_value, read_yaml
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 
@@ -27,6 +31,10 @@ RESOURCES_KEYS = words("""
     agent_label devices is_single_node max_slots native_parallel priority resource_pool shm_size slots
     slots_per_trial weight""")
 REPRODUCIBILITY_KEYS = frozenset({"experiment_seed"})
+ENVIRONMENT_KEYS = words("""
+    add_capabilities drop_capabilities environment_variables force_pull_image image pod_spec ports proxy_ports
+    registry_auth""")
+PROFILING_KEYS = words("begin_on_batch enabled end_after_batch sync_timings")
 SEARCHER_KEYS = words("""
     bracket_rungs divisor max_concurrent_trials max_length max_rungs max_time max_trials metric mode name
     num_rungs smaller_is_better source_checkpoint_uuid source_trial_id stop_once time_metric""")
@@ -36,12 +44,14 @@ ELSEWHERE = {
     **{key: f"resources.{key}" for key in RESOURCES_KEYS},
     **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
     "experiment_seed": "reproducibility.experiment_seed",
+    **IN_YAML,
 }
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
 COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
 ENTRYPOINT_FORM = (
-    "python3 -m determined.launch.deepspeed python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
+    "python3 -m determined.launch.torch_distributed "
+    "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
 )
 
 
@@ -53,7 +63,6 @@ class Experiment:
         document: The whole YAML with ``--set`` applied; a search's hyperparameters as they stand.
         name: The experiment's name.
         trial: ``MODULE:CLASS`` out of the entrypoint.
-        train_options: The words after it: options of ``determined_ds.train``.
         slots: ``resources.slots_per_trial``, 1 where absent.
         seed: ``reproducibility.experiment_seed``, 0 where absent.
         hyperparameters: One point of the search space (the only one, where nothing is searched).
@@ -61,6 +70,8 @@ class Experiment:
         metric: ``searcher.metric``, "" where absent.
         smaller_is_better: Of that metric.
         space: All points that the search may visit.
+        train_options: The words after the trial in the entrypoint: options of ``determined_ds.train``.
+        max_restarts: How often a crash is followed by another start, 0 where absent.
     """
 
     document: Document
@@ -74,6 +85,12 @@ class Experiment:
     smaller_is_better: bool
     space: SearchSpace
     train_options: tuple[str, ...] = ()
+    max_restarts: int = 0
+
+    @property
+    def trial_seed(self) -> int:
+        """The seed of its run: ``hyperparameters.trial_seed``, else that of the first trial on a master."""
+        return stated_seed(self.hyperparameters.data, first_trial_seed(self.seed))
 
     @property
     def pipeline_trial(self) -> str:
@@ -81,6 +98,10 @@ class Experiment:
         options = self.train_options
         named = options.index(PIPELINE_TRIAL) + 1 if PIPELINE_TRIAL in options else len(options)
         return options[named] if named < len(options) else self.trial
+
+    def trained(self, pipe_parallel_size: int) -> str:
+        """``MODULE:CLASS`` that is trained with so many pipeline stages."""
+        return self.pipeline_trial if pipe_parallel_size > 1 else self.trial
 
     @property
     def measures(self) -> bool:
@@ -102,7 +123,7 @@ class Experiment:
 
 
 def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | None = None) -> Experiment:
-    """Read an experiment YAML and lay ``KEY=VALUE`` overrides over it.
+    """Read an experiment YAML, with its secrets from the environment, and lay ``KEY=VALUE`` overrides over it.
 
     Args:
         path: The YAML file.
@@ -112,7 +133,7 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | No
     Raises:
         ConfigError: everything that is wrong with it, at once.
     """
-    document = read_yaml(path, name=name)
+    document = restored(read_yaml(path, name=name), os.environ)
     for override in overrides:
         document = with_override(document, override)
     return parse_experiment(document)
@@ -162,6 +183,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     hyperparameters = found.typed(("hyperparameters",), dict, {})
     space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
     trial, *options = _trial(found)
+    max_restarts = _switches(found)
     experiment = Experiment(
         document=document,
         name=name,
@@ -174,6 +196,7 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
         smaller_is_better=smaller_is_better,
         space=space,
         train_options=tuple(options),
+        max_restarts=max_restarts,
     )
     return experiment, found.problems
 
@@ -232,6 +255,21 @@ def _searcher(found: Findings) -> tuple[str, bool]:
         found.add(path, "no such searcher", f"{hint}use one of {', '.join(SEARCHERS[:4])}", "out-of-range")
     metric: str = found.typed(("searcher", "metric"), str, "")
     return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
+
+
+def _switches(found: Findings) -> int:
+    """Check what turns something on in a run; returns ``max_restarts``."""
+    found.typed(("debug",), bool, False)
+    found.section(("environment",), ENVIRONMENT_KEYS)
+    found.section(("profiling",), PROFILING_KEYS)
+    found.typed(("profiling", "enabled"), bool, False)
+    path: KeyPath = ("max_restarts",)
+    restarts: int = found.typed(path, int, 0)
+    if restarts < 0:
+        found.add(
+            path, "must be 0 or more", "write how often a crash may be followed by a restart", "out-of-range"
+        )
+    return max(restarts, 0)
 
 
 def _trial(found: Findings) -> list[str]:

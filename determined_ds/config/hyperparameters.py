@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, nearest, unknown_key, unknown_keys
+from determined_ds.config.document import Document, KeyPath, dotted, nearest, unknown_key, unknown_keys
 from determined_ds.config.findings import KINDS, kind_of, type_mend
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem, shown
 
 LARGEST = 2**31 - 1
 CHECKPOINT_POLICIES = ("best", "all", "none")
+WARM_STARTS = ("weights", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,9 @@ class Length:
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it.
 
-    The last two are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite, and
-    ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them.
+    The last three are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite,
+    ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them, and
+    ``warm_start`` is what a fork takes of its checkpoint: its weights alone, or all that an engine holds.
     """
 
     max_length: Length | None = None
@@ -44,6 +47,7 @@ class FitOptions:
     profiling_enabled: bool = False
     stop_on_nan: bool = True
     save_total_limit: int | None = None
+    warm_start: str = "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +60,43 @@ class Hyperparameters:
     model_parallel_size: int = 1
     deepspeed_config: str | dict[str, Any] | None = None
     overwrite_deepspeed_args: dict[str, Any] = field(default_factory=dict)
+    zero_stage: int | None = None
+    micro_batch_size: int | None = None
     torch_compile: bool = False
     sdpa_kernel: str | None = None
     fit: FitOptions = field(default_factory=FitOptions)
+    trial_seed: int | None = None
+
+    @property
+    def laid_over(self) -> dict[str, int]:
+        """Those of :data:`LAID_OVER` that are stated."""
+        stated = {name: getattr(self, name) for name in LAID_OVER}
+        return {name: value for name, value in stated.items() if value is not None}
 
 
+CHOICES = {"checkpoint_policy": CHECKPOINT_POLICIES, "warm_start": WARM_STARTS}
 SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
 UNITS = ("batches", "epochs")
 _UNITS = frozenset(UNITS)
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
-OWN_KEYS = (*SIZES, "deepspeed_config", "overwrite_deepspeed_args", "torch_compile", "sdpa_kernel", "fit")
+OVERWRITES, TRIAL_SEED = "overwrite_deepspeed_args", "trial_seed"
+# Hyperparameter -> the value of the DeepSpeed JSON that it is laid over.
+LAID_OVER: dict[str, KeyPath] = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "micro_batch_size": ("train_micro_batch_size_per_gpu",),
+}
+# Numbers that may be 0 or have a largest value of their own.
+RANGES = {"zero_stage": (0, 3), "micro_batch_size": (1, LARGEST), TRIAL_SEED: (0, LARGEST)}
+OWN_KEYS = (
+    *SIZES,
+    "deepspeed_config",
+    OVERWRITES,
+    *LAID_OVER,
+    "torch_compile",
+    "sdpa_kernel",
+    "fit",
+    TRIAL_SEED,
+)
 SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
 
 
@@ -90,6 +121,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         size = _size(document, (name,), problems)
         if size is not None:
             values[name] = size
+    for name, (low, high) in RANGES.items():
+        if document.get((name,)) not in (None, "auto"):
+            values[name] = _number(document, (name,), problems, low, high)
     for key in document.data:
         if key not in OWN_KEYS and _is_slip(key):
             problems.append(unknown_key(document, (key,), OWN_KEYS))
@@ -114,12 +148,45 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     elif kernel not in (None, "auto"):
         mend = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
         message = "is no attention kernel of torch's"
-        problems.append(_problem(document, ("sdpa_kernel",), message, mend, "wrong-type"))
+        problems.append(document.problem(("sdpa_kernel",), message, mend, "wrong-type"))
     values["fit"] = _fit(document, problems)
     read = Hyperparameters(
-        **values, deepspeed_config=ds_config, overwrite_deepspeed_args=dict(overwrite or {})
+        **values,
+        deepspeed_config=ds_config,
+        overwrite_deepspeed_args=dict(overwrite or {}),
     )
+    problems += _stated_twice(document, read)
     return read, problems
+
+
+def _stated_twice(document: Document, hyperparameters: Hyperparameters) -> list[Problem]:
+    """A problem for each value that is laid over the JSON and that ``overwrite_deepspeed_args`` states otherwise."""
+    problems = []
+    for name, value in hyperparameters.laid_over.items():
+        over: KeyPath = (OVERWRITES, *LAID_OVER[name])
+        stated = stated_at(document, over)
+        if stated is not None and (stated != value or isinstance(stated, bool)):
+            message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
+            mend = f"keep one of them: {name} stands for {dotted(over)}"
+            problems.append(document.problem((name,), message, mend, "stated-twice"))
+    return problems
+
+
+def stated_at(document: Document, path: KeyPath) -> Any:
+    """The value at a path, or what stands in its way; None where nothing, null or "auto" is there."""
+    for end in range(1, len(path) + 1):
+        value = document.get(path[:end])
+        if value is None or value == "auto":
+            return None
+        if not isinstance(value, dict):
+            return value
+    return None
+
+
+def stated_seed(hyperparameters: Mapping[str, Any], drawn: int) -> int:
+    """The seed that hyperparameters state, or else the one that a searcher draws for the trial."""
+    stated = hyperparameters.get(TRIAL_SEED)
+    return stated if isinstance(stated, int) else drawn
 
 
 @functools.lru_cache(maxsize=4096)
@@ -140,20 +207,9 @@ def _edits(left: str, right: str) -> int:
     return row[-1]
 
 
-def _problem(document: Document, path: KeyPath, message: str, mend: str, code: str) -> Problem:
-    return Problem(
-        key=document.key(path),
-        value=document.get(path),
-        origin=document.origin(path),
-        message=message,
-        mend=mend,
-        code=code,
-    )
-
-
 def _wrong(document: Document, path: KeyPath, wanted: str, mend: str) -> Problem:
     message = f"must be {wanted}, not {kind_of(document.get(path))}"
-    return _problem(document, path, message, mend, "wrong-type")
+    return document.problem(path, message, mend, "wrong-type")
 
 
 def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
@@ -163,20 +219,18 @@ def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | N
     return _number(document, path, problems)
 
 
-def _number(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
+def _number(
+    document: Document, path: KeyPath, problems: list[Problem], low: int = 1, high: int = LARGEST
+) -> int | None:
     value = document.get(path)
     if isinstance(value, bool) or not isinstance(value, int):
         problems.append(_wrong(document, path, KINDS[int], type_mend(int, value)))
         return None
-    return _in_range(document, path, value, problems)
-
-
-def _in_range(document: Document, path: KeyPath, value: int, problems: list[Problem]) -> int | None:
-    if 1 <= value <= LARGEST:
+    if low <= value <= high:
         return value
-    message = "must be 1 or more" if value < 1 else f"must be at most {LARGEST}"
-    mend = "write a positive number" if value < 1 else "write a smaller number"
-    problems.append(_problem(document, path, message, mend, "out-of-range"))
+    message = f"must be {low} or more" if value < low else f"must be at most {high}"
+    mend = "write a positive number" if value < low else "write a smaller number"
+    problems.append(document.problem(path, message, mend, "out-of-range"))
     return None
 
 
@@ -201,12 +255,13 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             values[key] = _length(document, path, problems)
         elif key == "save_total_limit":
             values[key] = _size(document, path, problems)
-        elif key == "checkpoint_policy":
-            if value in CHECKPOINT_POLICIES:
+        elif key in CHOICES:
+            if isinstance(value, str) and value in CHOICES[key]:
                 values[key] = value
             else:
-                mend = f"use one of {', '.join(CHECKPOINT_POLICIES)}"
-                problems.append(_problem(document, path, "is no checkpoint policy", mend, "out-of-range"))
+                mend = f"use one of {', '.join(CHOICES[key])}"
+                message = f"is not a valid {key.replace('_', ' ')}"
+                problems.append(document.problem(path, message, mend, "out-of-range"))
         elif isinstance(value, bool):
             values[key] = value
         else:
@@ -235,7 +290,7 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
             said = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
             other = "batches" if said == ["epochs"] else "epochs"
             mend = f"keep one; --set {document.key(path)}.{other}=null takes the other away"
-        problems.append(_problem(document, path, message, mend, "invalid"))
+        problems.append(document.problem(path, message, mend, "invalid"))
         return None
     ((unit, number),) = given.items()
     here = (*path, unit)
@@ -243,7 +298,7 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
         size = _number(document, here, problems)
         return None if size is None else Length(unit=unit, value=size)
     if not number:
-        problems.append(_problem(document, here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
+        problems.append(document.problem(here, "an empty schedule", "write e.g. [5, 30]", "out-of-range"))
         return None
     numbers = [_number(document, (*here, index), problems) for index in range(len(number))]
     return Length(unit=unit, value=tuple(sorted({size for size in numbers if size is not None})))

@@ -29,14 +29,8 @@ def given_twice(document: Document, path: KeyPath) -> Problem | None:
     """The problem of a key that is given by its old name and by its new one: DeepSpeed takes one of them only."""
     for new in NEW_NAMES[path]:
         if document.get(new, _ABSENT) is not _ABSENT:
-            return Problem(
-                key=document.key(path),
-                value=document.get(path),
-                origin=document.origin(path),
-                message=f"is an old name of {new[-1]}, which is given too ({document.origin(new)})",
-                mend=f"remove it, and keep {new[-1]}",
-                code="deprecated-key",
-            )
+            message = f"is an old name of {new[-1]}, which is given too ({document.origin(new)})"
+            return document.problem(path, message, f"remove it, and keep {new[-1]}", "deprecated-key")
     return None
 
 

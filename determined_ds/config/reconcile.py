@@ -5,8 +5,9 @@ One room decides: what DeepSpeed is given, down to the last value, and where eac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,20 +16,31 @@ from determined_ds.config.autofill import Change, disagreements, fill_what_is_kn
 from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
 from determined_ds.config.deepspeed_json import AUTO, located_problems, normalized
 from determined_ds.config.document import Document, KeyPath, dotted, get_path, plain_copy
+from determined_ds.config.facts import Facts
 from determined_ds.config.hyperparameters import (
+    LAID_OVER,
     LARGEST,
+    OVERWRITES,
     SIZES,
     FitOptions,
     Hyperparameters,
     read_hyperparameters,
 )
+from determined_ds.config.keys import json_problems
 from determined_ds.config.old_names import old_names
-from determined_ds.config.rules import Facts, broken_rules
+from determined_ds.config.other_names import by_real_names
+from determined_ds.config.rules import broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")
 MOST_KNOWN = 1_000  # of what is laid over a DeepSpeed JSON
+# Section, its path, and whether it is written to where none is given.
+WRITTEN = (
+    ("tensorboard", "output_path", True),
+    ("csv_monitor", "output_path", True),
+    ("flops_profiler", "output_file", False),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,8 @@ class ResolvedConfig:
         torch_compile: Whether engines compile their models.
         sdpa_kernel: The attention kernel; None: torch chooses.
         warnings: What is possible, but probably not meant so.
+        machines: Machines that the slots are spread over.
+        folder: Where DeepSpeed's monitors write; "" where that is not known yet.
     """
 
     topology: Topology
@@ -54,6 +68,9 @@ class ResolvedConfig:
     warnings: tuple[Problem, ...]
     _ds_config: dict[str, Any]
     _filled: Document
+    _stated: Document
+    machines: int = 1
+    folder: str = ""
 
     @property
     def ds_config(self) -> dict[str, Any]:
@@ -61,10 +78,30 @@ class ResolvedConfig:
         copied: dict[str, Any] = plain_copy(self._ds_config)
         return copied
 
+    @property
+    def ds(self) -> Document:
+        """The same with the place of each value in its file."""
+        return self._filled
+
+    def writing_in(self, folder: str) -> ResolvedConfig:
+        """The same, with what DeepSpeed's monitors and profiler write, unless by an absolute path, in a folder."""
+        changes = []
+        for section, key, is_needed in WRITTEN:
+            path = self._filled.get((section, key)) or ""
+            if self._filled.get((section, "enabled")) is True and (path or is_needed):
+                changes.append(((section, key), os.path.join(folder, str(path)), "the run's folder"))
+        filled = self._filled.overwritten_all(changes)
+        return replace(self, _ds_config=plain_copy(filled.data), _filled=filled, folder=folder)
+
     @cached_property
     def origins(self) -> Mapping[str, str]:
         """Dotted key of :attr:`ds_config` -> where its value came from."""
         return {dotted(path): self._filled.origin(path) for path in _leaf_paths(self._ds_config)}
+
+    @property
+    def filled(self) -> list[KeyPath]:
+        """The leaves of :attr:`ds_config` that the JSON and ``overwrite_deepspeed_args`` leave open."""
+        return [path for path in _leaf_paths(self._ds_config) if self._stated.get(path) in (None, AUTO)]
 
     @property
     def zero_stage(self) -> int:
@@ -93,11 +130,17 @@ def reconcile(
     Raises:
         ConfigError: every reason why it cannot run, each with key, value, origin and mend.
     """
+    named = by_real_names(hyperparameters, ds)
+    hyperparameters, ds = named.hyperparameters, named.ds
     hp, problems = read_hyperparameters(hyperparameters)
-    checked = _laid_over(ds, hyperparameters, hp.overwrite_deepspeed_args)
+    problems += named.problems
+    checked = _laid_over(ds, hyperparameters, hp)
     _tell(checked, problems)
     ds = checked.ds
-    warnings = [*checked.old, *disagreements(ds, hyperparameters)]
+    refused, ignored = _of_the_table(ds)
+    told = {problem.key for problem in problems}
+    problems += [problem for problem in refused if problem.key not in told]
+    warnings = [*named.warnings, *checked.old, *ignored, *disagreements(ds, hyperparameters)]
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
     # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
     # cannot be counted, nor the batch, what depends on them is left out.
@@ -117,10 +160,14 @@ def reconcile(
     filled = checked.ds
     facts = Facts(ds=filled, topology=layout, batch=assumed, accelerator=accelerator, machines=machines)
     for rule, problem in broken_rules(facts, slots_origin=slots_origin):
-        if counted or "{slots}" not in rule.message:
-            (warnings if rule.warning else problems).append(problem)
+        if (
+            rule.warning and batch is not None
+        ):  # of a batch that is only assumed, nothing probable can be said
+            warnings.append(problem)
+        elif not rule.warning and (counted or "{slots}" not in rule.message):
+            problems.append(problem)
     if problems or topology is None or batch is None:
-        raise ConfigError(problems)
+        raise ConfigError(problems, warnings)
     return ResolvedConfig(
         topology=topology,
         batch=batch,
@@ -131,7 +178,17 @@ def reconcile(
         warnings=tuple(warnings),
         _ds_config=plain_copy(filled.data),
         _filled=filled,
+        _stated=ds,
+        machines=machines,
     )
+
+
+def _of_the_table(ds: Document) -> tuple[list[Problem], list[Problem]]:
+    """What the table of keys says of a DeepSpeed JSON; looked up once, for many points of a search."""
+    known: tuple[list[Problem], list[Problem]] | None = ds.worked_out.get("keys")
+    if known is None:
+        known = ds.worked_out["keys"] = json_problems(ds)
+    return known
 
 
 def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
@@ -198,43 +255,46 @@ def _one_sample_each(layout: Topology) -> Batch:
     return Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
 
-def _laid_over(ds: Document, hyperparameters: Document, overwrites: dict[str, Any]) -> _Checked:
-    """The JSON under ``overwrite_deepspeed_args``; of what these leave alone it is known how it is."""
+def _laid_over(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
+    """The JSON under what hyperparameters lay over it; of what these leave alone it is known how it is."""
     written = _as_written(ds)
-    if not overwrites:
+    if not hp.overwrite_deepspeed_args and not hp.laid_over:
         return written
     try:
-        said = repr(overwrites)
+        said = repr((hp.overwrite_deepspeed_args, hp.laid_over))
     except ValueError:  # an integer of more digits than Python writes out
-        return _overwritten(ds, written, hyperparameters, overwrites)
+        return _overwritten(ds, written, hyperparameters, hp)
     # Many points of a search have the same, and the same places: looked at once for all of them.
     known: dict[str, tuple[Document, _Checked]] = ds.worked_out.setdefault("laid over", {})
     if said in known and known[said][0].is_beside(hyperparameters):
         return known[said][1]
-    checked = _overwritten(ds, written, hyperparameters, overwrites)
+    checked = _overwritten(ds, written, hyperparameters, hp)
     if len(known) < MOST_KNOWN:
         known[said] = hyperparameters, checked
     return checked
 
 
-def _overwritten(
-    ds: Document, written: _Checked, hyperparameters: Document, overwrites: dict[str, Any]
-) -> _Checked:
-    over = _with_overwrites(ds, hyperparameters, overwrites)
+def _overwritten(ds: Document, written: _Checked, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
+    over = _with_overwrites(ds, hyperparameters, hp)
     return _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
 
 
-def _with_overwrites(ds: Document, hyperparameters: Document, overwrites: dict[str, Any]) -> Document:
-    """Lay ``overwrite_deepspeed_args`` over the JSON, leaf by leaf.
+def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> Document:
+    """Lay ``overwrite_deepspeed_args`` over the JSON, leaf by leaf, and then what stands for one value of it.
 
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
+    over = hp.overwrite_deepspeed_args
+    laid: list[tuple[KeyPath, Any, str, KeyPath]] = [
+        (path, get_path(over, path), OVERWRITES, (OVERWRITES, *path)) for path in _leaf_paths(over)
+    ]
+    laid += [(LAID_OVER[key], value, key, (key,)) for key, value in hp.laid_over.items()]
     changes = []
-    for path in _leaf_paths(overwrites):
-        origin = hyperparameters.origin(("overwrite_deepspeed_args", *path))
+    for path, value, said, stated in laid:
+        origin = hyperparameters.origin(stated)
         if not origin.startswith("--"):
-            origin = origin.reworded(f"overwrite_deepspeed_args, {origin}")
-        changes.append((path, get_path(overwrites, path), origin))
+            origin = origin.reworded(f"{said}, {origin}")
+        changes.append((path, value, origin))
     return ds.overwritten_all(changes)
 
 

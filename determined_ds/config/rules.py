@@ -6,132 +6,14 @@ broken; ``message`` and ``mend`` may name any fact in braces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.batch import Batch
 from determined_ds.config.deepspeed_json import ONE_BIT
 from determined_ds.config.document import Document, KeyPath
-from determined_ds.config.topology import Topology
+from determined_ds.config.facts import ZERO, Facts, Rule
 from determined_ds.errors import Problem
 
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the rules look at.
-
-    Args:
-        ds: The DeepSpeed JSON with every "auto" filled.
-        topology: The parallel degrees.
-        batch: The completed batch.
-        accelerator: What the ranks compute on.
-        machines: Machines that the slots are spread over.
-    """
-
-    ds: Document
-    topology: Topology
-    batch: Batch
-    accelerator: Accelerator
-    machines: int = 1
-
-    @cached_property
-    def zero_stage(self) -> int:
-        return int(self.zero("stage", 0) or 0)
-
-    @cached_property
-    def _zero(self) -> dict[str, Any]:
-        section = self.ds.get((ZERO,))
-        return section if isinstance(section, dict) else {}
-
-    def zero(self, key: str, default: Any = None) -> Any:
-        return self._zero.get(key, default)
-
-    def offload_device(self, what: str) -> str | None:
-        """``cpu`` or ``nvme`` where ``what`` (offload_optimizer, offload_param) is offloaded, else None."""
-        section = self.zero(what)
-        device = section.get("device") if isinstance(section, dict) else None
-        return None if device in (None, "none") else str(device)
-
-    @property
-    def offload_ratio(self) -> float:
-        return float(self.ds.get((ZERO, "offload_optimizer", "ratio"), 1))
-
-    @property
-    def precision(self) -> str:
-        """What the model computes in: ``fp16``, ``bf16`` or ``fp32``."""
-        return next((name for name in ("fp16", "bf16") if self.enabled(name)), "fp32")
-
-    @property
-    def grad_accum_dtype(self) -> str:
-        """What gradients are accumulated in; what the model computes in, unless stated."""
-        stated = self.ds.get(("data_types", "grad_accum_dtype"))
-        return DTYPES.get(str(stated).lower(), self.precision)
-
-    def enabled(self, section: str) -> bool:
-        return bool(self.ds.get((section, "enabled"), False))
-
-    @property
-    def pipe(self) -> int:
-        return self.topology.pipe_parallel_size
-
-    @property
-    def micro_batches(self) -> int:
-        return self.batch.accumulation
-
-    @property
-    def slots(self) -> int:
-        return self.topology.slots
-
-    @cached_property
-    def hpz(self) -> int:
-        return int(self.zero("zero_hpz_partition_size", 1) or 1)
-
-    @property
-    def max_ranks(self) -> int:
-        return self.accelerator.max_ranks * self.machines
-
-    @property
-    def num_devices(self) -> int:
-        return self.accelerator.num_devices
-
-    @property
-    def optimizer_type(self) -> str:
-        return str(self.ds.get(("optimizer", "type"), ""))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One row of the compatibility table.
-
-    Args:
-        code: Short stable name.
-        key: The key that is named in the problem; the value and origin are looked up there.
-        breaks: True where the rule is broken.
-        message: What does not go together; ``{fact}`` is filled from :class:`Facts`.
-        mend: What to write instead.
-        source: Where upstream the rule comes from.
-        warning: True where the run is possible but probably not meant so.
-    """
-
-    code: str
-    key: KeyPath
-    breaks: Callable[[Facts], bool]
-    message: str
-    mend: str
-    source: str
-    warning: bool = False
-
-
-ZERO = "zero_optimization"
-# How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
-DTYPES = {
-    **dict.fromkeys(("fp32", "float32", "torch.float32", "float"), "fp32"),
-    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
-    **dict.fromkeys(("fp16", "half", "float16", "torch.float16", "torch.half"), "fp16"),
-}
 CONFIG = "deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._do_error_check"
 
 RULES: tuple[Rule, ...] = (
@@ -197,6 +79,14 @@ RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_sanity_check",
     ),
     Rule(
+        code="pipeline-fp16-stage",
+        key=("fp16", "enabled"),
+        breaks=lambda f: f.pipe > 1 and f.enabled("fp16") and f.zero_stage == 0,
+        message="without ZeRO a pipeline does not scale its fp16 loss, and divides the gradients by the scale",
+        mend="set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.backward; runtime/fp16/unfused_optimizer.py",
+    ),
+    Rule(
         code="zeropp-hpz-stage",
         key=(ZERO, "zero_hpz_partition_size"),
         breaks=lambda f: f.hpz > 1 and f.zero_stage != 3,
@@ -239,12 +129,42 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule(
+        code="zeropp-gradients-machines",
+        key=(ZERO, "zero_quantized_gradients"),
+        breaks=lambda f: (
+            bool(f.zero("zero_quantized_gradients")) and f.machines > 1 and f.communication_dtype != "fp16"
+        ),
+        message="on {machines} machines the kernel reads gradients as fp16, and these are {communication_dtype}:"
+        " it would train on other numbers",
+        mend='add "communication_data_type": "fp16", or set zero_quantized_gradients to false',
+        source="deepspeed 0.19.8 runtime/comm/coalesced_collectives.py all_to_all_quant_reduce",
+    ),
+    Rule(
         code="onebit",
         key=("optimizer", "type"),
         breaks=lambda f: f.optimizer_type.lower() in ONE_BIT,
         message="1-bit optimizers are gone from DeepSpeed, and their compression backends with them",
         mend="use AdamW",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer",
+    ),
+    Rule(
+        code="zero-untested-optimizer",
+        key=("optimizer", "type"),
+        breaks=lambda f: (
+            f.zero_stage > 0 and not f.zero_takes_optimizer and f.optimizer_type.lower() not in ONE_BIT
+        ),
+        message="ZeRO stage {zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {optimizer_type}",
+        mend='use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true',
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
+    ),
+    Rule(
+        code="optimizer-nvcc",
+        key=("optimizer", "type"),
+        breaks=lambda f: f.compiles_optimizer,
+        message="DeepSpeed's own {optimizer_type} is compiled by nvcc before the first step, on every machine",
+        mend="use an image with the CUDA toolkit, or AdamW with torch_adam and fused left out, which takes torch's",
+        source="deepspeed 0.19.8 ops/adam/fused_adam.py, ops/lion/fused_lion.py, ops/lamb/fused_lamb.py",
+        warning=True,
     ),
     *(
         Rule(
@@ -337,6 +257,17 @@ RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.forward",
     ),
     Rule(
+        code="contiguous-checkpoints",
+        key=("activation_checkpointing", "contiguous_memory_optimization"),
+        breaks=lambda f: (
+            bool(f.checkpointing("contiguous_memory_optimization"))
+            and not (f.checkpointing("number_checkpoints") and f.checkpointing("partition_activations"))
+        ),
+        message="needs number_checkpoints, the number of checkpointed layers, and partition_activations",
+        mend="add number_checkpoints: N and partition_activations: true, or remove contiguous_memory_optimization",
+        source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py configure",
+    ),
+    Rule(
         code="grad-accum-mix",
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: f.zero_stage == 0 and f.grad_accum_dtype != f.precision,
@@ -353,6 +284,56 @@ RULES: tuple[Rule, ...] = (
         message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
         mend='add "data_types": {{"grad_accum_dtype": "fp32"}}',
         source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
+        warning=True,
+    ),
+    *(
+        Rule(
+            code="model-parallel-degree",
+            key=key,
+            breaks=lambda f, key=key: (f.ds.get(key) or 1) not in (1, f.topology.model_parallel_size),  # type: ignore[misc]
+            message="ranks would share a replica that hyperparameters.model_parallel_size"
+            " = {topology.model_parallel_size} counts as several, each with data of its own",
+            mend="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
+            source="deepspeed 0.19.8 __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__",
+        )
+        for key in (("sequence_parallel_size",), ("tensor_parallel", "autotp_size"))
+    ),
+    *(
+        Rule(
+            code="pipeline-unheeded",
+            key=(section, "enabled"),
+            breaks=lambda f, section=section: f.pipe > 1 and f.enabled(section),  # type: ignore[misc]
+            message="is ignored by a pipeline's engine",
+            mend="remove it, or set pipe_parallel_size to 1",
+            source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.train_batch; __init__.py initialize",
+            warning=True,
+        )
+        for section in ("flops_profiler", "hybrid_engine")
+    ),
+    Rule(
+        code="deepcompile-cuda",
+        key=("compile", "deepcompile"),
+        breaks=lambda f: f.deepcompile and f.accelerator.name != "cuda",
+        message="DeepCompile is written for CUDA, and there is no CUDA device",
+        mend="run it on GPUs, or write hyperparameters.torch_compile: true instead",
+        source="deepspeed 0.19.8 compile/util.py is_deepcompile_supported",
+    ),
+    Rule(
+        code="deepcompile-stage",
+        key=("compile", "deepcompile"),
+        breaks=lambda f: f.deepcompile and f.zero_stage == 0,
+        message="is ignored without ZeRO: torch's own compiler is used",
+        mend="set zero_optimization.stage to 1, 2 or 3, or write hyperparameters.torch_compile: true instead",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.get_deepcompile_backend",
+        warning=True,
+    ),
+    Rule(
+        code="memory-breakdown-peak",
+        key=("memory_breakdown",),
+        breaks=lambda f: bool(f.ds.get(("memory_breakdown",))) and f.accelerator.name == "cuda",
+        message="resets the peak of the device's memory as it prints: peak_memory_gib is that since the last print",
+        mend="remove it where that metric matters",
+        source="deepspeed 0.19.8 runtime/utils.py see_memory_usage",
         warning=True,
     ),
 )

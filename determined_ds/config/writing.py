@@ -1,4 +1,4 @@
-"""Text files are written whole, and all of them or none."""
+"""Files are written whole: one at a time, or all of them or none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ class _Writing:
     new: Path
     old: Path | None = None
     published: bool = False
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file aside, put it on the disk and rename it: whatever happens, it is as it was or as it should be.
+
+    Raises:
+        OSError: it cannot be written; then nothing has changed.
+    """
+    new = _beside(path)
+    try:
+        _write_new(new, content)
+        os.replace(new, path)
+    finally:
+        _remove(new)
 
 
 def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str = "--force") -> None:
@@ -99,9 +113,9 @@ def _beside(target: Path) -> Path:
     return target.with_name(f".{uuid.uuid4().hex}.tmp")
 
 
-def _write_new(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+def _write_new(path: Path, content: str | bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 

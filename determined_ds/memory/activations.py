@@ -31,7 +31,8 @@ def activation_bytes(shape: ModelShape, strategy: Strategy) -> int:
     blocks, fixed = _block_bytes(shape, strategy, head), 0
     if shape.activations is not None:
         fixed = shape.activations.fixed_bytes * strategy.element_bytes // shape.activations.element_bytes
-    if strategy.activation_checkpointing and shape.num_layers:
+    seen = shape.activations is not None and shape.activations.is_checkpointed
+    if strategy.activation_checkpointing and not seen and shape.num_layers:
         # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.
         inputs = shape.num_layers * _per_hidden(shape, strategy) * strategy.element_bytes
         blocks = min(blocks, inputs + blocks // shape.num_layers)

@@ -34,11 +34,13 @@ class MeasuredActivations:
         bytes_per_sample: Bytes that each further sample of a micro-batch takes at the peak.
         fixed_bytes: Bytes at the peak that do not depend on the micro-batch.
         element_bytes: Width of the model's floats in that pass: 2 or 4.
+        is_checkpointed: Whether the model computed its blocks again in that pass, so that these are the bytes left.
     """
 
     bytes_per_sample: int
     fixed_bytes: int = 0
     element_bytes: int = 2
+    is_checkpointed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class ModelShape:
         largest_layer_parameters: Parameters of the largest module that owns any itself, such as an embedding:
             what ZeRO 3 has to hold whole at the least.
         stage_parameters: Parameters of each pipeline stage, where the model is cut into stages.
+        checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
         activations: Measured on the model; estimated from the sizes above, if None.
         assumptions: What was made up for want of knowledge, in words.
     """
@@ -69,6 +72,7 @@ class ModelShape:
     sequence_length: int = 0
     largest_layer_parameters: int = 0
     stage_parameters: tuple[int, ...] = ()
+    checkpoint_interval: int = 0
     activations: MeasuredActivations | None = None
     assumptions: tuple[str, ...] = field(default=(), compare=False)
 

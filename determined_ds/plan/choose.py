@@ -96,7 +96,7 @@ def candidates(needs: Needs) -> Iterator[Strategy]:
 
 
 def _tiers(needs: Needs, *, offload_optimizer: bool) -> Iterator[Strategy]:
-    first = 1 if offload_optimizer or accumulates_in_fp32(needs) else 0
+    first = 1 if offload_optimizer or _wants_zero_1(needs) else 0
     stages = range(first, 2) if needs.pipe_parallel_size > 1 else range(first, 3)
     if needs.offload != "nvme":  # the optimizer goes to nvme from ZeRO 3 only
         for checkpointing in (False, True):
@@ -117,6 +117,11 @@ def accumulates_in_fp32(needs: Needs) -> bool:
     Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which at stage 0 raises.
     """
     return needs.pipe_parallel_size > 1 and needs.precision == "bf16"
+
+
+def _wants_zero_1(needs: Needs) -> bool:
+    """Whether DeepSpeed trains this only from ZeRO 1 on: a pipeline in 16 bits. See the rules of ``config.rules``."""
+    return needs.pipe_parallel_size > 1 and needs.precision in ("bf16", "fp16")
 
 
 def _strategy(
@@ -222,6 +227,8 @@ def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) ->
     ]
     if not alike and strategy.zero_stage == 1 and accumulates_in_fp32(needs):
         return "a bf16 pipeline accumulates gradients in fp32, which DeepSpeed does from ZeRO 1 on"
+    if not alike and strategy.zero_stage == 1 and _wants_zero_1(needs):
+        return "DeepSpeed scales the fp16 loss of a pipeline from ZeRO 1 on"
     if not alike:
         return "none that was asked for communicates less"
     needed = [memory_per_rank(needs.shape, other).total_bytes for other in alike]

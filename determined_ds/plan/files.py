@@ -16,6 +16,7 @@ from determined_ds.config.experiment import ENTRYPOINT_FORM
 from determined_ds.config.text import dump_yaml
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.plan.choose import Plan
+from determined_ds.task_log import LOG_POLICIES
 
 GPT2 = "model_defs.gpt2.trial:GPT2Trial"
 GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
@@ -173,6 +174,10 @@ def _experiment(plan: Plan, name: str, trial: str, ds_config_path: str) -> str:
         _Entry(key="searcher", value=searcher),
         _Entry(key="reproducibility", value={"experiment_seed": 0}),
         _Entry(key="max_restarts", value=2),
+        _Entry(key="labels", value=("deepspeed", f"zero{strategy.zero_stage}")),
+        _Entry(
+            key="log_policies", value=LOG_POLICIES, why=("What another start cannot help ends at the first.",)
+        ),
     ]
     return "\n".join([*_comment(head, ""), *_lines(entries, "")]) + "\n"
 
@@ -251,6 +256,8 @@ def _lines(entries: list[_Entry], indent: str) -> Iterator[str]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 

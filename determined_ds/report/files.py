@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from pathlib import Path
 
-from determined_ds.config.writing import write_files
+from determined_ds.config.writing import write_files, write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.pictures import PICTURES
 from determined_ds.report.results import Results, load_results, results_text
@@ -89,14 +87,9 @@ def create_performance_visualizations(results: Results | str | Path, output_dir:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file whole, or not at all."""
-    new = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            new.write_bytes(content)
-            os.replace(new, path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(path, content)
     except (OSError, ValueError) as error:
         message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
         mend = "name a folder that can be written to"

@@ -19,13 +19,14 @@ from pydantic import ConfigDict, Field
 from determined_ds.config.writing import write_files
 from determined_ds.report.strict_json import Integer, Real, from_json, json_text, one_of
 
-FORMAT = 1  # of results.json: raised when its keys or their meaning change
+FORMAT = 2  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
 KIND_OF_ROW = "a measurement of determined_ds"
 MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
 CANNOT_RUN, STOPPED = "cannot run", "stopped"
 STATUSES = (MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)
 ACCELERATORS = ("cpu", "cuda")
+ENGINES = ("deepspeed", "ddp")
 PRECISIONS = ("fp32", "bf16", "fp16")
 WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
 
@@ -37,6 +38,7 @@ StepSeconds = Annotated[Real, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[Real, Field(ge=0, le=1)]
 Status = Annotated[str, one_of(STATUSES)]
 Precision = Annotated[str, one_of(PRECISIONS)]
+EngineName = Annotated[str, one_of(ENGINES)]
 AcceleratorName = Annotated[str, one_of(ACCELERATORS)]
 ZeroStage = Annotated[Integer, Field(ge=0, le=3)]
 KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
@@ -81,6 +83,7 @@ class Row:
         slots: Ranks.
         status: One of :data:`STATUSES`.
         reason: One or two sentences where it was not measured.
+        engine: What trained, seen on the engine itself: ``deepspeed`` or ``ddp``; None where nothing did.
         zero_stage: 0 to 3.
         micro_batch_size: Samples of a forward pass of a rank.
         accumulation: Micro-batches of a step; a pipeline's ``micro_batches``.
@@ -99,6 +102,7 @@ class Row:
     slots: Count
     status: Status
     reason: str = ""
+    engine: EngineName | None = None
     zero_stage: ZeroStage | None = None
     micro_batch_size: Count | None = None
     accumulation: Count | None = None

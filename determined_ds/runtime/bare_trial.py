@@ -28,7 +28,7 @@ def trial_class(experiment: Experiment) -> Any:
         EntrypointError: it cannot be imported.
     """
     module, _, name = experiment.trial.partition(":")
-    _forget_namesake(module.split(".")[0])
+    forget_namesake(module.split(".")[0])
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -44,7 +44,7 @@ def trial_class(experiment: Experiment) -> Any:
         ) from error
 
 
-def _forget_namesake(package: str) -> None:
+def forget_namesake(package: str) -> None:
     """Let go of a module of another context directory that has the name of one in this, which is current."""
     here = Path.cwd().resolve()
     file = getattr(sys.modules.get(package), "__file__", None)
@@ -88,7 +88,7 @@ class _Context:
         return self._experiment.config
 
     def get_trial_seed(self) -> int:
-        return self._experiment.seed
+        return self._experiment.trial_seed
 
     def get_global_batch_size(self) -> int:
         return self.resolved.batch.global_batch_size
@@ -98,6 +98,9 @@ class _Context:
 
     def wrap_reducer(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
         return reducer
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Nothing is trained."""
 
     def to_device(self, batch: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from determined import pytorch
 
+from determined_ds.errors import ConfigError, Problem
+
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
@@ -33,22 +35,58 @@ class Schedule:
         validation_period: A period (int) or a schedule (container); None: only at the end.
         checkpoint_period: The same.
         reporting_period: The same.
-        batches_per_epoch: Whole batches in an epoch, >= 1.
+        batches_per_epoch: Whole batches in an epoch, >= 1; None where the data has no epochs.
+
+    Raises:
+        ConfigError: each argument in epochs, where there are none.
     """
 
     max_length: pytorch.TrainUnit
     validation_period: pytorch.TrainUnit | None
     checkpoint_period: pytorch.TrainUnit | None
     reporting_period: pytorch.TrainUnit | None
-    batches_per_epoch: int
+    batches_per_epoch: int | None
+
+    def __post_init__(self) -> None:
+        if self.batches_per_epoch is not None:
+            return
+        problems = [
+            Problem(
+                key=f"fit.{name}",
+                value=f"{unit.value} epochs",
+                message="the training data has no length, and so no epochs",
+                mend=f"count in batches, {name}: {{batches: 1000}}, or give the dataset a __len__",
+                code="epochs-without-length",
+            )
+            for name, unit in vars(self).items()
+            if isinstance(unit, pytorch.Epoch)
+        ]
+        if problems:
+            raise ConfigError(problems)
 
     @property
     def num_batches(self) -> int:
         """Batches from the start of training to its end."""
         length = self.max_length.value
         assert isinstance(length, int)
-        per_unit = self.batches_per_epoch if isinstance(self.max_length, pytorch.Epoch) else 1
-        return length * per_unit
+        return length * self._per_epoch if isinstance(self.max_length, pytorch.Epoch) else length
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether any length or period is in epochs."""
+        return any(isinstance(unit, pytorch.Epoch) for unit in vars(self).values())
+
+    @property
+    def _per_epoch(self) -> int:
+        assert self.batches_per_epoch is not None, "checked as it is made"
+        return self.batches_per_epoch
+
+    def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
+        """The epoch of a batch (counted from 0), and whether it is its first and its last; one without end, if none."""
+        if self.batches_per_epoch is None:
+            return 0, batch == 0, False
+        epoch, inside = divmod(batch, self.batches_per_epoch)
+        return epoch, inside == 0, inside == self.batches_per_epoch - 1
 
     def due(self, batches_trained: int) -> Due:
         """What is due when ``batches_trained`` batches (>= 1) have been trained.
@@ -68,7 +106,7 @@ class Schedule:
             return False
         count = batches_trained
         if isinstance(unit, pytorch.Epoch):
-            count, inside = divmod(batches_trained, self.batches_per_epoch)
+            count, inside = divmod(batches_trained, self._per_epoch)
             if inside:
                 return False
         if isinstance(unit.value, int):

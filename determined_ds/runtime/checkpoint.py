@@ -4,36 +4,60 @@
            manifest.json                     size and checksum of every file
            load_data.json                    experiment config and hyperparameters
            trial_state.json                  where training stands
-           det_state_dict_rank<R>.pth        generators, callbacks, reducers and unreported metrics of a rank
+           code/...                      on a cluster: the context directory
+           det_state_dict_rank<R>.pth        generators, callbacks, reducers, unreported metrics, place in a stream
            model<I>/...  latest              DeepSpeed's own files of each engine
 
-Reading one back executes nothing: tensors and plain values only, and the few classes of :data:`ALLOWED`.
+Reading one back executes nothing, see :mod:`~determined_ds.runtime.only_data`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import logging
 import pickle
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import determined as det
 import torch
+from determined import util
+from determined.errors import CheckpointNotFound
+from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.secrets import masked
 from determined_ds.errors import CheckpointError
+from determined_ds.runtime.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoint_files import (
     damage_in_share,
     files_of,
     fingerprint,
+    is_sealed,
+    unverified,
     write_manifest,
 )
+from determined_ds.runtime.code_copy import write_code
+from determined_ds.runtime.free_space import check_room
 from determined_ds.runtime.generators import rng_state
+from determined_ds.runtime.heartbeat import HEART
+from determined_ds.runtime.local import AtomicStorage
+from determined_ds.runtime.only_data import ALLOWED, only_data
+from determined_ds.runtime.progress import silent
+from determined_ds.runtime.refused import another_model, explained
+from determined_ds.runtime.saveable import check_state, not_plain
+from determined_ds.runtime.trial_state import STATE, TrialState, read_state
+from determined_ds.runtime.warm_start import take_weights
+from determined_ds.trial.author import method_of
 
-STATE = "trial_state.json"
+logger = logging.getLogger("determined_ds")
+
+# By a warm start, in words.
+TAKEN = {
+    "weights": "its weights alone, with a new optimizer and schedule",
+    "all": "its weights, optimizer, schedule and loss scale",
+}
 
 
 class Stateful(Protocol):
@@ -42,29 +66,6 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any) -> None: ...
-
-
-@dataclass(kw_only=True)
-class TrialState:
-    """Where training stands.
-
-    Args:
-        trial_id: The trial that wrote it: another trial that starts from it begins to count anew.
-        batches_trained: Optimizer steps since the start of training.
-        epochs_trained: Whole epochs among them.
-        last_validation: ``batches_trained`` at the last validation.
-        last_checkpoint: ``batches_trained`` at the last checkpoint.
-        kept: Uuids of the checkpoints that are there, oldest first.
-        best: Uuid of the one whose validation was best.
-    """
-
-    trial_id: int = 0
-    batches_trained: int = 0
-    epochs_trained: int = 0
-    last_validation: int = -1
-    last_checkpoint: int = -1
-    kept: list[str] = field(default_factory=list)
-    best: str = ""
 
 
 class Checkpoints:
@@ -76,6 +77,8 @@ class Checkpoints:
         callbacks: Name -> callback; their state is kept.
         parts: Name -> what else has a state on each rank.
         total_limit: Checkpoints to keep at most, the best and the newest always among them; None: all.
+        warm_start: ``weights`` or ``all``: what is taken of another trial's checkpoint.
+        note: Gets a line that says what was taken.
     """
 
     def __init__(
@@ -85,6 +88,9 @@ class Checkpoints:
         callbacks: dict[str, Any],
         parts: dict[str, Stateful],
         total_limit: int | None = None,
+        *,
+        warm_start: str = "weights",
+        note: Callable[[str], None] = silent,
     ) -> None:
         self._trial = trial
         self._context = context
@@ -92,7 +98,18 @@ class Checkpoints:
         self._callbacks = callbacks
         self._parts = parts
         self._total_limit = total_limit
+        self._warm_start = warm_start
+        self._note = note
+        self._built = records_of(context.models)
         self._checked_own_file = False
+
+    @property
+    def _storage(self) -> Any:
+        return getattr(self._context._core.checkpoint, "_storage_manager", None)
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self._storage, AtomicStorage)
 
     # -------------------------------------------------------------------------------------------- save
 
@@ -105,7 +122,12 @@ class Checkpoints:
 
         Returns:
             Its uuid.
+
+        Raises:
+            CheckpointError: there is no room for it on the disk.
         """
+        if self._is_local:
+            check_room(self._context, self._storage.folder)
         state.last_checkpoint = state.batches_trained
         metadata = {
             "determined_version": det.__version__,
@@ -129,30 +151,52 @@ class Checkpoints:
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "rng_state": rng_state(self._context.device),
+            "built": self._built,
         }
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(checkpoint)
         own = path / f"det_state_dict_rank{self._distributed.rank}.pth"
-        torch.save(checkpoint, own)
-        self._check_loadable(own)
+        try:
+            torch.save(checkpoint, own)
+        except (TypeError, AttributeError, pickle.PicklingError):
+            self._name_unsaved(checkpoint)
+            raise
+        HEART.beat()
+        self._check_loadable(own, checkpoint)
         self._trial.save(self._context, path)
+        HEART.beat()
         if self._distributed.rank == 0:
             (path / STATE).write_text(json.dumps(asdict(state)) + "\n")
             (path / "load_data.json").write_text(json.dumps(self._load_data()) + "\n")
+            if not self._is_local:  # off a cluster the context directory is at hand
+                write_code(path)
         for callback in self._callbacks.values():
             callback.on_checkpoint_end(str(path))
             callback.on_checkpoint_write_end(str(path))
 
-    def _check_loadable(self, own: Path) -> None:
+    def _name_unsaved(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse the state that cannot be written, by its owner."""
+        for name, callback in self._callbacks.items():
+            owner = f"callback {name!r}: {method_of(callback, 'state_dict')}"
+            check_state(owner, checkpoint["callbacks"].get(name))
+        check_state("on_checkpoint_save_start of a callback", checkpoint)
+
+    def _check_loadable(self, own: Path, checkpoint: dict[str, Any]) -> None:
         """Find out at the first checkpoint, not at the first resume, that a state cannot be read back."""
         if self._checked_own_file:
             return
         self._checked_own_file = True
         with torch.serialization.safe_globals(ALLOWED):
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(own)
+            owner = (
+                "the state of a reducer or of the training data, or what a callback added to the checkpoint,"
+            )
+            for name, state in checkpoint["callbacks"].items() if unsafe else ():
+                if not_plain(state):
+                    owner = f"the state of callback {name!r} ({type(self._callbacks[name]).__name__})"
         if unsafe:
             raise CheckpointError(
-                f"the state of a callback or reducer holds objects of {', '.join(unsafe)}, which a checkpoint "
+                f"{owner} holds objects of {', '.join(unsafe)}, which a checkpoint "
                 "cannot be read back with: return tensors, numbers, strings, lists and dicts from state_dict, "
                 "or allow the class by torch.serialization.add_safe_globals"
             )
@@ -161,7 +205,11 @@ class Checkpoints:
         """Write the manifest, once all ranks have written; the ranks of a machine share the reading."""
         self._distributed.allgather(None)
         names = files_of(path)[self._distributed.local_rank :: self._distributed.local_size]
-        shares = self._distributed.allgather({name: fingerprint(path / name) for name in names})
+        marks = {}
+        for name in names:
+            marks[name] = fingerprint(path / name)
+            HEART.beat()
+        shares = self._distributed.allgather(marks)
         if self._distributed.local_rank == 0:
             write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
 
@@ -175,6 +223,15 @@ class Checkpoints:
             if self._distributed.rank == 0:
                 self._context._core.checkpoint.delete(uuid)
 
+    def _count_damaged(self, state: TrialState, uuid: str) -> None:
+        """Enter what is damaged in the run directory as its oldest checkpoints: it counts, and is pruned first."""
+        if self._total_limit is None or not self._is_local:
+            return
+        if uuid not in state.kept:
+            state.kept.append(uuid)
+        damaged = self._storage.damaged(besides=state.kept) if self._distributed.rank == 0 else None
+        state.kept[:0] = self._distributed.broadcast(damaged)
+
     def _load_data(self) -> dict[str, Any]:
         try:
             exp_conf = self._context.get_experiment_config()
@@ -183,8 +240,12 @@ class Checkpoints:
         kind = type(self._trial)
         return {
             "trial_type": "DeepSpeedTrial",
-            "experiment_config": exp_conf,
-            "hparams": self._context.get_hparams(),
+            "experiment_config": exp_conf and masked(exp_conf),
+            "hparams": masked({"hyperparameters": self._context.get_hparams()})["hyperparameters"],
+            "deepspeed_config": masked({"deepspeed_config": self._context.resolved.ds_config})[
+                "deepspeed_config"
+            ],
+            "trial_seed": self._context.get_trial_seed(),
             "trial_cls_spec": f"{kind.__module__}:{kind.__qualname__}",
             "is_trainer": True,
         }
@@ -196,19 +257,38 @@ class Checkpoints:
 
         Args:
             uuid: Of the checkpoint.
-            trial_id: This trial; a checkpoint of another one gives its weights, not its position.
+            trial_id: This trial; a checkpoint of another one is a warm start, and gives no position.
 
         Returns:
             Where training stands, and the state of the generators for :func:`set_rng_state`: to be set when
             nothing is left to build, just before the next batch.
 
         Raises:
-            CheckpointError: it is not what was written, lacks this rank's part, or DeepSpeed refuses it.
+            CheckpointError: it is not there, is not what was written, lacks this rank's part, or DeepSpeed refuses it.
         """
-        with self._context._core.checkpoint.restore_path(uuid) as path:
-            self._verify(Path(path), uuid)
-            with only_data():
-                return self._read(Path(path), uuid, trial_id)
+        try:
+            with self._context._core.checkpoint.restore_path(uuid) as path:
+                state, generators = self._load(Path(path), uuid, trial_id)
+        except CheckpointNotFound as error:
+            raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
+        self._count_damaged(state, uuid)
+        return state, generators
+
+    def fork(self, path: Path) -> None:
+        """Begin with a checkpoint of another run; a collective. Training counts from 0.
+
+        Args:
+            path: The checkpoint's folder.
+
+        Raises:
+            CheckpointError: as :meth:`load`.
+        """
+        self._load(path, path.name, None)
+
+    def _load(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
+        self._verify(path, uuid)
+        with only_data():
+            return self._read(path, uuid, trial_id)
 
     def _verify(self, path: Path, uuid: str) -> None:
         local_rank, local_size = self._distributed.local_rank, self._distributed.local_size
@@ -216,32 +296,72 @@ class Checkpoints:
         found = [damage for damage in damages if damage]
         if found:
             raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}")
+        if self._distributed.rank == 0 and not is_sealed(path):
+            logger.warning("warning: %s", unverified(uuid))
 
-    def _read(self, path: Path, uuid: str, trial_id: int) -> tuple[TrialState, dict[str, Any]]:
-        checkpoint = self._own_part(path, uuid)
+    def _read(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
+        state = _state_in(path, uuid)
+        if state.trial_id == trial_id:
+            checkpoint = self._read_all(path, uuid)
+            for name, callback_state in checkpoint.get("callbacks", {}).items():
+                if name in self._callbacks:
+                    self._callbacks[name].load_state_dict(callback_state)
+            for name, part_state in checkpoint.get("parts", {}).items():
+                if name in self._parts:
+                    self._parts[name].load_state_dict(part_state)
+            return state, checkpoint.get("rng_state", {})
+        take = self._read_all if self._warm_start == "all" else self._read_weights
+        take(path, uuid)
+        taken = TAKEN[self._warm_start]
+        if self._trial_loads:
+            taken = f"what {method_of(self._trial, 'load')} takes"
+        whose = f"trial {state.trial_id}" if state.trial_id else "/".join(path.parent.parent.parts[-2:])
+        from_where = f"batch {state.batches_trained} of {whose}, checkpoint {uuid}"
+        self._note(f"warm start  {from_where}: {taken}; counting from batch 0")
+        return TrialState(trial_id=trial_id or 0), {}
+
+    def _read_weights(self, path: Path, uuid: str) -> None:
+        """Take the weights alone, whatever ranks wrote them; callbacks see the part of this rank, or the first's."""
+        parts = [path / f"det_state_dict_rank{rank}.pth" for rank in (self._distributed.rank, 0)]
+        part = next((part for part in parts if part.is_file()), None)
+        checkpoint = torch.load(part, map_location="cpu") if part is not None else {}
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(checkpoint)
-        try:
+        with explained(uuid, own_method=self._trial_loads):
+            if self._trial_loads:
+                self._trial.load(self._context, path)
+            else:
+                take_weights(self._context, path, uuid)
+
+    def _read_all(self, path: Path, uuid: str) -> dict[str, Any]:
+        """Load the engines as they were, and return the rest of this rank's part."""
+        checkpoint = self._own_part(path, uuid)
+        built: list[Record] | None = checkpoint.get("built")
+        self._check_fits(built, uuid)
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_load_start(checkpoint)
+        with explained(uuid, own_method=self._trial_loads):
             self._trial.load(self._context, path)
-        except AssertionError as error:
-            raise CheckpointError(
-                f"DeepSpeed refuses checkpoint {uuid}: {error} Resume with the ZeRO stage, the slots and "
-                "the model that wrote it."
-            ) from error
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                f"checkpoint {uuid} holds objects that could run code, and is not loaded: {error}"
-            ) from error
-        state = _read_state(path)
-        if state.trial_id != trial_id:
-            return TrialState(trial_id=trial_id), {}
-        for name, callback_state in checkpoint.get("callbacks", {}).items():
-            if name in self._callbacks:
-                self._callbacks[name].load_state_dict(callback_state)
-        for name, part_state in checkpoint.get("parts", {}).items():
-            if name in self._parts:
-                self._parts[name].load_state_dict(part_state)
-        return state, checkpoint.get("rng_state", {})
+        if built is not None:
+            put_into_effect(self._context.models, built, self._built)
+        elif (kept := settings_kept(self._context.models, self._built)) and self._distributed.rank == 0:
+            logger.warning("warning: the optimizer's settings of checkpoint %s stay: %s", uuid, kept)
+        return checkpoint
+
+    @property
+    def _trial_loads(self) -> bool:
+        """Whether the trial loads by a method of its own, which may well load a part."""
+        return bool(util.is_overridden(self._trial.load, det_ds.DeepSpeedTrial))
+
+    def _check_fits(self, built: list[Record] | None, uuid: str) -> None:
+        """Refuse the checkpoint of another model before anything is loaded; a collective.
+
+        DeepSpeed would end in an error of torch's, and under ZeRO 3, which goes by sizes alone, in none at all.
+        """
+        own = misfit(built, self._built) if built is not None and not self._trial_loads else None
+        found = [reason for reason in self._distributed.allgather(own) if reason]
+        if found:
+            raise another_model(uuid, found[0])
 
     def _own_part(self, path: Path, uuid: str) -> dict[str, Any]:
         rank, size = self._distributed.rank, self._distributed.size
@@ -262,71 +382,12 @@ class Checkpoints:
         return part
 
 
-def _read_state(path: Path) -> TrialState:
-    """Where training stood: our own file, or the one of Determined's loop."""
-    if (path / STATE).exists():
-        found = json.loads((path / STATE).read_text())
-    else:
-        with (path / "trial_state.pkl").open("rb") as file:
-            found = _PlainUnpickler(file).load()
-        found = {
-            **found,
-            "last_validation": found.get("last_val", -1),
-            "last_checkpoint": found.get("last_ckpt", -1),
-        }
-    known = {item.name for item in fields(TrialState)}
-    return TrialState(**{name: value for name, value in found.items() if name in known})
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads builtin values only; a pickle that names anything else is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"trial_state.pkl names {module}.{name}")
-
-
-def _allowed() -> list[Any]:
-    """What may be named in a checkpoint besides tensors and plain values: classes that only hold values."""
-    import numpy as np
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-    from numpy._core.multiarray import _reconstruct, scalar
-
-    numpy_dtypes = [getattr(np.dtypes, name) for name in np.dtypes.__all__]
-    return [
-        DynamicLossScaler,
-        LossScaler,
-        ZeroStageEnum,
-        fragment_address,
-        _reconstruct,
-        scalar,
-        np.ndarray,
-        np.dtype,
-        *numpy_dtypes,
-        torch.Size,
-        torch.device,
-    ]
-
-
-ALLOWED: list[Any] = []
-
-
-@contextlib.contextmanager
-def only_data() -> Iterator[None]:
-    """Whatever is loaded in here by ``torch.load``, DeepSpeed's own calls included, may execute nothing."""
-    if not ALLOWED:
-        ALLOWED.extend(_allowed())
-    before = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+def _state_in(path: Path, uuid: str) -> TrialState:
     try:
-        with torch.serialization.safe_globals(ALLOWED):
-            yield
-    finally:
-        if before is None:
-            del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
-        else:
-            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before
+        return read_state(path)
+    except FileNotFoundError:
+        message = f"checkpoint {uuid} has no {STATE}: it was written by no DeepSpeedTrial"
+        raise CheckpointError(message) from None
 
 
 def spoil(models: list[Any]) -> None:

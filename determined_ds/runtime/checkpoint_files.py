@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 
 METADATA = "metadata.json"
 MANIFEST = "manifest.json"
+# As metadata.json has them, and in this order; whatever else is in one was added by somebody.
+METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
+THEIR_STATE = "trial_state.pkl"  # what a checkpoint of Determined's own loop has
+PARTIAL = ".partial"  # ends the name of one that is being written
 CHUNK_BYTES = 2**20
 
 
@@ -44,6 +49,12 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
         found.append((steps, path.stat().st_mtime, path))
     found.sort(reverse=True)
     return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
+
+
+def forget_partial(folder: Path) -> None:
+    """Remove what is half-written; nobody may be writing to it."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _steps_completed(path: Path) -> int:
@@ -90,16 +101,21 @@ def metadata_text(metadata: Mapping[str, Any]) -> str:
 
 
 def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Write the manifest of a checkpoint: the fingerprint of each file, and one of the manifest itself.
+    """Write ``metadata.json``, and the manifest: the fingerprint of each file, and one of the manifest itself.
+
+    Determined writes ``metadata.json`` too, but to object storage it sends what was there before it did.
 
     Args:
         path: The checkpoint's folder.
-        files: Relative name -> fingerprint, ``metadata.json`` not among them: it is written after.
-        metadata: What that will hold.
+        files: Relative name -> fingerprint, ``metadata.json`` not among them.
+        metadata: What that holds.
+
+    Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
     """
+    (path / METADATA).write_text(metadata_text(metadata))
     content = {
         "steps_completed": metadata["steps_completed"],
-        "metadata_sha256": hashlib.sha256(metadata_text(metadata).encode()).hexdigest(),
+        "metadata_sha256": _metadata_digest(metadata),
         "files": dict(sorted(files.items())),
     }
     content["sha256"] = _digest(content)
@@ -111,10 +127,27 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def _metadata_digest(metadata: Mapping[str, Any]) -> str:
+    """One checksum for every order of the keys: ``det checkpoint download`` writes a copy in the master's order."""
+    written = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
+    return hashlib.sha256(metadata_text(written).encode()).hexdigest()
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a checkpoint has a manifest to hold its files against."""
+    return (path / MANIFEST).is_file()
+
+
+def unverified(name: str) -> str:
+    """What is said of a checkpoint without one."""
+    return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
+
+
 def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is what was written.
 
-    A checkpoint without a manifest, such as Determined's own loop writes, is taken on trust if it is complete.
+    A checkpoint without a manifest, such as Determined's own loop writes, is taken on trust. In object storage it has
+    no ``metadata.json`` either.
     """
     return next(_damages(path, share=None), None)
 
@@ -125,12 +158,11 @@ def damage_in_share(path: Path, index: int, count: int) -> str | None:
 
 
 def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
-    if not (path / METADATA).is_file():
-        yield f"{METADATA} is missing"
-        return
     if not (path / MANIFEST).is_file():
         if (path / "trial_state.json").exists():  # ours, and ours have one
             yield f"{MANIFEST} is missing"
+        elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
+            yield f"{METADATA} is missing"
         return
     try:
         content = json.loads((path / MANIFEST).read_bytes())
@@ -141,13 +173,24 @@ def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
     if not whole:
         yield f"{MANIFEST} is not what was written"
         return
-    if hashlib.sha256((path / METADATA).read_bytes()).hexdigest() != content["metadata_sha256"]:
-        yield f"{METADATA} is not what was written"
+    yield from _metadata_damage(path / METADATA, content["metadata_sha256"])
     names: Iterable[str] = list(files)
     if share is not None:
         names = list(files)[share[0] :: share[1]]
     for name in names:
         yield from _file_damage(path / name, name, files[name])
+
+
+def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
+    """It may be missing: the manifest has all of it that is needed, and in object storage earlier ones have none."""
+    try:
+        intact = _metadata_digest(json.loads(file.read_bytes())) == expected
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):
+        intact = False
+    if not intact:
+        yield f"{METADATA} is not what was written"
 
 
 def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> Iterator[str]:

@@ -19,6 +19,9 @@ from determined import core
 from determined.common import util
 from determined.common.api import bindings, errors
 
+from determined_ds.runtime.best import finite
+from determined_ds.runtime.searcher_stops import watch_for_stops
+
 logger = logging.getLogger("determined_ds")
 
 # As Determined's own, which tries a call again where the connection fails, and also where the master answers that it
@@ -48,11 +51,13 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
         preempt_mode=core.PreemptMode.ChiefOnly,
         tensorboard_mode=core.TensorboardMode.MANUAL,
     ) as context:
-        make_patient(context)
+        settle = make_patient(context)
+        if settle is not None:
+            watch_for_stops(context, settle)
         yield context
 
 
-def make_patient(context: Any) -> None:
+def make_patient(context: Any) -> Callable[[float], bool] | None:
     """Have no answer of the master cost more than it has to.
 
     A report whose answer is lost is made again, and a master refuses what it has: that is no failure. Metrics are
@@ -61,10 +66,14 @@ def make_patient(context: Any) -> None:
 
     Args:
         context: Determined's core context, opened.
+
+    Returns:
+        A function that waits, so many seconds at most, until the master has all metrics that were reported, and says
+        whether it has; None where there is no master.
     """
     session = getattr(context, "_session", None)
     if session is None:
-        return
+        return None
     retry = util.get_max_retries_config()
     # A master refuses what it has with a 500, which it is no use to try again: these two calls look at the answer.
     reports = session.with_retry(retry.new(status_forcelist=set(retry.status_forcelist or ()) - {500}))
@@ -72,6 +81,7 @@ def make_patient(context: Any) -> None:
     settle = _patient_metrics(context._metrics, reports)
     _patient_checkpoints(context.checkpoint, reports, settle)
     _patient_train(context.train, settle)
+    return settle
 
 
 def until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception], bool]) -> None:
@@ -95,8 +105,8 @@ def until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception],
             time.sleep(wait_s)
 
 
-def _patient_metrics(metrics: Any, session: Any) -> Callable[[], None]:
-    """Returns a function that waits until the master has all metrics that were reported."""
+def _patient_metrics(metrics: Any, session: Any) -> Callable[..., bool]:
+    """Returns a function that waits until the master has all metrics that were reported, and says whether it has."""
     shipper = metrics._shipper
     shipper._session = session
     post, queue = shipper._post_metrics, shipper._queue
@@ -105,17 +115,19 @@ def _patient_metrics(metrics: Any, session: Any) -> Callable[[], None]:
         until_accepted(lambda: post(**report), lambda error: HAS_THEM in str(error))
         queue.task_done()
 
-    def settle() -> None:
+    def settle(at_most_s: float = math.inf) -> bool:
+        until_s = time.monotonic() + at_most_s
         with queue.all_tasks_done:
-            while queue.unfinished_tasks and shipper.is_alive():
-                queue.all_tasks_done.wait(timeout=1.0)
+            while queue.unfinished_tasks and shipper.is_alive() and time.monotonic() < until_s:
+                queue.all_tasks_done.wait(timeout=min(1.0, at_most_s))
         metrics._maybe_raise_exception()
+        return not queue.unfinished_tasks
 
     shipper._post_metrics = post_once
     return settle
 
 
-def _patient_checkpoints(checkpoints: Any, session: Any, settle: Callable[[], None]) -> None:
+def _patient_checkpoints(checkpoints: Any, session: Any, settle: Callable[[], bool]) -> None:
     report = checkpoints._report_checkpoint
     checkpoints._session = session
 
@@ -133,7 +145,7 @@ def _patient_checkpoints(checkpoints: Any, session: Any, settle: Callable[[], No
     checkpoints._report_checkpoint = report_once
 
 
-def _patient_train(train: Any, settle: Callable[[], None]) -> None:
+def _patient_train(train: Any, settle: Callable[[], bool]) -> None:
     best, early_exit = train.get_experiment_best_validation, train.report_early_exit
 
     def best_validation() -> float | None:
@@ -142,7 +154,7 @@ def _patient_train(train: Any, settle: Callable[[], None]) -> None:
             found = best()
         except (KeyError, TypeError, ValueError):  # an answer without a number: there is none yet
             return None
-        return None if found is None or math.isnan(found) else float(found)
+        return finite(found)
 
     def report_early_exit(reason: Any) -> None:
         try:

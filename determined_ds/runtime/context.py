@@ -8,7 +8,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,26 @@ from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment
-from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
+from determined_ds.config.search.master_random import first_trial_seed
+from determined_ds.config.task import Task, decide_task, hyperparameters_of, task_of_cluster
 from determined_ds.config.text import read_json
+from determined_ds.config.writing import write_whole
 from determined_ds.devices import detect_accelerator
-from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.runtime.cluster import cluster_core_context
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
+from determined_ds.runtime.laid_aside import ASIDE, adopt, current
 from determined_ds.runtime.local import local_core_context
+from determined_ds.runtime.moving import Mover
+from determined_ds.runtime.plain_metrics import plain_reduced
 from determined_ds.runtime.run_dir import DEEPSPEED_CONFIG
+from determined_ds.runtime.run_lock import make_private
+from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import mend_engine
 
 logger = logging.getLogger("determined_ds")
@@ -73,6 +79,19 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 steps_completed=steps_completed,
                 enable_tensorboard_logging=enable_tensorboard_logging,
             )
+        self._mover = Mover(self.device)
+
+    def adopt(self) -> None:
+        """The model is built and its checkpoint loaded: from here on the run is this one. A collective."""
+        hparams = self.get_hparams()
+        path = Path(hparams["deepspeed_config"])
+        if path.parent.name != ASIDE:
+            return
+        run_dir = path.parent.parent
+        self.distributed.allgather(None)  # whatever is read there has been read
+        if self.distributed.rank == 0:
+            adopt(run_dir)
+        hparams["deepspeed_config"] = str(run_dir / path.name)
 
     def _init_device(self) -> None:
         if self.resolved.accelerator.name == "cuda":
@@ -99,12 +118,32 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
     def wrap_model_engine(self, model: Any) -> Any:
         """Register a DeepSpeed engine. See Determined's method of this name."""
+        self._check_engine(model)
         chosen = self._mpu if self._called_wrap_mpu else None
         engine = super().wrap_model_engine(model)
         mend_engine(engine)
         if chosen is not None:
             self._mpu = chosen
         return engine
+
+    def _check_engine(self, model: Any) -> None:
+        if self.engine == engine_name(model):
+            return
+        message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
+        mend = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
+        raise ConfigError(Problem(key="engine", value=self.engine, message=message, mend=mend, code="engine"))
+
+    def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
+        """The metrics of the custom reducers over all ranks, as they can be reported; a collective."""
+        try:
+            metrics = super().reduce_metrics(for_training)
+        except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
+            raise TrainingError(str(error)) from error
+        return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
+
+    def to_device(self, data: Any) -> Any:
+        """A batch with all of its tensors and arrays on the device; a warning names what cannot be moved, and where."""
+        return self._mover.move(data)
 
     def reconcile_ds_config(self, ds_config: Any) -> None:
         """Check that the configuration of an engine agrees with the reconciled one.
@@ -154,8 +193,15 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if source is not None:
             data = {**document.data, "overwrite_deepspeed_args": _plain(source)}
             document = Document(name=document.name, data=data, places=document.places, prefix=document.prefix)
-        slots, accelerator = self.resolved.topology.slots, self.resolved.accelerator
-        return reconcile(document, ds, slots=slots, accelerator=accelerator).ds_config
+        resolved = self.resolved
+        found = reconcile(
+            document,
+            ds,
+            slots=resolved.topology.slots,
+            accelerator=resolved.accelerator,
+            machines=resolved.machines,
+        )
+        return (found.writing_in(resolved.folder) if resolved.folder else found).ds_config
 
 
 def _plain(data: Any) -> Any:
@@ -233,7 +279,8 @@ def open_context(
     folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, distributed))
     with _core_context(task, folder, distributed) as core_context:
         try:
-            resolved = _reconcile(task, distributed, devices)
+            written_in = str(core_context.train.get_tensorboard_path())
+            resolved = _reconcile(task, distributed, devices).writing_in(written_in)
             if task.on_cluster and distributed.rank == 0:  # off it, the launcher has said them already
                 for warning in resolved.warnings:
                     logger.warning("%s", warning)
@@ -242,7 +289,7 @@ def open_context(
                 core_context=core_context,
                 resolved=resolved,
                 hyperparameters=task.hyperparameters,
-                ds_config_path=_write_ds_config(folder, resolved, distributed),
+                ds_config_path=_write_ds_config(current(folder), resolved, distributed),
                 trial_seed=task.seed,
                 exp_conf=task.exp_conf,
                 steps_completed=task.steps_completed,
@@ -250,10 +297,8 @@ def open_context(
             )
             context.engine = engine
             yield context
-        except DataError:
-            raise
         except ConfigError as error:
-            if task.on_cluster and task.is_search:
+            if task.drops_point(error):
                 if distributed.rank != 0:  # the chief says it for all
                     raise SystemExit(0) from error
                 logger.warning("this point cannot run, and is dropped: %s", error)
@@ -261,60 +306,21 @@ def open_context(
             raise
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """What is to be trained, from wherever it was said."""
-
-    hyperparameters: Document
-    exp_conf: dict[str, Any] | None
-    seed: int
-    steps_completed: int = 0
-    on_cluster: bool = False
-
-    def _searcher(self, key: str, default: Any) -> Any:
-        value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
-        return default if value is None else value  # a master writes null for what was not said
-
-    @property
-    def is_search(self) -> bool:
-        return bool(self._searcher("name", "single") != "single")
-
-    @property
-    def metric(self) -> str:
-        return str(self._searcher("metric", ""))
-
-    @property
-    def smaller_is_better(self) -> bool:
-        return bool(self._searcher("smaller_is_better", True))
-
-    @property
-    def slots(self) -> int | None:
-        """``resources.slots_per_trial``, where the experiment says it."""
-        slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
-        return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
-
-
 def _task(
     hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, experiment: Experiment | None
-) -> _Task:
+) -> Task:
     info = det.get_cluster_info()
     if info is not None and info.task_type == "TRIAL":
-        return _Task(
-            hyperparameters=_hyperparameters(info.trial.hparams),
-            exp_conf=info.trial._config,
-            seed=info.trial.trial_seed,
-            steps_completed=info.trial._steps_completed,
-            on_cluster=True,
+        trial = info.trial
+        return task_of_cluster(
+            trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
         )
     if experiment is not None:
         hyperparameters = experiment.hyperparameters
-        return _Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.seed)
+        return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed)
     seed = int(((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
-    return _Task(hyperparameters=_hyperparameters(hparams), exp_conf=exp_conf, seed=seed)
-
-
-def _hyperparameters(hparams: dict[str, Any] | None) -> Document:
-    return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
+    seed = stated_seed(hparams or {}, first_trial_seed(seed))
+    return Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:
@@ -325,7 +331,7 @@ def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.Distribut
 
 
 def _core_context(
-    task: _Task, run_dir: Path, distributed: core.DistributedContext
+    task: Task, run_dir: Path, distributed: core.DistributedContext
 ) -> contextlib.AbstractContextManager[core.Context]:
     if task.on_cluster:
         return cluster_core_context(distributed)
@@ -334,23 +340,13 @@ def _core_context(
     )
 
 
-def _reconcile(task: _Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
+def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
     if task.on_cluster and task.slots not in (None, distributed.size):
         message = f"{_count(distributed.size, 'rank')} started for them"
         mend = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
         raise ConfigError(Problem(key=key, value=task.slots, message=message, mend=mend, code="ranks"))
-    document = task.hyperparameters
-    hp = parse_hyperparameters(document)
-    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
-    return reconcile(
-        document,
-        ds,
-        slots=distributed.size,
-        accelerator=accelerator,
-        slots_origin="the launched ranks",
-        machines=distributed.cross_size,
-    )
+    return decide_task(task, ranks=distributed.size, machines=distributed.cross_size, accelerator=accelerator)
 
 
 def _count(number: int, thing: str) -> str:
@@ -361,6 +357,6 @@ def _write_ds_config(run_dir: Path, resolved: ResolvedConfig, distributed: core.
     """Write the mapping that DeepSpeed is given, once a machine."""
     path = run_dir / DEEPSPEED_CONFIG
     if distributed.local_rank == 0:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(resolved.ds_config, indent=2) + "\n")
+        make_private(run_dir)
+        write_whole(path, json.dumps(resolved.ds_config, indent=2) + "\n")
     return Path(str(distributed.broadcast_local(str(path))))

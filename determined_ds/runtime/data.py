@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,13 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
-from determined_ds.runtime.signals import die_with_parent
-from determined_ds.runtime.worker_seeds import SeededDataset, SeededSampler
+from determined_ds.runtime.first_rows import FirstRow
+from determined_ds.runtime.passes import samples_to_skip
+from determined_ds.runtime.progress import silent
+from determined_ds.runtime.streams import ReplicaStream, TrainingStream
+from determined_ds.runtime.taken_over import GivenBatches
+from determined_ds.runtime.worker_seeds import SeededDataset, SeededSampler, start_worker
+from determined_ds.trial.stream_loader import StreamLoader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,64 +37,164 @@ class TrainingData:
 
     Args:
         batches: The micro-batches, from the batch that training starts at.
-        batches_per_epoch: Whole global batches in an epoch; what is left over is dropped, and where the data
-            is shuffled it is another rest each epoch.
+        batches_per_epoch: Whole global batches in an epoch. Of data with an index, what is left over is dropped, and
+            where the data is shuffled it is another rest each epoch; None for a stream without a length.
+        place: Tells the place in it, where that is more than a number of batches.
+        first: Of a stream, what was read first.
     """
 
     batches: Iterator[Any]
-    batches_per_epoch: int
+    batches_per_epoch: int | None
+    place: Any = None
+    first: FirstRow | None = None
+
+
+class DataPlace:
+    """The place in the training data that a checkpoint holds, where it is more than a number of batches.
+
+    Attributes:
+        found: What a checkpoint held; empty without one.
+        of: Of the data that is read, what tells the place; None where the number of batches says all.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.of: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.of.state_dict()) if self.of is not None else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.found = dict(state_dict)
 
 
 def training_data(
-    loader: Any, *, batch: Batch, replica: int, seed: int, start_batch: int, manual: bool = False
+    loader: Any,
+    *,
+    batch: Batch,
+    replica: int,
+    seed: int,
+    start_batch: int,
+    manual: bool = False,
+    place: Mapping[str, Any] | None = None,
+    note: Callable[[str], None] = silent,
 ) -> TrainingData:
     """A rank's share of the training data.
 
     Args:
-        loader: What ``build_training_data_loader`` returned.
+        loader: What ``build_training_data_loader`` returned: Determined's, a stream's, or another one, that is taken
+            as it is.
         batch: The completed batch.
         replica: Data-parallel rank, 0 .. replicas - 1.
         seed: Of the shuffle; the same on all ranks.
         start_batch: Batches already trained.
         manual: The trial accumulates gradients itself, in batches of the loader's own size.
+        place: What a checkpoint holds of the place in the data.
+        note: Says something to the user.
 
     Raises:
         ConfigError: the loader's batch size is not the micro-batch size.
         DataError: there is not one global batch of data.
     """
+    place = place or {}
+    if isinstance(loader, StreamLoader):
+        batch = _split(loader.batch_size, batch, manual)
+        return _stream(loader, batch, replica, seed, start_batch, place, note)
     if not isinstance(loader, pytorch.DataLoader):
-        return _custom(loader, batch, start_batch)
-    if type(loader.batch_sampler) is torch_data.BatchSampler:
-        size = _checked_batch_size(loader, batch, manual)
+        given = GivenBatches(loader, skip=start_batch * batch.accumulation, place=place)
+        return TrainingData(
+            batches=given, batches_per_epoch=_epoch_of_given(loader, batch.accumulation), place=given
+        )
+    batches = loader.batch_sampler
+    if type(batches) is torch_data.BatchSampler:
+        num_samples = _length_of(batches.sampler)
         sampler: GlobalSampler | GlobalBatchSampler = GlobalSampler(
-            _epoch_order(loader.sampler, len(loader.dataset), seed),  # type: ignore[arg-type]
-            num_samples=len(loader.sampler),  # type: ignore[arg-type]
-            batch=Batch(
-                global_batch_size=batch.global_batch_size,
-                micro_batch_size=size,
-                accumulation=batch.global_batch_size // (size * batch.replicas),
-                replicas=batch.replicas,
-            ),
+            _epoch_order(batches.sampler, num_samples, len(loader.dataset), seed),  # type: ignore[arg-type]
+            num_samples=num_samples,
+            batch=_split(batches.batch_size, batch, manual),
             replica=replica,
             start_batch=start_batch,
         )
     else:
         sampler = GlobalBatchSampler(
-            loader.batch_sampler, batch=batch, replica=replica, seed=seed, start_batch=start_batch
+            batches, batch=batch, replica=replica, seed=seed, start_batch=start_batch
         )
-    batches: Any = sampler
+    indices: Any = sampler
     if loader.num_workers > 0:
         loader = copy.copy(loader)
         loader.dataset = SeededDataset(loader.dataset)
         first = start_batch * len(sampler) // sampler.batches_per_epoch
-        batches = SeededSampler(sampler, first=first, replica=replica, seed=seed)
-    torch_loader = _with_sampler(loader, batches, seed + start_batch)
+        indices = SeededSampler(sampler, first=first, replica=replica, seed=seed)
+    torch_loader = with_batch_sampler(loader, indices, seed + start_batch)
     return TrainingData(batches=iter(torch_loader), batches_per_epoch=sampler.batches_per_epoch)
 
 
-def _checked_batch_size(loader: pytorch.DataLoader, batch: Batch, manual: bool) -> int:
-    size = int(loader.batch_size or 0)
-    if size == batch.micro_batch_size or (manual and batch.global_batch_size % (size * batch.replicas) == 0):
+def _stream(
+    loader: StreamLoader,
+    batch: Batch,
+    replica: int,
+    seed: int,
+    start_batch: int,
+    place: Mapping[str, Any],
+    note: Callable[[str], None],
+) -> TrainingData:
+    own_share = batch.replicas if loader.sharded else 1
+    per_batch = batch.global_batch_size // own_share
+    length = loader.length()
+    if length is not None and length < per_batch:
+        raise _too_few(length, "samples", per_batch)
+    if start_batch and not place:  # of a checkpoint that was written before streams were known
+        place = {"samples": start_batch * per_batch}
+    skip = samples_to_skip(loader, place) if place else 0
+    if skip:
+        note(
+            f"data        {loader.name} has no state_dict: reading and skipping {skip:,} samples, to go on after "
+            f"batch {start_batch}"
+        )
+    stream = ReplicaStream(
+        loader,
+        batch_size=batch.micro_batch_size,
+        replica=replica,
+        replicas=batch.replicas,
+        seed=seed,
+        accumulation=batch.accumulation,
+        start_batch=start_batch,
+        place=place,
+    )
+    batches = TrainingStream(loader, stream, place=place, seed=seed + start_batch, note=note)
+    per_epoch = None if length is None else length // per_batch
+    return TrainingData(batches=batches, batches_per_epoch=per_epoch, place=batches, first=batches.first)
+
+
+def _length_of(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except TypeError:
+        raise ConfigError(
+            Problem(
+                key="build_training_data_loader",
+                value=type(sampler).__name__,
+                message="the sampler has no len(): how many samples an epoch has is not known",
+                mend="give it a __len__",
+                code="loader-sampler",
+            )
+        ) from None
+
+
+def _split(size: int | None, batch: Batch, manual: bool) -> Batch:
+    """The batch in micro-batches of the loader's own size, if they may have it."""
+    size = _checked_batch_size(int(size or 0), batch, manual)
+    return Batch(
+        global_batch_size=batch.global_batch_size,
+        micro_batch_size=size,
+        accumulation=batch.global_batch_size // (size * batch.replicas),
+        replicas=batch.replicas,
+    )
+
+
+def _checked_batch_size(size: int, batch: Batch, manual: bool) -> int:
+    divides = size > 0 and batch.global_batch_size % (size * batch.replicas) == 0
+    if size == batch.micro_batch_size or (manual and divides):
         return size
     raise ConfigError(
         Problem(
@@ -103,30 +208,23 @@ def _checked_batch_size(loader: pytorch.DataLoader, batch: Batch, manual: bool) 
     )
 
 
-def _with_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_data.DataLoader[Any]:
+def with_batch_sampler(loader: pytorch.DataLoader, sampler: Any, seed: int) -> torch_data.DataLoader[Any]:
     """Determined's loader, made into torch's with another batch sampler, and workers seeded by themselves."""
     clone = copy.copy(loader)
     clone.batch_sampler = sampler
     clone.generator = loader.generator or torch.Generator().manual_seed(seed)
     if loader.num_workers > 0:
-        clone.worker_init_fn = functools.partial(_start_worker, loader.worker_init_fn)
+        clone.worker_init_fn = functools.partial(start_worker, loader.worker_init_fn)
     made: torch_data.DataLoader[Any] = clone.get_data_loader()
     return made
 
 
-def _start_worker(own: Callable[[int], None] | None, worker: int) -> None:
-    """In a worker process, as it starts: what the author asked for, and an end with the rank it works for."""
-    die_with_parent()
-    if own is not None:
-        own(worker)
-
-
-def _epoch_order(sampler: Any, num_samples: int, seed: int) -> Callable[[int], list[int]]:
+def _epoch_order(sampler: Any, num_samples: int, size: int, seed: int) -> Callable[[int], list[int]]:
     """The order of an epoch's samples, as a function of its number alone wherever that can be."""
     plain_shuffle = (
         isinstance(sampler, torch_data.RandomSampler)
         and not sampler.replacement
-        and sampler.num_samples == num_samples
+        and sampler.num_samples == size
     )
     if plain_shuffle:
 
@@ -137,25 +235,31 @@ def _epoch_order(sampler: Any, num_samples: int, seed: int) -> Callable[[int], l
         return shuffled
 
     def as_given(epoch: int) -> list[int]:
-        with _drawn_for(sampler, seed, epoch):
-            return list(sampler)
+        with drawn_for(sampler, seed, epoch):
+            order = list(itertools.islice(sampler, num_samples))
+        if len(order) < num_samples:
+            raise _sampler_too_short(sampler, len(order), num_samples)
+        return order
 
     return as_given
 
 
 @contextlib.contextmanager
-def _drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
+def drawn_for(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
     """What a sampler draws in here is the same on every rank, and again on every resume.
 
-    Covers torch's global generator, and a generator of the sampler's own, which is what torch's samplers use.
+    Covers torch's global generator, and a generator of the sampler's own or of one that it batches, which is what
+    torch's samplers use.
     """
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(_seed_of(seed, epoch))
-        own = getattr(sampler, "generator", None)
-        if isinstance(own, torch.Generator):
-            own.manual_seed(_seed_of(seed, epoch))
+        inner: Any = getattr(sampler, "sampler", None)
+        for each in (sampler, inner):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+            own = getattr(each, "generator", None)
+            if isinstance(own, torch.Generator):
+                own.manual_seed(_seed_of(seed, epoch))
         yield
 
 
@@ -222,8 +326,11 @@ class GlobalBatchSampler(torch_data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first = divmod(self._start_batch, self.batches_per_epoch)
         while True:
-            with _drawn_for(self._batches, self._seed, epoch):
-                everything = list(itertools.islice(self._batches, self.batches_per_epoch * self._per_step))
+            expected = self.batches_per_epoch * self._per_step
+            with drawn_for(self._batches, self._seed, epoch):
+                everything = list(itertools.islice(self._batches, expected))
+            if len(everything) < expected:
+                raise _sampler_too_short(self._batches, len(everything), len(self._batches))
             yield from everything[first * self._per_step + self._replica :: self._batch.replicas]
             epoch, first = epoch + 1, 0
 
@@ -243,114 +350,22 @@ def _too_few(have: int, what: str, need: int) -> DataError:
     )
 
 
-def _custom(loader: Any, batch: Batch, start_batch: int) -> TrainingData:
-    """A loader that is not Determined's: repeated as it is; the author answers for its shards."""
-    length = len(loader) // batch.accumulation
-    if not length:
-        raise _too_few(len(loader), "micro-batches", batch.accumulation)
-
-    def forever() -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    batches = forever()
-    for _ in range(start_batch * batch.accumulation):
-        next(batches)
-    return TrainingData(batches=batches, batches_per_epoch=length)
-
-
-class ValidationBatches:
-    """A rank's share of the validation data, to the last sample: an iterator that keeps its own accounts.
-
-    All ranks go through the same number of batches, as a forward pass may be collective (ZeRO 3, pipelines).
-    A rank that has run out repeats its first batch, with weight 0.
-
-    Attributes:
-        remaining: Batches left, padding included; the same on all ranks.
-        weights: Samples in each batch taken since :meth:`start_call`; 0 for padding.
-    """
-
-    def __init__(self, loader: Any, num_batches: int, length_of: Callable[[Any], int]) -> None:
-        self.remaining = num_batches
-        self.weights: list[int] = []
-        self._length_of = length_of
-        self._loader = loader
-        self._own_left = loader.num_batches if loader is not None else 0
-        self._batches = iter(loader) if loader is not None else None
-        self._first: Any = None
-
-    def start_call(self) -> None:
-        """Forget the weights of the batches before."""
-        self.weights = []
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether this rank's own batches are used up, and only padding is left."""
-        return self._batches is not None and self._own_left == 0
-
-    def __iter__(self) -> ValidationBatches:
-        return self
-
-    def __next__(self) -> Any:
-        if self.remaining <= 0 or self._batches is None:
-            raise StopIteration
-        self.remaining -= 1
-        if self._own_left:
-            self._own_left -= 1
-            batch = next(self._batches)
-            self.weights.append(self._length_of(batch))
-            if self._first is None:
-                self._first = batch
-            return batch
-        self.weights.append(0)
-        if self._first is None:
-            self._first = next(iter(self._loader.padding))
-        return self._first
-
-    def skip(self, count: int) -> None:
-        """Count batches that other ranks took; for a rank that has no data loader."""
-        self.remaining -= count
-
-
-class ValidationLoader:
-    """The validation batches of one replica: every ``replicas``-th batch of the loader's own order.
-
-    Args:
-        loader: What ``build_validation_data_loader`` returned.
-        replica: Data-parallel rank.
-        replicas: Data-parallel copies.
-
-    Attributes:
-        sizes: Samples in each batch, as far as which of them are the same.
-    """
-
-    def __init__(self, loader: Any, *, replica: int, replicas: int) -> None:
-        if isinstance(loader, pytorch.DataLoader):
-            everything = list(loader.batch_sampler or ())
-            if not everything:
-                raise _no_validation()
-            own = everything[replica::replicas]
-            self._loader: Any = _with_sampler(loader, own, 0)
-            self.padding: Any = _with_sampler(loader, everything[:1], 0)
-            self.sizes = [len(samples) for samples in own]
-        else:
-            if not len(loader):
-                raise _no_validation()
-            self._loader = self.padding = loader
-            # Unknown before they are loaded: all alike but for the last, which is then mixed with no other.
-            self.sizes = [2] * (len(loader) - 1) + [1]
-        self.num_batches = len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-
-def _no_validation() -> DataError:
+def _sampler_too_short(sampler: Any, have: int, said: int) -> DataError:
     return DataError(
         Problem(
-            key="build_validation_data_loader",
-            message="the validation data has no batch",
-            mend="use more validation data, or a loader without drop_last",
-            code="too-little-data",
+            key=type(sampler).__name__,
+            message=f"the sampler yielded {have}, and its len() is {said}",
+            mend="have __len__ return what it yields in an epoch",
+            code="loader-sampler",
         )
     )
+
+
+def _epoch_of_given(loader: Any, accumulation: int) -> int | None:
+    try:
+        num_batches = len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+    if num_batches < accumulation:
+        raise _too_few(num_batches, "micro-batches", accumulation)
+    return num_batches // accumulation

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,26 +14,31 @@ import torch.distributed as dist
 from determined import core
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.runtime.addresses import take_interfaces, take_own_port
+from determined_ds.runtime.launched import PATIENCE, STORE
 from determined_ds.runtime.muon import compile_muon_when_called
+from determined_ds.runtime.objects import allgather_objects, broadcast_object
 
 
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     """Join the process group that the environment describes; a group of one where it describes none.
 
     Reads torchrun's variables (``RANK``, ``LOCAL_WORLD_SIZE`` ...) and the DeepSpeed launcher's
-    (``LOCAL_SIZE``, ``CROSS_RANK``, ``CROSS_SIZE``).
+    (``LOCAL_SIZE``, ``CROSS_RANK``, ``CROSS_SIZE``). The ranks of ``det-ds run`` meet by a file, a rank alone meets
+    nobody, and neither opens a port to other machines; under another launcher they meet as that one says, on a
+    cluster at the allocation's own port.
 
     Args:
         accelerator: Gloo for cpu, NCCL for cuda.
     """
     os.environ["DS_ACCELERATOR"] = accelerator.name
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in alone.items():
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        os.environ["MASTER_PORT"] = str(_free_port())
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.constants import default_pg_timeout
 
     _quiet_upstream()
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
@@ -40,22 +46,64 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     compile_muon_when_called()
     if accelerator.name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    store = os.environ.get(STORE)
+    if size == 1 or store:
+        _stay_on_this_machine()
+    else:
+        take_own_port()
+        take_interfaces()
+    if size == 1 and not dist.is_initialized():
+        backend = get_accelerator().communication_backend_name()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=f"file://{store}" if store else None,
+        rank=rank,
+        world_size=size,
+        timeout=patience(default=default_pg_timeout),
+    )
     return TorchDistributedContext()
 
 
+def patience(default: timedelta | None) -> timedelta | None:
+    """How long ranks wait for one another: under ``det-ds run`` longer than its watch, which says more of a hang."""
+    stated = os.environ.get(PATIENCE)
+    if stated is None or "DEEPSPEED_TIMEOUT" in os.environ:
+        return default
+    return max(timedelta(seconds=float(stated)), default or timedelta(minutes=30))
+
+
+def _stay_on_this_machine() -> None:
+    """Have gloo and NCCL listen on the loopback interface, unless the user names another."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")  # just this one, and none that begins so
+
+
+# A pipeline's engine and a schedule's log their first step so, at every start.
+AT_EVERY_START = ("Attempting to get learning rate from scheduler before it has started",)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(AT_EVERY_START)
+
+
 def _quiet_upstream() -> None:
-    """Silence what DeepSpeed and torch say of each other at every start; their errors stay."""
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    """Silence what DeepSpeed and torch say of each other at every start; other warnings and errors stay.
+
+    Under ``debug`` all of it is said.
+    """
+    deepspeed_logger = logging.getLogger("DeepSpeed")
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        deepspeed_logger.setLevel(logging.DEBUG)
+        return
+    if _is_news not in deepspeed_logger.filters:
+        deepspeed_logger.addFilter(_is_news)
     logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _env(*names: str, default: int) -> int:
@@ -86,26 +134,23 @@ class TorchDistributedContext(core.DistributedContext):
         self._group: Any = None
         self._local_group: Any = None
         if self.size > 1:
-            self._group = dist.new_group(backend="gloo")
+            timeout = patience(default=None)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
             machines = self.allgather((self.cross_rank, self.rank))
             for machine in sorted({cross for cross, _ in machines}):  # every rank creates every group
-                group = dist.new_group([r for cross, r in machines if cross == machine], backend="gloo")
+                members = [r for cross, r in machines if cross == machine]
+                group = dist.new_group(members, backend="gloo", timeout=timeout)
                 if machine == self.cross_rank:
                     self._local_group = group
 
     def close(self) -> None:
         self._closed = True
 
-    def _allgather(self, stuff: Any, group: Any) -> list[Any]:
-        gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, stuff, group=group)
-        return gathered
-
     def allgather(self, stuff: Any) -> list[Any]:
-        return [stuff] if self.size < 2 else self._allgather(stuff, self._group)
+        return [stuff] if self.size < 2 else allgather_objects(stuff, group=self._group)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
-        return [stuff] if self.local_size < 2 else self._allgather(stuff, self._local_group)
+        return [stuff] if self.local_size < 2 else allgather_objects(stuff, group=self._local_group)
 
     def gather(self, stuff: Any) -> list[Any] | None:
         gathered = self.allgather(stuff)
@@ -116,11 +161,7 @@ class TorchDistributedContext(core.DistributedContext):
         return gathered if self.local_rank == 0 else None
 
     def broadcast(self, stuff: Any) -> Any:
-        if self.size < 2:
-            return stuff
-        box = [stuff]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+        return stuff if self.size < 2 else broadcast_object(stuff, group=self._group)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
         return stuff if self.local_size < 2 else self.allgather_local(stuff)[0]

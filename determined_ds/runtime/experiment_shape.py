@@ -20,6 +20,7 @@ from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.memory.checkpointing import is_asked_of_model
 from determined_ds.memory.model_shape import ModelShape
 from determined_ds.memory.strategy import strategy_of
 from determined_ds.runtime.bare_trial import Chain, Layer, bare_trial, chain_of, inside, trial_class
@@ -69,6 +70,7 @@ def shape_of_experiment(
 
 
 def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> ModelShape:
+    from determined_ds.trial import returned
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial
 
@@ -82,10 +84,10 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
         with torch.device("meta"):
             if isinstance(trial, PipelineTrial):
                 stages = resolved.topology.pipe_parallel_size
-                model: Any = chain_of(trial.build_layers())
+                model: Any = chain_of(returned.layers(trial, trial.build_layers(), stages))
                 stage_parameters = _stage_parameters(list(model), trial.partition_method, stages)
             else:
-                model, stage_parameters = trial.build_model(), ()
+                model, stage_parameters = returned.model(trial, trial.build_model()), ()
     except DeterminedDSError:
         raise
     except Exception as error:
@@ -96,11 +98,16 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
     config = getattr(model, "config", None) or getattr(trial, "config", None)
     per_sample = trial.tokens_per_sample() or 0
     measured, assumptions = try_to_measure(model, lambda samples: _loss(trial, model, samples), precision)
+    # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
+    interval = trial.activation_checkpoint_interval if isinstance(trial, PipelineTrial) else 0
+    if measured is not None and not interval:
+        measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
     return shape_of_built(
         model,
         config,
         sequence_length=per_sample,
         stage_parameters=stage_parameters,
+        checkpoint_interval=interval,
         activations=measured,
         assumptions=assumptions,
     )
@@ -153,6 +160,7 @@ def _loss(trial: Any, model: Any, samples: int) -> Any:
     from torch.utils.data import default_collate
 
     from determined_ds.trial.pipeline import PipelineTrial
+    from determined_ds.trial.stream_loader import StreamLoader
 
     loader = trial.build_training_data_loader()
     collate = getattr(loader, "collate_fn", None) or default_collate
@@ -161,7 +169,8 @@ def _loss(trial: Any, model: Any, samples: int) -> Any:
     def moved(tensor: Any) -> Any:
         return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
 
-    batch = tree_map_only(torch.Tensor, moved, collate([loader.dataset[0] for _ in range(samples)]))
+    sample = next(loader.open()) if isinstance(loader, StreamLoader) else loader.dataset[0]
+    batch = tree_map_only(torch.Tensor, moved, collate([sample] * samples))
     if isinstance(trial, PipelineTrial):
         inputs, targets = batch
         return trial.loss(model(inputs), targets)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a command that runs many trials: the first asks it to end in order, the second at once."""
+"""SIGINT, SIGTERM and SIGHUP of a command that runs trials: the first asks it to end in order, the second at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return self  # signals are the main thread's
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: a terminal that closes is to end nothing
             self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import importlib.util
 import json
+import logging
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,21 @@ import torch
 from determined_ds.config.accelerator import assumed_cuda
 from determined_ds.config.document import Document
 from determined_ds.config.experiment import Experiment, parse_experiment
-from determined_ds.config.hyperparameters import SIZES
+from determined_ds.config.hyperparameters import SIZES, TRIAL_SEED
 from determined_ds.config.reconcile import BATCH_KEYS, reconcile
+from determined_ds.config.secrets import restored
+from determined_ds.config.trial_file import source_of
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.runtime.bare_trial import bare_trial, chain_of, inside, trial_class
-from determined_ds.runtime.checkpoint import only_data
-from determined_ds.runtime.checkpoint_files import damage_of
+from determined_ds.runtime.bare_trial import bare_trial, chain_of, forget_namesake, inside, trial_class
+from determined_ds.runtime.checkpoint_files import damage_of, is_sealed, unverified
+from determined_ds.runtime.code_copy import CODE, differing_library
+from determined_ds.runtime.only_data import only_data
+from determined_ds.runtime.weights import weights_in
+
+logger = logging.getLogger("determined_ds")
+CONTEXT_DIR, CHECKPOINT = "context_dir", "checkpoint"
+# Packages that may be imported from where they are installed, beside this library.
+TRUSTED = ("determined_ds", "model_defs")
 
 
 def load_state_dict_from_checkpoint_path(
@@ -43,6 +53,8 @@ def load_state_dict_from_checkpoint_path(
     damage = damage_of(path) if verify else None
     if damage:
         raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
+    if verify and not is_sealed(path):
+        logger.warning("warning: %s", unverified(str(path)))
     folder = path / f"model{engine}"
     if not folder.is_dir():
         there = sorted(found.name for found in path.glob("model*") if found.is_dir())
@@ -50,46 +62,65 @@ def load_state_dict_from_checkpoint_path(
             f"checkpoint {path} has no engine {engine}; it has: {', '.join(there) or 'none'}"
         )
     try:
-        with only_data(), contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints what it merges
-            return {name: tensor.float() for name, tensor in _weights(path, folder).items()}
+        with only_data():
+            return {name: tensor.contiguous().float() for name, tensor in weights_in(path, engine).items()}
     except pickle.UnpicklingError as error:
         message = f"checkpoint {path} holds objects that could run code, and is not loaded: {error}"
         raise CheckpointError(message) from error
 
 
-def load_model_from_checkpoint_path(path: str | Path, *, context_dir: str | Path = ".") -> torch.nn.Module:
+def load_model_from_checkpoint_path(
+    path: str | Path, *, context_dir: str | Path = ".", trial: Any = None, code: str = CONTEXT_DIR
+) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial and filled with what was trained.
+
+    A checkpoint names its trial, and to import that is to run its code: only what lies in ``context_dir`` is
+    imported, or in this library and its ``model_defs``.
 
     Determined's ``load_trial_from_checkpoint_path`` (0.38.1) takes trials of the class PyTorchTrial only.
 
     Args:
         path: A checkpoint's folder, see :func:`load_state_dict_from_checkpoint_path`.
         context_dir: The folder with the trial's code.
+        trial: The trial's class; the one that the checkpoint names, if None. Where it is given, nothing is imported.
+        code: Where the trial's code is taken from: ``context_dir``, or ``checkpoint``: from its own ``code/``, which
+            checkpoints of a cluster have. That runs code of the checkpoint; do so only if you trust who wrote it.
+            This library stays the one that is imported already.
 
     Returns:
         The model on the CPU in float32, in evaluation mode; of a pipeline, its layers one after the other.
 
     Raises:
         CheckpointError: it cannot be read.
-        ConfigError: its trial cannot be imported, or builds its model together with an engine.
+        ConfigError: its trial is not in ``context_dir``, cannot be imported, or builds its model together with an
+            engine; or ``code`` is neither of the two.
     """
+    from determined_ds.trial import returned
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial
 
     path, context_dir = Path(path).resolve(), Path(context_dir)
+    if code not in (CONTEXT_DIR, CHECKPOINT):
+        message, mend = "is not a place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
+        raise ConfigError(Problem(key="code", value=code, message=message, mend=mend, code="out-of-range"))
     weights = load_state_dict_from_checkpoint_path(path)
     experiment = _experiment_of(path)
+    if code == CHECKPOINT:
+        context_dir = _own_code(path, experiment)
     with inside(context_dir):
-        kind = trial_class(experiment)
+        kind = trial
+        if kind is None:
+            _check_trusted(experiment)
+            kind = trial_class(experiment)
         if not issubclass(kind, ReconciledTrial):
             raise _not_ours(experiment)
-        trial = bare_trial(kind, experiment, _resolved(experiment), "cpu")
-        trial.prepare()
-        if isinstance(trial, PipelineTrial):
-            model: torch.nn.Module = chain_of(trial.build_layers())
+        built = bare_trial(kind, experiment, _resolved(experiment), "cpu")
+        built.prepare()
+        if isinstance(built, PipelineTrial):
+            model: torch.nn.Module = chain_of(returned.layers(built, built.build_layers(), 1))
             weights = {_in_chain(name): tensor for name, tensor in weights.items()}
         else:
-            model = trial.build_model()
+            model = returned.model(built, built.build_model())
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
         named = dict(model.named_parameters(remove_duplicate=False))
@@ -100,32 +131,8 @@ def load_model_from_checkpoint_path(path: str | Path, *, context_dir: str | Path
     except RuntimeError as error:  # of another shape
         reason = str(error)
     if reason:
-        raise CheckpointError(
-            f"checkpoint {path} is of another model than {experiment.trial} in {context_dir} builds: {reason}"
-        )
+        raise CheckpointError(f"checkpoint {path} is of another model than {kind.__name__} builds: {reason}")
     return model.eval()
-
-
-def _weights(path: Path, folder: Path) -> dict[str, torch.Tensor]:
-    layers = sorted(folder.glob("layer_*-model_states.pt"))
-    if layers:
-        return {
-            f"{_index(file)}.{name}": tensor
-            for file in layers
-            for name, tensor in torch.load(file, map_location="cpu").items()
-        }
-    if any(folder.glob("*zero_pp_rank_*_optim_states.pt")):
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        merged: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(str(path), folder.name)
-        return merged
-    state: dict[str, Any] = torch.load(folder / "mp_rank_00_model_states.pt", map_location="cpu")
-    module: dict[str, torch.Tensor] = state["module"]
-    return module
-
-
-def _index(layer_file: Path) -> int:
-    return int(layer_file.name.split("-")[0].removeprefix("layer_"))
 
 
 def _in_chain(name: str) -> str:
@@ -134,16 +141,69 @@ def _in_chain(name: str) -> str:
     return f"{index}.inner.{rest}"
 
 
+def _own_code(path: Path, experiment: Experiment) -> Path:
+    """The code in a checkpoint, which is as it was written, as its manifest has just been held against it."""
+    own = path / CODE
+    module = experiment.trial.partition(":")[0]
+    if source_of(module, own) is None:
+        missing = (
+            f"holds no {module}" if own.is_dir() else "is not there: only checkpoints of a cluster have it"
+        )
+        mend = f"give the context_dir that holds {module}"
+        raise ConfigError(Problem(key="code", value=str(own), message=missing, mend=mend, code="no-code"))
+    if differing := differing_library(own):
+        logger.warning(
+            "warning: determined_ds is that of %s, and other than the checkpoint's in %s modules, e.g. %s; to use the "
+            "checkpoint's, start Python with PYTHONPATH=%s",
+            *(Path(__file__).resolve().parents[1], len(differing), differing[0], own),
+        )
+    return own
+
+
 def _experiment_of(path: Path) -> Experiment:
     try:
         found = json.loads((path / "load_data.json").read_text())
-        config = {**(found["experiment_config"] or {}), "hyperparameters": _constants(found["hparams"])}
+        seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
+        hparams = _constants({**seed, **found["hparams"]})
+        config = {**(found["experiment_config"] or {}), "hyperparameters": hparams}
         config["entrypoint"] = f"python3 -m determined_ds.train {found['trial_cls_spec']}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
     kept = ("name", "entrypoint", "hyperparameters", "data", "reproducibility")
-    return parse_experiment(
-        Document(name=str(path / "load_data.json"), data={key: config[key] for key in kept if key in config})
+    data = {key: config[key] for key in kept if key in config}
+    return parse_experiment(restored(Document(name=str(path / "load_data.json"), data=data), os.environ))
+
+
+def _check_trusted(experiment: Experiment) -> None:
+    """Refuse a trial whose module would be imported from elsewhere than the context directory, which is current.
+
+    Of the first name in a dotted one nothing is run to find it, and all others are looked for below it.
+    """
+    context_dir = Path.cwd().resolve()
+    module = experiment.trial.partition(":")[0]
+    package = module.split(".")[0]
+    forget_namesake(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # of a module that was made by hand
+        spec = None
+    if spec is None:
+        return  # there is no such module, which the import says
+    first = Path(next(iter(spec.submodule_search_locations or ()), None) or spec.origin or "").resolve()
+    is_sole = spec.has_location  # else it may lie in several places, and this module in another
+    if first.is_relative_to(context_dir) and (is_sole or source_of(module, context_dir) is not None):
+        return
+    if package in TRUSTED and first.parent == Path(__file__).resolve().parents[2]:
+        return
+    raise ConfigError(
+        Problem(
+            key="entrypoint",
+            value=experiment.trial,
+            origin=experiment.document.origin(("entrypoint",)),
+            message=f"the checkpoint names a trial outside {context_dir}, in {first}; importing it would run its code",
+            mend="give the context_dir that holds it, or the class itself: trial=MyTrial",
+            code="untrusted",
+        )
     )
 
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from determined import core
 from determined.common import storage
 
-from determined_ds.runtime.checkpoint_files import sync_to_disk
+from determined_ds.runtime.best import finite, is_better
+from determined_ds.runtime.checkpoint_files import (
+    PARTIAL,
+    checkpoints_in,
+    damage_of,
+    forget_partial,
+    sync_to_disk,
+)
+from determined_ds.runtime.laid_aside import current
 from determined_ds.runtime.metrics import jsonable, to_json_line
+from determined_ds.runtime.metrics_file import append_line, put_on_disk
 from determined_ds.runtime.run_dir import CHECKPOINTS, METRICS, TENSORBOARD
+from determined_ds.runtime.run_lock import make_private
 from determined_ds.runtime.signals import STOP
+from determined_ds.runtime.system_metrics import LocalProfiler
 
 
 class LocalTrainContext(core.DummyTrainContext):
@@ -34,7 +44,7 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def __init__(self, run_dir: Path, *, metric: str = "", smaller_is_better: bool = True) -> None:
         tensorboard = run_dir / TENSORBOARD
-        tensorboard.mkdir(parents=True, exist_ok=True)
+        make_private(tensorboard)
         super().__init__(tensorboard_path=tensorboard)
         self.run_dir = run_dir
         self._metric = metric
@@ -45,7 +55,7 @@ class LocalTrainContext(core.DummyTrainContext):
     def _remember_best(self) -> None:
         """The best validation of the batches trained before, where a run is resumed."""
         with contextlib.suppress(OSError):
-            for line in (self.run_dir / METRICS).read_text().splitlines():
+            for line in current(self.run_dir, METRICS).read_text().splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     record = json.loads(line)
                     if record["group"] == "validation":
@@ -76,14 +86,12 @@ class LocalTrainContext(core.DummyTrainContext):
             "metrics": jsonable(metrics),
             "time": round(time.time(), 3),
         }
-        with (self.run_dir / METRICS).open("a") as file:
-            file.write(to_json_line(record))
+        append_line(self.run_dir / METRICS, to_json_line(record))
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
-        value = metrics.get(self._metric)
-        if isinstance(value, (int, float)):
-            better = min if self._smaller_is_better else max
-            self._best = value if self._best is None else better(self._best, value)
+        value = finite(metrics.get(self._metric))
+        if is_better(value, self._best, smaller_is_better=self._smaller_is_better):
+            self._best = value
 
     def get_experiment_best_validation(self) -> float | None:
         return self._best
@@ -94,14 +102,21 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
     Args:
         base_path: The folder of the checkpoints.
+        metrics: The file of the metrics, which a checkpoint counts on: it goes on from there, and reports no batch
+            before it again.
     """
+
+    def __init__(self, base_path: str, metrics: Path) -> None:
+        super().__init__(base_path)
+        self.folder = Path(base_path)
+        self._metrics = metrics
 
     def store_path_is_direct_access(self) -> bool:
         """No: what is written becomes the checkpoint in :meth:`post_store_path`."""
         return False
 
     def _aside(self, uuid: str) -> Path:
-        return Path(self._base_path) / f".{uuid}.partial"
+        return self.folder / f".{uuid}{PARTIAL}"
 
     def pre_store_path(self, dst: str) -> Path:
         path = self._aside(dst)
@@ -109,14 +124,20 @@ class AtomicStorage(storage.SharedFSStorageManager):
         return path
 
     def post_store_path(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
+        put_on_disk(self._metrics)
+        sync_to_disk_folder(self._metrics.parent)
         sync_to_disk(Path(src))
-        os.rename(src, Path(self._base_path) / dst)
-        sync_to_disk_folder(Path(self._base_path))
+        os.rename(src, self.folder / dst)
+        sync_to_disk_folder(self.folder)
 
-    def forget_partial(self) -> None:
-        """Remove what a killed run left half-written."""
-        for path in Path(self._base_path).glob(".*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
+    def damaged(self, *, besides: Sequence[str]) -> list[str]:
+        """Uuids of the checkpoints that are not what was written, the oldest first.
+
+        Args:
+            besides: Uuids that are not looked at.
+        """
+        there = [found for found in checkpoints_in(self.folder) if found.uuid not in besides]
+        return [found.uuid for found in reversed(there) if damage_of(found.path) is not None]
 
 
 def sync_to_disk_folder(path: Path) -> None:
@@ -147,14 +168,14 @@ def local_core_context(
 ) -> core.Context:
     """A core context whose checkpoints, metrics and TensorBoard files go to ``run_dir``."""
     checkpoints = run_dir / CHECKPOINTS
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    manager = AtomicStorage(str(checkpoints))
+    make_private(checkpoints)
+    manager = AtomicStorage(str(checkpoints), run_dir / METRICS)
     if distributed.rank == 0:
-        manager.forget_partial()
+        forget_partial(checkpoints)  # of a run that was killed
     return core.Context(
         distributed=distributed,
         checkpoint=core.DummyCheckpointContext(distributed, manager),
         preempt=SignalPreemptContext(distributed),
         train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better),
-        profiler=core.DummyProfilerContext(),
+        profiler=LocalProfiler(run_dir, distributed),
     )

@@ -5,27 +5,53 @@ Loads no torch: whatever is wrong with a configuration is said before a rank is 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from determined_ds.check.trial_class import metric_problem, optimizer_problem
 from determined_ds.config.decide import Problems, decide, read_document
+from determined_ds.config.deepspeed_json import AUTO
 from determined_ds.config.document import get_path
 from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.config.keys import RUN, not_looked_at
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import secrets_of, stored_yaml
 from determined_ds.config.trial_file import check_trial_file
-from determined_ds.devices import detect_accelerator
-from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
-from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS
+from determined_ds.config.variables import Variables, variables_for
+from determined_ds.config.writing import write_whole
+from determined_ds.devices import detect_accelerator, kind_of_device
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.runtime.exhausted import exhausted
+from determined_ds.runtime.fitting_slots import fitting_slots
+from determined_ds.runtime.forking import fork_of
+from determined_ds.runtime.hang import HANG_TIMEOUT_S
+from determined_ds.runtime.header import decided
+from determined_ds.runtime.laid_aside import ASIDE, forget_aside, lay_aside
+from determined_ds.runtime.launch import Outcome, run_ranks, say_outcome
+from determined_ds.runtime.metrics_file import kept_until
+from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, run_dir_problem, slug
+from determined_ds.runtime.restarting import Restarts
+from determined_ds.runtime.result import write_result
+from determined_ds.runtime.resuming import (
+    Start,
+    changes_of,
+    check_writers,
+    checkpoint_to_resume,
+    completed,
+    keeping_seed,
+)
+from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS, RESULT, short
+from determined_ds.runtime.run_lock import RunLock, unwritable
 
-RUNS = Path("runs")
+NOT_RESUMED = "start anew in another --run-dir, without --resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +63,9 @@ class LocalRun:
         resolved: What was decided.
         context_dir: The folder with the code.
         run_dir: Where everything is written.
-        checkpoint: To go on from.
-        damages: What is wrong with checkpoints that are newer than that.
+        start: Where it starts.
+        variables: For the environment of its ranks.
+        warnings: What is possible, and probably not meant so; keys that are not looked at here.
         accelerator: The one that was asked for, None where it was left to the machine.
     """
 
@@ -46,35 +73,34 @@ class LocalRun:
     resolved: ResolvedConfig
     context_dir: Path
     run_dir: Path
-    checkpoint: Checkpoint | None
-    damages: tuple[str, ...] = ()
+    start: Start = field(default_factory=Start)
+    variables: Variables = field(default_factory=Variables)
+    warnings: tuple[Problem, ...] = ()
     accelerator: str | None = None
 
     def header(self) -> list[str]:
         """What will run, in a few lines for people."""
-        topology, batch = self.resolved.topology, self.resolved.batch
-        layout = _count(topology.data_parallel_world_size, "replica")
-        if topology.pipe_parallel_size > 1:
-            layout += f" x {topology.pipe_parallel_size} pipeline stages"
-        if topology.model_parallel_size > 1:
-            layout += f" x {topology.model_parallel_size} model-parallel"
-        lines = [
-            f"{self.experiment.name}: {self.experiment.trial}",
-            f"  slots      {topology.slots} on {self.resolved.accelerator.name}: {layout},"
-            f" ZeRO {self.resolved.zero_stage}",
-            f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
-            f" x {batch.accumulation} accumulated x {_count(batch.replicas, 'replica')}",
-            f"  run dir    {short(self.run_dir)}",
-        ]
+        lines = decided(self.experiment.name, self.experiment.trial, self.resolved)
+        lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin}")
+        lines.append(f"  run dir    {short(self.run_dir)}")
         if self.experiment.searched:
             lines.append(f"  one point of a search: {', '.join(self._searched())}")
-        if self.checkpoint:
-            at = self.checkpoint.steps_completed
-            lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}")
-            length = self.resolved.fit.max_length
-            if length and length.unit == "batches" and at >= _last(length.value):
-                lines.append(f"  nothing is left to train: fit.max_length is {_last(length.value)} batches")
-        return lines
+        return [*lines, *self.start.header()]
+
+    @property
+    def _seed_origin(self) -> str:
+        """Where the trial's seed comes from, for the header."""
+        experiment = self.experiment
+        if experiment.hyperparameters.get((TRIAL_SEED,)) is not None:
+            return ""
+        if experiment.document.get(("reproducibility", "experiment_seed")) is None:
+            return ", of experiment_seed 0: none is given, and a master would take the time"
+        return f", of experiment_seed {experiment.seed} as on a master"
+
+    @property
+    def complete(self) -> str:
+        """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; "" elsewhere."""
+        return completed(self.start.checkpoint, self.resolved) if self.start.checkpoint else ""
 
     def _searched(self) -> list[str]:
         """The searched hyperparameters with the values that were taken for them."""
@@ -86,35 +112,67 @@ class LocalRun:
             shown.append(f"{key.removeprefix('hyperparameters.')} {text}")
         return shown
 
-    def launch(self, *, test: bool = False, more: Sequence[str] = ()) -> int:
-        """Write the run directory and start the ranks; returns the exit code.
+    def launch(
+        self, *, test: bool = False, more: Sequence[str] = (), hang_timeout_s: float = HANG_TIMEOUT_S
+    ) -> int:
+        """Write the run directory and start the ranks, again where they crash; returns the exit code.
 
         Args:
             test: As ``det-ds run --test``.
             more: More arguments of ``determined_ds.train``.
+            hang_timeout_s: As :func:`~determined_ds.runtime.launch.run_ranks`.
 
         Raises:
-            ConfigError: the run directory cannot be written to.
+            ConfigError: the run directory cannot be written to, or another process writes to it.
+            TrainingError: the ranks could not be started, for want of room on a disk or of open files.
         """
+        os.environ.update(secrets_of(self._config))  # for the ranks, which read the file without them
+        arguments = [*self.experiment.train_options, *(["--test"] if test else []), *more]
+        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
+        run = self
+        with RunLock(self.run_dir) as lock:
+            while True:
+                outcome = run._run_once(arguments, lock, hang_timeout_s)
+                say_outcome(outcome, self.run_dir, self.resume_command)
+                again = restarts.after(outcome)
+                if again is None:
+                    return outcome.exit_code
+                print(f"{again.message}\n", file=sys.stderr)
+                run = replace(self, start=replace(self.start, checkpoint=again.checkpoint))
+
+    def _run_once(self, arguments: Sequence[str], lock: RunLock, hang_timeout_s: float) -> Outcome:
         try:
             self._write()
         except OSError as error:
-            message = f"cannot be written to: {error.strerror}"
-            raise ConfigError(_run_dir_problem(self.run_dir, message, WRITABLE)) from None
-        from determined_ds.runtime.launch import launch
+            raise ConfigError(unwritable(self.run_dir, error)) from None
+        try:
+            outcome = run_ranks(
+                self.experiment.trial,
+                num_ranks=self.resolved.topology.slots,
+                accelerator=self.resolved.accelerator,
+                context_dir=self.context_dir,
+                run_dir=self.run_dir,
+                arguments=[*arguments, *self._start_options],
+                variables=self.variables.values,
+                keep_open=[lock.fileno()],
+                hang_timeout_s=hang_timeout_s,
+            )
+            if not (self.run_dir / ASIDE).exists():  # else the ranks have left the run as it was
+                write_result(self.run_dir, outcome, trial_seed=self.experiment.trial_seed)
+            return outcome
+        except OSError as error:
+            message = exhausted(error, self.run_dir)
+            if message is None:
+                raise
+            raise TrainingError(message.removeprefix("error: ")) from None
+        finally:
+            forget_aside(self.run_dir)
 
-        arguments = [*self.experiment.train_options, *(["--test"] if test else []), *more]
-        if self.checkpoint:
-            arguments += ["--resume", self.checkpoint.uuid]
-        return launch(
-            self.experiment.trial,
-            num_ranks=self.resolved.topology.slots,
-            accelerator=self.resolved.accelerator,
-            context_dir=self.context_dir,
-            run_dir=self.run_dir,
-            arguments=arguments,
-            resume_with=self.resume_command,
-        )
+    @property
+    def _start_options(self) -> list[str]:
+        if self.start.checkpoint:
+            return ["--resume", self.start.checkpoint.uuid]
+        return ["--fork", str(self.start.fork.path)] if self.start.fork else []
 
     @property
     def resume_command(self) -> str:
@@ -125,19 +183,30 @@ class LocalRun:
             words += ["--accelerator", self.accelerator]
         return shlex.join(words)
 
+    @property
+    def _config(self) -> dict[str, Any]:
+        """What is really run: overrides laid over, the one point of a search, the very checkpoint of a fork."""
+        point = as_constants(self.experiment.hyperparameters.data)
+        config = {**self.experiment.config, "hyperparameters": point}
+        if self.start.fork:
+            source = {"source_checkpoint_uuid": str(self.start.fork.path)}
+            config["searcher"] = {**(config.get("searcher") or {}), **source}
+        return config
+
     def _write(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        # What is really run: overrides laid over, and the one point of a search.
-        config = {
-            **self.experiment.config,
-            "hyperparameters": as_constants(self.experiment.hyperparameters.data),
-        }
-        (self.run_dir / EXPERIMENT).write_text(dump_yaml(config), encoding="utf-8")
-        metrics = self.run_dir / METRICS
-        if self.checkpoint:
-            _forget_after(metrics, self.checkpoint.steps_completed)
-        else:
-            metrics.write_text("")
+        """What ranks find in the run directory; aside, where they go on with what is there."""
+        forget_aside(self.run_dir)
+        there = self.run_dir / METRICS
+        if self.start.checkpoint is None:
+            write_whole(self.run_dir / EXPERIMENT, stored_yaml(self._config))
+            write_whole(there, "")
+            (self.run_dir / RESULT).unlink(missing_ok=True)
+            return
+        aside = lay_aside(self.run_dir)
+        write_whole(aside / EXPERIMENT, stored_yaml(self._config))
+        kept = kept_until(there, self.start.checkpoint.steps_completed)
+        if kept is not None:
+            write_whole(aside / METRICS, kept)
 
 
 def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
@@ -154,121 +223,115 @@ def _holds_type(value: Any) -> bool:
     return "type" in value or any(_holds_type(item) for item in value.values())
 
 
-def _forget_after(metrics: Path, steps: int) -> None:
-    """Drop the metrics of batches that will be trained again."""
-    if not metrics.exists():
-        return
-    kept = []
-    for line in metrics.read_text().splitlines():
-        try:
-            if json.loads(line)["steps_completed"] <= steps:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that a killed run left half-written
-    metrics.write_text("".join(kept))
-
-
-def _last(value: int | tuple[int, ...]) -> int:
-    return value if isinstance(value, int) else max(value)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def short(path: Path) -> str:
-    """A path as people would type it from here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def prepare_run(
     config: Path,
     context_dir: Path,
     *,
-    slots: int | None,
+    slots: int | str | None,
     overrides: Iterable[str],
     run_dir: Path | None,
     resume: bool,
     accelerator: str | None,
     now: datetime,
+    measured: bool = False,
 ) -> LocalRun:
     """Decide a run from what ``det-ds run`` was given.
+
+    Args:
+        slots: Ranks; ``"auto"``: the experiment's, or as many as this machine carries; None: the experiment's.
+        measured: It is measured for some steps, instead of trained: from weights of its own, without a validation.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank is started.
     """
-    experiment = parse_experiment(read_document(config, context_dir, slots=slots, overrides=overrides))
+    stated = None if isinstance(slots, str) else slots
+    document = read_document(config, context_dir, slots=stated, overrides=overrides)
     found = Problems()
+    found.warn(not_looked_at(document, RUN))
+    experiment = found.need(lambda: parse_experiment(document))
     found.of(lambda: check_trial_file(experiment.trial, context_dir, experiment.document))
     devices = found.of(lambda: detect_accelerator(accelerator))
-    point = experiment.hyperparameters
-    resolved = None
+    resolved, variables = None, None
+    if devices is not None and slots == AUTO:
+        experiment, fewer = fitting_slots(experiment, context_dir=context_dir, accelerator=devices)
+        found.warn(fewer)
     if devices is not None:
-        resolved = found.of(lambda: decide(experiment, point, context_dir=context_dir, accelerator=devices))
+        point = experiment.hyperparameters
+        resolved = found.of(
+            lambda: decide(experiment, point, context_dir=context_dir, accelerator=devices, here=True)
+        )
+        variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices)))
+    if resolved is not None:
+        found.warn(resolved.warnings)
+        found.problems += _of_the_class(experiment, resolved, context_dir, measured=measured)
+    found.warn(variables.warnings if variables is not None else ())
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
-    starts = found.of(lambda: _start_in(where, resume=resume, stated=run_dir is not None))
-    checkpoint, damages = starts or (None, ())
-    if checkpoint:
-        found.of(lambda: _check_writers(checkpoint, experiment))
+    forks = not (measured or experiment.measures)
+    start = found.of(
+        lambda: _start_in(where, experiment, resolved, resume=resume, stated=run_dir is not None, forks=forks)
+    )
     found.raise_any()
     assert resolved is not None
+    assert variables is not None
+    assert start is not None
+    if start.checkpoint is not None:
+        experiment = keeping_seed(start.checkpoint, experiment)
     return LocalRun(
         experiment=experiment,
         resolved=resolved,
         context_dir=context_dir.resolve(),
         run_dir=where.resolve(),
-        checkpoint=checkpoint,
-        damages=damages,
+        start=start,
+        variables=variables,
+        warnings=tuple(found.warnings),
         accelerator=accelerator,
     )
 
 
-# --------------------------------------------------------------------------------------- the run directory
-
-WRITABLE = "give a --run-dir that can be written to"
-
-
-def _run_dir_problem(run_dir: Path, message: str, mend: str) -> Problem:
-    return Problem(key="--run-dir", value=short(run_dir), message=message, mend=mend, code="run-dir")
-
-
-def slug(name: str) -> str:
-    """An experiment's name as that of a folder."""
-    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "run"
+def _of_the_class(
+    experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, *, measured: bool
+) -> list[Problem]:
+    """What the source of the trial that will run tells: whether ZeRO takes its optimizer, and what it reports."""
+    trained = experiment.trained(resolved.topology.pipe_parallel_size)
+    found = [optimizer_problem(trained, context_dir, resolved)]
+    if not measured:
+        found.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
+    return [problem for problem in found if problem is not None]
 
 
-def new_run_dir(folder: Path, now: datetime) -> Path:
-    """A folder named for the time, that is not there yet: two runs may start in the same second."""
-    stem = now.strftime("%Y%m%d-%H%M%S")
-    path, number = folder / stem, 1
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}"
-    return path
-
-
-def _start_in(run_dir: Path, *, resume: bool, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint to start from, None for the beginning, and what is wrong with those after it."""
+def _start_in(
+    run_dir: Path,
+    experiment: Experiment,
+    resolved: ResolvedConfig | None,
+    *,
+    resume: bool,
+    stated: bool,
+    forks: bool,
+) -> Start:
+    """Where a run starts, and what has changed since that was written."""
     check_run_dir(run_dir)
+    checkpoint, fork = None, None
+    damages: tuple[str, ...] = ()
     if resume:
-        return _checkpoint_to_resume(run_dir, stated=stated)
-    _refuse_to_overwrite(run_dir)
-    return None, ()
-
-
-def check_run_dir(run_dir: Path) -> None:
-    """Refuse a run directory that cannot be written to."""
-    there = run_dir.resolve()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise ConfigError(_run_dir_problem(run_dir, f"{short(there)} is a file, not a folder", WRITABLE))
-    if not os.access(there, os.W_OK | os.X_OK):
-        message = f"no permission to write in {short(there)}"
-        raise ConfigError(_run_dir_problem(run_dir, message, WRITABLE))
+        checkpoint, damages = checkpoint_to_resume(run_dir, stated=stated)
+    else:
+        _refuse_to_overwrite(run_dir)
+    if checkpoint is None and forks:
+        fork, more = fork_of(experiment, run_dir)
+        damages = (*damages, *more)
+    start = Start(checkpoint=checkpoint, fork=fork, damages=damages)
+    found = Problems()
+    if checkpoint is not None:
+        found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
+    origin = checkpoint or fork
+    if checkpoint is not None:
+        experiment = keeping_seed(checkpoint, experiment)
+    if origin is not None and resolved is not None:
+        takes = resolved.fit.warm_start if checkpoint is None else None
+        start = replace(start, changes=changes_of(origin, experiment, resolved, warm_start=takes))
+        found.problems += start.changes.problems
+    found.raise_any()
+    return start
 
 
 def _refuse_to_overwrite(run_dir: Path) -> None:
@@ -276,38 +339,4 @@ def _refuse_to_overwrite(run_dir: Path) -> None:
     if there:
         message = f"holds a run already, trained to batch {there[0].steps_completed}"
         mend = "add --resume to go on with it, or give another --run-dir to start anew"
-        raise ConfigError(_run_dir_problem(run_dir, message, mend))
-
-
-def _check_writers(checkpoint: Checkpoint, experiment: Experiment) -> None:
-    """A checkpoint has one part for each rank that wrote it."""
-    writers = len(list(checkpoint.path.glob("det_state_dict_rank*.pth")))
-    if writers in (0, experiment.slots):  # 0: not one of ours; the ranks will say
-        return
-    path = ("resources", "slots_per_trial")
-    raise ConfigError(
-        Problem(
-            key=experiment.document.key(path),
-            value=experiment.slots,
-            origin=experiment.document.origin(path),
-            message=f"checkpoint {checkpoint.uuid} was written by {_count(writers, 'rank')}",
-            mend=f"resume with --slots {writers}, or start anew in another --run-dir, without --resume",
-            code="resume-slots",
-        )
-    )
-
-
-def _checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    if not stated:  # of which run? The newest one of the same experiment is a good guess
-        siblings = run_dir.parent.glob("*")
-        runs = sorted((path for path in siblings if checkpoints_in(path / CHECKPOINTS)), reverse=True)
-        mend = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
-        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
-    good, damages = newest_good_checkpoint(run_dir / CHECKPOINTS)
-    if good is None and not damages and (run_dir / EXPERIMENT).is_file():
-        return None, ("it was ended before its first checkpoint, and starts from the beginning",)
-    if good is None:
-        message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
-        mend = "give the --run-dir of the run to go on with, or start anew in another, without --resume"
-        raise ConfigError(_run_dir_problem(run_dir, message, mend))
-    return good, tuple(damages)
+        raise ConfigError(run_dir_problem(run_dir, message, mend))

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import time
+import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from determined import pytorch
 
-from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
+from determined_ds.runtime.best import is_better, not_finite
 from determined_ds.runtime.boundaries import Due, Schedule
-from determined_ds.runtime.checkpoint import Checkpoints, TrialState, spoil
-from determined_ds.runtime.data import training_data
+from determined_ds.runtime.checkpoint import Checkpoints, spoil
+from determined_ds.runtime.complaints import as_chief, saved_before_complaint
+from determined_ds.runtime.data import DataPlace, training_data
+from determined_ds.runtime.first_rows import check_first_rows
 from determined_ds.runtime.generators import seed_everything, set_rng_state
+from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.metrics import MetricSums
+from determined_ds.runtime.plain_metrics import searched
 from determined_ds.runtime.progress import Progress
 from determined_ds.runtime.reducers import Reducers
 from determined_ds.runtime.reporting import Reporter
-from determined_ds.runtime.stopping import LossGuard, StopRequests
+from determined_ds.runtime.saveable import check_callbacks
+from determined_ds.runtime.signals import TRAINED
+from determined_ds.runtime.stopping import LossGuard, StopRequests, not_finite_validation
+from determined_ds.runtime.taken_over import build_loader, check_apart
+from determined_ds.runtime.train_calls import METHODS, TrainCalls
+from determined_ds.runtime.trial_state import TrialState
 from determined_ds.runtime.validation import Validator
+from determined_ds.trial import returned
+from determined_ds.trial.author import metrics_source
+from determined_ds.trial.printing import print_communication
+
+logger = logging.getLogger("determined_ds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +52,11 @@ class LoopOptions:
         smaller_is_better: Of that metric.
         step_zero_validation: Validate before the first batch.
         test_mode: One batch trained, one validated, one checkpoint saved, loaded and validated again.
-        stop_on_nan: Stop at a loss that is not finite.
+        stop_on_nan: Stop at a loss that is not finite, and at such a validation of ``metric``.
         save_total_limit: Checkpoints to keep at most; None: all.
+        warm_start: ``weights`` or ``all``: what is taken of another trial's checkpoint.
         trial_id: Of the trial, 0 off-cluster.
+        time_metric: Of the searcher: how far a trial is, which a master reads from each validation.
     """
 
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +67,9 @@ class LoopOptions:
     test_mode: bool = False
     stop_on_nan: bool = True
     save_total_limit: int | None = None
+    warm_start: str = "weights"
     trial_id: int = 0
+    time_metric: str = ""
 
 
 class TrainingLoop:
@@ -69,20 +89,25 @@ class TrainingLoop:
         self._options = options
         self._progress = progress
         self._is_chief = context.distributed.rank == 0
-        self._callbacks: dict[str, pytorch.PyTorchCallback] = trial.build_callbacks()
-        self._sums = MetricSums(context.device)
+        returned.engines(trial, context.models)
+        self._callbacks = returned.callbacks(trial, trial.build_callbacks())
+        said: set[str] | None = set() if self._is_chief else None
+        self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), said=said)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context)
         self._reporter = Reporter(trial, context, progress)
         self._state = TrialState(trial_id=options.trial_id)
         self._best_at = -1
         self._status = ""
+        self._data_place = DataPlace()
         self._checkpoints = Checkpoints(
             trial,
             context,
             self._callbacks,
-            {"metrics": self._sums, "reducers": Reducers(context)},
+            {"metrics": self._sums, "reducers": Reducers(context), "data": self._data_place},
             options.save_total_limit,
+            warm_start=options.warm_start,
+            note=progress.note,
         )
 
     @property
@@ -91,28 +116,36 @@ class TrainingLoop:
 
     # ------------------------------------------------------------------------------------ start to end
 
-    def run(self, latest_checkpoint: str | None) -> None:
+    def run(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Train to the end of the schedule, or until a stop is requested.
 
         Args:
             latest_checkpoint: Where to go on from.
+            fork: Folder of a checkpoint of another run, to begin with; counts only without the former.
         """
+        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.stop)
             for callback in self.callbacks:
-                callback.on_trial_startup(self._context.get_initial_batch(), latest_checkpoint)
+                callback.on_trial_startup(self._context.get_initial_batch(), begins_with)
                 stack.callback(callback.on_trial_shutdown)
-            self._validator = Validator(self._trial, self._context, test_mode=self._options.test_mode)
+            self._validator = Validator(
+                self._trial, self._context, test_mode=self._options.test_mode, note=self._progress.note
+            )
             self._context.reset_reducers()
             generators: dict[str, Any] = {}
             if latest_checkpoint is not None:
                 self._state, generators = self._checkpoints.load(
                     latest_checkpoint, trial_id=self._state.trial_id
                 )
+            elif fork is not None:
+                self._checkpoints.fork(fork)
             batches = self._open_training_data()
+            self._context.adopt()
             self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
             for callback in self.callbacks:
                 callback.on_training_start()
+            check_callbacks(self._callbacks)
             if self._options.step_zero_validation and self._state.batches_trained == 0:
                 self._validate()
             for model in self._context.models:
@@ -125,32 +158,48 @@ class TrainingLoop:
             profiler = self._context.profiler
             with profiler if profiler is not None else contextlib.nullcontext():
                 self._train(batches)
+            print_communication()
             if self._options.test_mode:
                 self._prove_checkpoint()
+            else:
+                self._progress.end(self._state, best_at=self._best_at)
+            HEART.rest()
 
     def _open_training_data(self) -> Iterator[Any] | None:
         context, mpu = self._context, self._context._mpu
         data = None
         if mpu.should_build_data_loader:
+            loader = build_loader(self._trial, context, "build_training_data_loader", self._progress.note)
+            check_apart(loader, self._validator.dataset)
             data = training_data(
-                self._trial.build_training_data_loader(),
+                loader,
                 batch=context.resolved.batch,
                 replica=mpu.data_parallel_rank,
                 seed=context.get_trial_seed(),
                 start_batch=self._state.batches_trained,
                 manual=context._manual_grad_accumulation,
+                place=self._data_place.found,
+                note=self._progress.note,
             )
-        lengths = context.distributed.allgather(data.batches_per_epoch if data else None)
-        per_epoch = min(length for length in lengths if length is not None)
-        context._epoch_len = per_epoch
+            self._data_place.of = data.place
+        ranks = context.distributed.allgather((data.batches_per_epoch, data.first) if data else None)
+        loading = [rank for rank in ranks if rank is not None]
+        check_first_rows([first for _, first in loading], self._progress.note)
+        lengths = [length for length, _ in loading]
+        per_epoch = None if None in lengths else min(lengths)
+        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and its like
         self._schedule = Schedule(**self._options.lengths, batches_per_epoch=per_epoch)
         return data.batches if data else None
 
     def _train(self, batches: Iterator[Any] | None) -> None:
         self._set_status("training")
         self._stops.start(self._state.batches_trained)
+        self._calls = TrainCalls(self._trial, self._context, batches)
+        at_the_end = self._state.batches_trained == self._schedule.num_batches
+        if at_the_end and self._state.last_validation != self._state.batches_trained:
+            self._validate()  # what failed at the end of an earlier start
         while self._state.batches_trained < self._schedule.num_batches:
-            self._train_one(batches)
+            self._train_one()
             due = self._schedule.due(self._state.batches_trained)
             if due:
                 self._do(due)
@@ -161,42 +210,33 @@ class TrainingLoop:
             if self._stops.requested:
                 self._checkpoint()
                 done, total = self._state.batches_trained, self._schedule.num_batches
-                self._progress.note(f"stopped     batch {done} of {total}, as requested")
+                self._progress.note(f"stopped     batch {done} of {total}, {self._stops.reason}")
                 return
 
-    def _train_one(self, batches: Iterator[Any] | None) -> None:
+    def _train_one(self) -> None:
         index = self._state.batches_trained
-        epoch, in_epoch = divmod(index, self._schedule.batches_per_epoch)
+        epoch, is_first, is_last = self._schedule.epoch_of(index)
         self._context._current_batch_idx = index
-        if in_epoch == 0:
+        if is_first:
             for callback in self.callbacks:
                 _on_epoch_start(callback, epoch)
-        started = time.perf_counter()
-        self._train_batch(batches, epoch, index)
+        self._reporter.batch_begins()
+        self._train_batch(epoch, index)
+        TRAINED.set()
         if self._context.profiler is not None:
             self._context.profiler.step()
-        self._reporter.timed(time.perf_counter() - started)
         self._state.batches_trained += 1
-        if in_epoch == self._schedule.batches_per_epoch - 1:
+        if is_last:
             self._state.epochs_trained = epoch + 1
             for callback in self.callbacks:
                 callback.on_training_epoch_end(epoch)
         self._progress.step(self._state.batches_trained)
+        HEART.step(self._state.batches_trained)
 
-    def _train_batch(self, batches: Iterator[Any] | None, epoch: int, index: int) -> None:
-        """One optimizer step: as many calls of the trial's ``train_batch`` as it takes."""
-        context = self._context
-        one_call = context.use_pipeline_parallel or context._manual_grad_accumulation
-        context._loss_ids = {}
-        for _ in range(1 if one_call else context.get_num_micro_batches_per_slot()):
-            metrics = self._trial.train_batch(batches, epoch, index)
-            if not context._mpu.should_report_metrics:
-                continue
-            if isinstance(metrics, torch.Tensor):
-                metrics = {"loss": metrics}
-            if not isinstance(metrics, dict):
-                kind = type(metrics).__name__
-                raise TrainingError(f"train_batch returned {kind}: return a dict of metrics, or the loss")
+    def _train_batch(self, epoch: int, index: int) -> None:
+        """One optimizer step."""
+        self._context._loss_ids = {}
+        for metrics in self._calls.train(epoch, index):
             self._sums.add(metrics)
         # Once a batch: a loss that is not finite stays in the sum that it was added to.
         self._guard.look(self._sums.running("loss"), index + 1)
@@ -209,8 +249,12 @@ class TrainingLoop:
             self._report()
         elif due.validate or due.checkpoint:
             self._check_loss()
+            self._reporter.pause()
         if due.validate and self._state.last_validation != self._state.batches_trained:
-            self._validate()
+            with saved_before_complaint(self._context.distributed, self._state, self._checkpoint):
+                is_worth_it = self._validate()
+            if is_worth_it:
+                self._checkpoint()
         if due.checkpoint:
             self._checkpoint()
         if due.validate or due.checkpoint:
@@ -225,7 +269,7 @@ class TrainingLoop:
         if num_bad and self._options.stop_on_nan:
             self._guard.stop(self._context.distributed, self._last_uuid)
         self._stops.count(votes, done)
-        metrics.update(self._position())
+        metrics["batches"] = self._state.batches_trained
         for callback in self.callbacks:
             callback.on_training_workload_end(avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
@@ -241,25 +285,49 @@ class TrainingLoop:
         return self._state.kept[-1] if self._state.kept else ""
 
     def _position(self) -> dict[str, int]:
-        return {"batches": self._state.batches_trained, "epochs": self._state.epochs_trained}
+        """What a validation reports beside its metrics; epochs only where something is counted in them.
 
-    def _validate(self) -> None:
+        The web UI shows metrics in the order of their names: ``epochs``, though always 0, would be its first chart.
+        """
+        position = {"batches": self._state.batches_trained}
+        if self._schedule.in_epochs or self._options.time_metric == "epochs":
+            position["epochs"] = self._state.epochs_trained
+        return position
+
+    def _validate(self) -> bool:
+        """Validate and report; a collective. Returns whether a checkpoint is due for it."""
         self._set_status("validating")
         metrics = self._validator.run(self.callbacks)
         for callback in self.callbacks:
             callback.on_validation_end(metrics)
         self._state.last_validation = self._state.batches_trained
-        best_before = self._reporter.validation(self._state.batches_trained, {**self._position(), **metrics})
         # Only the chief knows what was best before; the others do as it does.
-        better = self._context.distributed.broadcast(self._is_better(metrics, best_before))
-        worth_it = self._options.checkpoint_policy == "all" or (
-            better and self._options.checkpoint_policy == "best"
-        )
+        better = as_chief(self._context.distributed, lambda: self._judge(metrics))
+        self._check_validation(metrics)
         if better:
             self._best_at = self._state.batches_trained
+        policy = self._options.checkpoint_policy
+        worth_it = better if policy == "best" else policy == "all"
         if worth_it and self._state.batches_trained > 0:
-            self._checkpoint()
+            return True
         self._set_status("training")
+        return False
+
+    def _judge(self, metrics: dict[str, Any]) -> bool:
+        """Report a validation, and say whether it was the best; on the chief."""
+        best_before = self._reporter.validation(self._state.batches_trained, {**self._position(), **metrics})
+        return self._is_better(metrics, best_before)
+
+    def _check_validation(self, metrics: dict[str, Any]) -> None:
+        """Stop, before the weights are saved, or warn, where a metric is not finite; alike on all ranks."""
+        if found := not_finite(metrics):
+            message = not_finite_validation(
+                found, self._options.metric, self._state.batches_trained, self._last_uuid
+            )
+            if self._options.stop_on_nan and self._options.metric in found:
+                raise NotFiniteError(message)
+            if self._is_chief:
+                logger.warning("warning: %s", message)
 
     def _is_better(self, metrics: dict[str, Any], best_before: float | None) -> bool:
         name = self._options.metric
@@ -276,10 +344,8 @@ class TrainingLoop:
                     code="searcher-metric",
                 )
             )
-        if best_before is None:
-            return True
-        now = float(metrics[name])
-        return now < best_before if self._options.smaller_is_better else now > best_before
+        now = searched(name, metrics[name], self._trial)
+        return is_better(now, best_before, smaller_is_better=self._options.smaller_is_better)
 
     def _checkpoint(self) -> None:
         if self._state.last_checkpoint == self._state.batches_trained:

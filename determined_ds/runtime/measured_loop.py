@@ -10,7 +10,9 @@ import psutil
 import torch
 from determined import pytorch
 
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.strategy import strategy_of
+from determined_ds.memory.units import GIB
 from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row
 from determined_ds.runtime.boundaries import Due
 from determined_ds.runtime.local import LocalTrainContext
@@ -19,6 +21,9 @@ from determined_ds.runtime.metrics import max_over_ranks, sum_over_ranks
 from determined_ds.runtime.progress import make_progress
 from determined_ds.runtime.run_dir import STEP_GROUP
 from determined_ds.runtime.state_bytes import watch
+from determined_ds.runtime.trainer import section_of
+from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.ddp import DDP, engine_name
 
 
 def measure_throughput(
@@ -72,7 +77,9 @@ class MeasuredLoop(TrainingLoop):
             "checkpoint_period": None,
             "reporting_period": None,
         }
-        options = LoopOptions(lengths=lengths, checkpoint_policy="none")
+        check_strategy(trial, context)
+        time_metric = str(section_of(context, "searcher").get("time_metric") or "")
+        options = LoopOptions(lengths=lengths, checkpoint_policy="none", time_metric=time_metric)
         super().__init__(trial, context, options, make_progress(False))
         self._warmup = warmup
         self._start_seconds = 0.0
@@ -83,7 +90,7 @@ class MeasuredLoop(TrainingLoop):
         self._let_go: list[Callable[[], None]] = []
         self._metrics: dict[str, Any] = {}
 
-    def _train_one(self, batches: Any) -> None:
+    def _train_one(self) -> None:
         step = self._state.batches_trained
         if step == 0:
             self._start_seconds = time.time() - psutil.Process().create_time()
@@ -94,7 +101,7 @@ class MeasuredLoop(TrainingLoop):
             self._watch_states()
         self._synchronize()
         started = time.perf_counter()
-        super()._train_one(batches)
+        super()._train_one()
         self._synchronize()
         self._seconds.append(time.perf_counter() - started)
         while self._let_go:
@@ -151,20 +158,22 @@ class MeasuredLoop(TrainingLoop):
         sum_over_ranks(sums)
         states = context.distributed.allgather(sum(self._state_bytes))
         tokens = getattr(self._trial, "tokens_per_sample", lambda: None)()
+        engine = engine_name(context.models[0])
         repetition = Repetition(
             run_dir="",
             step_seconds=tuple(seconds.tolist()[self._warmup :]),
             losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
             warmup=self._warmup,
             start_seconds=self._start_seconds,
-            peak_memory_bytes_by_rank=tuple(self._metrics.get("peak_memory_bytes_by_rank", ())),
+            peak_memory_bytes_by_rank=self._reporter.peak_memory_bytes_by_rank,
             model_state_bytes_by_rank=tuple(states),
             bubble=self._metrics.get("bubble"),
             bubble_ideal=self._metrics.get("bubble_ideal"),
         )
         done, total = self._state.batches_trained, self._schedule.num_batches
         return Row(
-            name=context.engine if context.engine != "deepspeed" else strategy.name,
+            name=DDP if engine == DDP else strategy.name,
+            engine=engine,
             slots=resolved.topology.slots,
             status=MEASURED if done == total else STOPPED,
             reason="" if done == total else f"stopped after {done} of {total} steps",
@@ -181,13 +190,37 @@ class MeasuredLoop(TrainingLoop):
         )
 
 
+def check_strategy(trial: Any, context: Any) -> None:
+    """Refuse to measure a trial whose engines, made by itself, have another strategy than the row will be named by.
+
+    Raises:
+        ConfigError: no engine has the ZeRO stage and the precision of the configuration.
+    """
+    if isinstance(trial, ReconciledTrial):
+        return  # its engines are made of the configuration
+    expected = (context.resolved.zero_stage, strategy_of(context.resolved).precision)
+    found = [(engine.zero_optimization_stage(), _precision(engine)) for engine in context.models]
+    if expected in found:
+        return
+    has = " and ".join(f"ZeRO {zero_stage} in {precision}" for zero_stage, precision in found)
+    asked = f"ZeRO {expected[0]} in {expected[1]}"
+    message = f"{type(trial).__name__} makes an engine of {has}; the configuration is {asked}"
+    mend = "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+    problem = Problem(key="engine", value=has, message=message, mend=mend, code="engine-config")
+    raise ConfigError(problem)
+
+
+def _precision(engine: Any) -> str:
+    return "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
+
+
 def reported(row: Row) -> dict[str, Any]:
     """The numbers of a row, by the names that a search may go by."""
     metrics = {
         "samples_per_second": row.samples_per_second,
         "tokens_per_second": row.tokens_per_second,
         "step_seconds": row.median_step_seconds,
-        "peak_memory_bytes": row.peak_memory_bytes,
+        "peak_memory_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / GIB,
         "loss": row.loss,
     }
     return {name: value for name, value in metrics.items() if value is not None}

@@ -1,8 +1,16 @@
-"""Metrics are summed where they are computed, and reduced once a report by one collective."""
+"""Metrics are summed where they are computed, and reduced once a report by one collective.
+
+A metric of several numbers is reduced to one over all of them, as Determined's harness reduces it: the mean of all
+elements of all batches, or their sum, maximum or minimum.
+
+Source: ``make_metrics`` in determined 0.38.1's ``util.py``; ``_average_training_metrics`` and ``_reduce_metrics`` in
+``pytorch/_metric_utils.py``, whose ``np.mean``, ``np.average``, ``np.sum``, ``np.max`` and ``np.min`` have no axis.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,23 +19,40 @@ import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.errors import TrainingError
+from determined_ds.runtime.objects import allgather_objects
+from determined_ds.trial.author import described
 
+logger = logging.getLogger("determined_ds")
 Reducer = pytorch.Reducer
+# More numbers in one metric are outputs of a model that were returned by mistake.
+MAX_NUMBERS = 100_000
+WORDS = {Reducer.AVG: "mean", Reducer.SUM: "sum", Reducer.MAX: "maximum", Reducer.MIN: "minimum"}
 
 
 class MetricSums:
-    """Weighted sums of scalar metrics over batches and ranks.
+    """Weighted sums of metrics over batches and ranks.
 
     Nothing is moved to the host before :meth:`reduce`.
 
     Args:
         device: Of the training backend.
         reducers: How each metric is reduced, or one for all; the weighted mean by default.
+        source: The method that returned the metrics, for messages.
+        said: Names of metrics of several numbers that a warning has named already; None: there are no warnings.
     """
 
-    def __init__(self, device: torch.device, reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG,
+        *,
+        source: str = "",
+        said: set[str] | None = None,
+    ) -> None:
         self._device = device
         self._reducers = reducers
+        self._source = source
+        self._said = said
         # MPS has no float64; everything that trains here does.
         self._dtype = torch.float64
         # Agreed upon at the first reduction, and again where a rank meets another name.
@@ -48,7 +73,7 @@ class MetricSums:
         """Add the metrics of one batch.
 
         Args:
-            metrics: Name -> scalar tensor or number; they need not all be there each time.
+            metrics: Name -> number, or tensor, array or list of numbers; they need not all be there each time.
             weight: Samples that the values are means over; 0 leaves no trace.
         """
         for name, value in metrics.items():
@@ -90,14 +115,41 @@ class MetricSums:
         return self._weights.get(name, 0.0)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
+        is_complex = value.is_complex() if isinstance(value, torch.Tensor) else isinstance(value, complex)
         try:
+            if is_complex or value is None:
+                raise TypeError
             tensor = torch.as_tensor(value, dtype=self._dtype, device=self._device).detach()
-        except (TypeError, ValueError):
-            raise TrainingError(f"metric {name!r} is {value!r}: return numbers or tensors") from None
-        if tensor.numel() != 1:
-            shape = tuple(tensor.shape)
-            raise TrainingError(f"metric {name!r} has shape {shape}: return a scalar, or use a MetricReducer")
-        return tensor.reshape(())
+        except (TypeError, ValueError, RuntimeError):
+            raise self._refused(
+                name, value, "return numbers, or tensors, arrays or lists of numbers"
+            ) from None
+        if tensor.numel() == 1:
+            return tensor.reshape(())
+        shape = tuple(tensor.shape)
+        if not 0 < tensor.numel() <= MAX_NUMBERS:
+            what = f"{tensor.numel():,} numbers of shape {shape}; a metric has 1 to {MAX_NUMBERS:,}"
+            raise self._refused(name, value, "return a scalar, or leave it out of the metrics", what)
+        kind = self._reducer(name)
+        self._warn(name, shape, WORDS[kind])
+        if kind == Reducer.AVG:
+            return tensor.mean()
+        if kind == Reducer.SUM:
+            return tensor.sum()
+        return tensor.max() if kind == Reducer.MAX else tensor.min()
+
+    def _refused(self, name: str, value: Any, mend: str, what: str = "") -> TrainingError:
+        of = f"{self._source}: " if self._source else ""
+        return TrainingError(f"{of}metric {name!r} is {what or described(value)}\n  mend: {mend}")
+
+    def _warn(self, name: str, shape: tuple[int, ...], word: str) -> None:
+        if self._said is not None and name not in self._said:
+            self._said.add(name)
+            logger.warning(
+                "warning: %s: metric %r has shape %s; its %s over all elements is reported, as by Determined. To "
+                "report the elements, return them from a MetricReducer (context.wrap_reducer).",
+                *(self._source, name, shape, word),
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -175,8 +227,7 @@ class MetricSums:
         """The names that any rank has, in an order that is the same on all."""
         names = sorted(self._values)
         if not _alone():
-            gathered: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(gathered, names)
+            gathered = allgather_objects(names, device=self._device)
             names = sorted({name for some in gathered for name in some})
         return names
 

@@ -7,6 +7,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from determined_ds.runtime.saveable import copied_attributes
+
 
 class Reducers:
     """All that ``context.wrap_reducer`` has wrapped, as one thing with a state.
@@ -20,7 +22,8 @@ class Reducers:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The attributes of every reducer, in the order in which they were wrapped."""
-        return [copy.deepcopy(_attributes(wrapped.reducer)) for wrapped in self._context._wrapped_reducers]
+        reducers = [wrapped.reducer for wrapped in self._context._wrapped_reducers]
+        return [copied_attributes(reducer, _attributes(reducer)) for reducer in reducers]
 
     def load_state_dict(self, state_dict: list[dict[str, Any]]) -> None:
         """Go on from :meth:`state_dict`."""

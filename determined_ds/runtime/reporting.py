@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from determined import core, pytorch, tensorboard
 
+from determined_ds.memory.units import GIB
 from determined_ds.runtime.metrics import MetricSums
 from determined_ds.runtime.progress import Progress
+from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
 
 
@@ -23,6 +27,9 @@ class Reporter:
         trial: May say how many tokens a sample has (``tokens_per_sample``).
         context: The trial's context.
         progress: What the chief shows.
+
+    Attributes:
+        peak_memory_bytes_by_rank: Of the last report, in the order of ranks; empty before the first.
     """
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
@@ -30,14 +37,31 @@ class Reporter:
         self._core = context._core
         self._progress = progress
         self._is_chief = context.distributed.rank == 0
-        self._tokens_per_sample = getattr(trial, "tokens_per_sample", lambda: None)()
+        tokens = getattr(trial, "tokens_per_sample", lambda: None)()
+        self._tokens_per_sample = returned.tokens_per_sample(trial, tokens)
         self._training_s = 0.0
         self._num_batches = 0
+        self._started: float | None = None
+        self.peak_memory_bytes_by_rank: tuple[int, ...] = ()
 
-    def timed(self, seconds: float) -> None:
-        """A batch was trained in so many seconds."""
-        self._training_s += seconds
+    def batch_begins(self) -> None:
+        """A batch is about to be trained: from the first one on, the time until :meth:`pause` is the training's.
+
+        Batches are not timed one by one. A GPU works on after the call that asked it to; how long it took is known
+        where it is waited for, at a report or a pause.
+        """
+        if self._started is None:
+            self._started = time.perf_counter()
         self._num_batches += 1
+
+    def pause(self) -> None:
+        """What comes now is no training: a report, a validation, a checkpoint."""
+        if self._started is None:
+            return
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)
+        self._training_s += time.perf_counter() - self._started
+        self._started = None
 
     def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
         """The training metrics since the last report over all ranks, by one collective.
@@ -53,14 +77,16 @@ class Reporter:
         own = [peak_memory_bytes(self._context.device), *(times.take() if times is not None else ())]
         table = self._own_row(own).flatten()
         reduced, ridden = sums.reduce_with(torch.cat([riders, table.to(riders.device)]))
+        self.pause()
         memory, *seconds = self._columns(ridden[len(riders) :])
-        memory_by_rank = [int(number) for number in memory]
+        self.peak_memory_bytes_by_rank = tuple(int(number) for number in memory)
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
-        metrics["peak_memory_bytes"] = max(memory_by_rank)
-        metrics["peak_memory_bytes_by_rank"] = memory_by_rank
+        # The web UI draws no list; one number for the rank that took most, one for the rank that took least.
+        metrics["peak_memory_gib"] = max(self.peak_memory_bytes_by_rank) / GIB
+        metrics["peak_memory_gib_min"] = min(self.peak_memory_bytes_by_rank) / GIB
         if times is not None:
             metrics.update(_bubbles(times, *seconds))
         return metrics, ridden[: len(riders)]
@@ -152,10 +178,11 @@ def engine_metrics(engine: Any) -> dict[str, Any]:
     if rates:
         metrics["lr"] = float(rates[0])
     norm = engine.get_global_grad_norm()
-    if norm is not None:
+    if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied
         metrics["grad_norm"] = float(norm)
     if engine.fp16_enabled():
-        metrics["loss_scale"] = float(engine.optimizer.cur_scale)
+        # Optimizers without ZeRO keep it elsewhere than those with; this asks all of them.
+        metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
     if engine.fp16_enabled() or engine.skipped_steps:
         metrics["skipped_steps"] = int(engine.skipped_steps)
     return metrics

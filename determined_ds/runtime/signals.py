@@ -11,6 +11,8 @@ from typing import Any
 
 # Set by SIGTERM; the chief asks for it between two batches.
 STOP = threading.Event()
+# Set by the first batch that this process has trained: another start may come further, if it crashes after that.
+TRAINED = threading.Event()
 
 
 def stop_on_signal() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from determined_ds.errors import TrainingError
+from determined_ds.errors import NotFiniteError
 from determined_ds.runtime.metrics import sum_over_ranks
 
 ASK_EVERY_S = 5.0
@@ -31,6 +32,11 @@ class StopRequests:
         self._next = 0
         self._asked_at_batch = 0
         self._asked_at_s = time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why the run stops, as the chief knows it."""
+        return getattr(self._context._core.preempt, "reason", "") or "as requested"
 
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; the first asking is after the next one."""
@@ -96,18 +102,38 @@ class LossGuard:
         """Stop the run; a collective, called by all ranks when any of them has seen such a loss.
 
         Raises:
-            TrainingError: always; names the batch and the ranks.
+            NotFiniteError: always; names the batch and the ranks.
         """
         firsts = distributed.allgather(int(self._first_bad))
         batch = min(first for first in firsts if first >= 0)
         at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
         ranks = f"rank {at[0]}" if len(at) == 1 else f"ranks {', '.join(at)}"
-        kept = (
-            f"the last good checkpoint is {last_checkpoint}"
-            if last_checkpoint
-            else "no checkpoint was made yet"
+        raise NotFiniteError(
+            f"the loss was not finite at batch {batch}, on {ranks}: {_kept(last_checkpoint)}. Lower the learning rate, "
+            "warm up longer, clip gradients, or look at the data of that batch; fit.stop_on_nan: false goes on "
+            "regardless"
         )
-        raise TrainingError(
-            f"the loss was not finite at batch {batch}, on {ranks}: {kept}. Lower the learning rate, warm up "
-            "longer, clip gradients, or look at the data of that batch; fit.stop_on_nan: false goes on regardless"
-        )
+
+
+def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
+    """What is said of a validation that was not finite.
+
+    Args:
+        names: The metrics that were not.
+        searched: ``searcher.metric``; among the names, it is the one that the run stops for.
+        batch: Batches trained before it.
+        last_checkpoint: Uuid of the last checkpoint; "" where there is none.
+    """
+    said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
+    if searched not in names:
+        return f"{said}: look at how the trial computes {'it' if len(names) == 1 else 'them'}"
+    return (
+        f"{said}: {_kept(last_checkpoint)}. It is never the best. Lower the learning rate, or look at the validation "
+        f"data and at how {searched} is computed; fit.stop_on_nan: false goes on regardless"
+    )
+
+
+def _kept(last_checkpoint: str) -> str:
+    if not last_checkpoint:
+        return "no checkpoint was made yet"
+    return f"the last good checkpoint is {last_checkpoint}"

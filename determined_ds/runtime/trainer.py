@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import determined as det
 from determined import pytorch
 
-from determined_ds.config.hyperparameters import FitOptions, Length
+from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.loop import LoopOptions, TrainingLoop
 from determined_ds.runtime.progress import make_progress
@@ -44,8 +46,10 @@ class Trainer:
         *,
         stop_on_nan: bool = True,
         save_total_limit: int | None = None,
+        warm_start: str = "weights",
+        fork: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and two more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and four more.
 
         Periods count from the start of training, whether this process trained it or one before.
 
@@ -59,9 +63,15 @@ class Trainer:
             latest_checkpoint: Uuid of the checkpoint to go on from.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
-            profiling_enabled: Determined's system metrics, on a cluster.
-            stop_on_nan: Stop at a loss that is not finite, before anything is saved of it.
+            profiling_enabled: Determined's system metrics: on a cluster its master shows them, off it they are
+                written to ``system_metrics.jsonl``. The experiment's ``profiling.enabled`` means the same.
+            stop_on_nan: Stop at a loss, or a validation of ``searcher.metric``, that is not finite, before anything
+                is saved of it. Where it is False, such a validation is never the best.
             save_total_limit: Checkpoints to keep at most, >= 1, the best and the newest always; None: all.
+            warm_start: What is taken of a checkpoint of another trial, which ``fork`` names, or on a cluster
+                ``latest_checkpoint``: ``weights`` alone, whatever slots and ZeRO stage wrote them, or ``all``: the
+                optimizer, the schedule and the loss scale too. Callbacks, data and the batch count begin anew.
+            fork: Folder of a checkpoint of another run, to begin with; not where ``latest_checkpoint`` is given.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -71,12 +81,16 @@ class Trainer:
         metric, smaller_is_better = self._searcher()
         if checkpoint_policy not in ("best", "all", "none"):
             raise _refuse("checkpoint_policy", checkpoint_policy, "no such policy", "use best, all or none")
+        if warm_start not in WARM_STARTS:
+            raise _refuse(
+                "warm_start", warm_start, "not a valid warm start", f"use {' or '.join(WARM_STARTS)}"
+            )
         if checkpoint_policy == "best" and not metric:
             logger.warning(
                 "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
             )
             checkpoint_policy = "all"
-        if profiling_enabled:
+        if profiling_enabled or section_of(self._context, "profiling").get("enabled"):
             self._context._core.profiler.on()
         options = LoopOptions(
             lengths={
@@ -92,16 +106,17 @@ class Trainer:
             test_mode=test_mode,
             stop_on_nan=stop_on_nan,
             save_total_limit=save_total_limit,
+            warm_start=warm_start,
             trial_id=self._info.trial.trial_id if self._info else 0,
+            time_metric=str(section_of(self._context, "searcher").get("time_metric") or ""),
         )
         progress = make_progress(self._context.distributed.rank == 0)
-        TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint)
+        TrainingLoop(self._trial, self._context, options, progress).run(
+            latest_checkpoint, None if fork is None else Path(fork)
+        )
 
     def _searcher(self) -> tuple[str, bool]:
-        try:
-            searcher = self._context.get_experiment_config().get("searcher") or {}
-        except ValueError:  # Determined's: no experiment configuration was given
-            searcher = {}
+        searcher = section_of(self._context, "searcher")
         return searcher.get("metric") or "", searcher.get("smaller_is_better") is not False
 
     def _checked_length(self, max_length: pytorch.TrainUnit | None) -> pytorch.TrainUnit:
@@ -113,6 +128,14 @@ class Trainer:
             mend = "use Batch(n) or Epoch(n) with n >= 1"
             raise _refuse("fit.max_length", value, "must be an integer of at least 1", mend)
         return max_length
+
+
+def section_of(context: Any, name: str) -> dict[str, Any]:
+    """A section of the experiment's configuration, empty where there is none."""
+    try:
+        return dict(context.get_experiment_config().get(name) or {})
+    except ValueError:  # Determined's: no experiment configuration was given
+        return {}
 
 
 def _refuse(key: str, value: Any, message: str, mend: str) -> ConfigError:
@@ -130,6 +153,7 @@ def fit_arguments(fit: FitOptions) -> dict[str, Any]:
         "profiling_enabled": fit.profiling_enabled,
         "stop_on_nan": fit.stop_on_nan,
         "save_total_limit": fit.save_total_limit,
+        "warm_start": fit.warm_start,
     }
     if fit.reporting_period is not None:
         arguments["reporting_period"] = _train_unit(fit.reporting_period)

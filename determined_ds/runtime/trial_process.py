@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.document import Document
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import secrets_of, stored_yaml
+from determined_ds.config.writing import write_whole
 from determined_ds.runtime.run_dir import GIVEN, METRICS, OUTPUT
+from determined_ds.runtime.run_lock import make_private
 
 MAX_REASON = 300
 OUT_OF_MEMORY = re.compile(
@@ -54,19 +57,20 @@ class TrialProcess:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._read_to = 0
+        self._read_from: int | None = None  # inode: a run that goes on replaces the file
         self._output_from = 0  # what stands before was written by an earlier start
 
     def start(self) -> None:
         """Write what is asked for into the run directory, and start."""
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        make_private(self.run_dir)
         given = self.run_dir / GIVEN
-        given.write_text(dump_yaml(self._experiment.data), encoding="utf-8")
+        write_whole(given, stored_yaml(self._experiment.data))
         command = [sys.executable, "-m", "determined_ds.cli", "run", str(given), str(self._context_dir)]
         command += ["--run-dir", str(self.run_dir), "--parent", str(os.getpid()), *self._arguments]
         metrics = self.run_dir / METRICS
         self._read_to = 0
         if "--resume" in self._arguments and metrics.is_file():
-            self._read_to = metrics.stat().st_size
+            self._read_to, self._read_from = metrics.stat().st_size, metrics.stat().st_ino
         with (self.run_dir / OUTPUT).open("ab") as output:
             self._output_from = output.tell()
             self._process = subprocess.Popen(
@@ -74,7 +78,7 @@ class TrialProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._environment},
+                env={**os.environ, **secrets_of(self._experiment.data), **self._environment},
                 start_new_session=True,  # Ctrl-C at a terminal is for the process that has started it
             )
 
@@ -89,11 +93,13 @@ class TrialProcess:
         records = []
         path = self.run_dir / METRICS
         with contextlib.suppress(FileNotFoundError):
-            size = path.stat().st_size
-            if size == self._read_to:
-                return []
-            if size < self._read_to:  # it went on from a checkpoint, and has forgotten what came after that
+            there = path.stat()
+            # Of another file, or a shorter one: it went on from a checkpoint, and has forgotten what came after that.
+            if self._read_from not in (None, there.st_ino) or there.st_size < self._read_to:
                 self._read_to = 0
+            self._read_from = there.st_ino
+            if there.st_size == self._read_to:
+                return []
             with path.open("rb") as file:
                 file.seek(self._read_to)
                 for line in file:
@@ -136,11 +142,16 @@ class TrialProcess:
 
 
 def reason_of(output: str) -> str:
-    """The sentence that says why a run failed: its first error, or the last line of a traceback."""
+    """The sentence that says why a run failed: its first error, its own message, or the last line of a traceback."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     for line in lines:
         if line.startswith("error: "):
             return _shortened(line.removeprefix("error: "))
+    for line, after in itertools.pairwise(lines):
+        if re.fullmatch(r"rank \d+ failed first:", line) and not after.startswith(
+            ("Traceback", "it ended", "the last lines")
+        ):
+            return _shortened(after)
     raised = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b", line)]
     if raised:
         return _shortened(raised[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,20 @@ from determined import util
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import TrainingError
-from determined_ds.runtime.data import ValidationBatches, ValidationLoader
+from determined_ds.runtime.first_rows import check_first_rows
+from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.metrics import MetricSums
+from determined_ds.runtime.plain_metrics import plain
+from determined_ds.runtime.progress import silent
 from determined_ds.runtime.reducers import Reducers
+from determined_ds.runtime.taken_over import build_loader
+from determined_ds.runtime.validation_data import CallPlan, ValidationBatches, validation_share
+from determined_ds.trial import returned
+from determined_ds.trial.author import method_of, metrics_source, wrong
+
+METHODS = ("evaluate_batch", "evaluate", "loss")
+# Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
+AHEAD = 4
 
 
 class Validator:
@@ -24,34 +35,70 @@ class Validator:
         trial: The trial.
         context: Its context.
         test_mode: Stop after one ``evaluate_batch``.
+        note: Says something to the user.
+
+    Attributes:
+        dataset: What is validated on; None where this rank loads nothing.
     """
 
-    def __init__(self, trial: det_ds.DeepSpeedTrial, context: Any, *, test_mode: bool = False) -> None:
+    def __init__(
+        self,
+        trial: det_ds.DeepSpeedTrial,
+        context: Any,
+        *,
+        test_mode: bool = False,
+        note: Callable[[str], None] = silent,
+    ) -> None:
         self._trial = trial
         self._context = context
+        self._note = note
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._test_mode = test_mode
+        self._checked_first = False
         self._reducers = Reducers(context)
-        self._loader: Any = None
+        self._reducers.state_dict()  # a reducer that cannot be copied is refused now, before anything is trained
+        # Metrics of several numbers that a warning has named; the chief's alone are shown.
+        self._said: set[str] | None = set() if context.distributed.rank == 0 else None
+        self.dataset: Any = None
+        self._share: Any = None
         mpu = context._mpu
         if mpu.should_build_data_loader:
-            loader = trial.build_validation_data_loader()
+            loader = build_loader(trial, context, "build_validation_data_loader", note)
+            self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = (
                 (0, 1) if self._full_dataset else (mpu.data_parallel_rank, mpu.data_parallel_world_size)
             )
-            self._loader = ValidationLoader(loader, replica=replica, replicas=replicas)
-        speaks = self._loader is not None and mpu.should_report_metrics
-        sizes = self._loader.sizes if self._loader else []
+            seed = context.get_trial_seed()
+            self._share = validation_share(
+                loader, replica=replica, replicas=replicas, seed=seed, length_of=self._batch_length
+            )
+        speaks = self._share is not None and mpu.should_report_metrics
+        sizes = self._share.sizes if self._share else []
         ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
         # Of the ranks that hold one replica, the last one counts: all of them report the same samples.
         counting = {replica: rank for rank, (replica, _) in enumerate(ranks) if replica is not None}
         self._counts = context.distributed.rank in counting.values()
-        self._calls = CallPlan(
-            [sizes for _, sizes in ranks],
-            at_most=context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None,
-        )
+        self._at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
+        self._sizes = None if any(sizes is None for _, sizes in ranks) else [sizes for _, sizes in ranks]
+
+    def _plans(self, reading: Any) -> Iterator[CallPlan]:
+        """The plan of all batches, where their number is known; otherwise of the next ones, by a collective each."""
+        if self._sizes is not None:
+            yield CallPlan(self._sizes, at_most=self._at_most)
+            return
+        while True:
+            ahead = reading.ahead(max(AHEAD, self._at_most or 1)) if reading is not None else []
+            first = reading.first if reading is not None else None
+            ranks = self._context.distributed.allgather((ahead, first))
+            if not self._checked_first:
+                self._checked_first = True
+                check_first_rows([row for _, row in ranks], self._note)
+            plan = CallPlan([sizes for sizes, _ in ranks], at_most=self._at_most)
+            if not plan.num_batches:
+                return
+            yield plan
 
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
@@ -83,36 +130,54 @@ class Validator:
             )
         if self._context.distributed.rank != 0:
             return {}
-        metrics = self._trial.evaluate_full_dataset(self._loader._loader)
-        if not isinstance(metrics, dict):
-            raise TrainingError(
-                f"evaluate_full_dataset returned {type(metrics).__name__}, not a dict of metrics"
-            )
-        return dict(metrics)
+        name = "evaluate_full_dataset"
+        with HEART.patiently():
+            metrics = self._trial.evaluate_full_dataset(self._share)
+        return plain(returned.metrics(self._trial, metrics, name), method_of(self._trial, name))
 
     def _in_batches(self, callbacks: list[Any]) -> dict[str, Any]:
         for callback in callbacks:
             callback.on_validation_epoch_start()
-        batches = ValidationBatches(self._loader, self._calls.num_batches, self._trial.get_batch_length)
-        sums = MetricSums(self._context.device, self._trial.evaluation_reducer())
+        reading = self._share.open() if self._share is not None else None
+        batches = ValidationBatches(reading, self._plans(reading), self._batch_length)
+        reducers = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
+        source = metrics_source(self._trial, *METHODS)
+        sums = MetricSums(self._context.device, reducers, source=source, said=self._said)
         outputs: list[Any] = []
         index = 0
-        while batches.remaining > 0:
-            metrics, weight = self._evaluate(batches, index)
+        while count := batches.next_call():
+            metrics, weight = self._evaluate(batches, count, index)
             sums.add(metrics, weight)
             if sum(batches.weights):
                 outputs.append(metrics)
             index += 1
+            HEART.beat()
             if self._test_mode:
                 break
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
-        return dict(sums.reduce())
+        metrics = dict(sums.reduce())
+        if isinstance(reducers, Mapping):
+            self._check_reduced(reducers, metrics)
+        return metrics
 
-    def _evaluate(self, batches: ValidationBatches, index: int) -> tuple[dict[str, Any], int]:
-        """One ``evaluate_batch``, and the samples that it was about."""
-        before = batches.remaining
-        count = self._calls.next(before)
+    def _batch_length(self, batch: Any) -> int:
+        return returned.batch_length(self._trial, self._trial.get_batch_length(batch))
+
+    def _check_reduced(self, reducers: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """A reducer of a metric that is not reported is a name that was misspelt."""
+        for name in reducers:
+            if name not in metrics:
+                did = f"names {name!r}, which is not reported"
+                known = ", ".join(metrics) or "none"
+                problem = wrong(
+                    self._trial, "evaluation_reducer", name, "names of metrics", f"use: {known}", did=did
+                )
+                raise TrainingError(str(problem))
+
+    def _evaluate(self, batches: ValidationBatches, count: int, index: int) -> tuple[dict[str, Any], int]:
+        """One ``evaluate_batch`` of so many micro-batches, and the samples that it was about."""
+        before = batches.taken
         for engine in self._pipelines:
             engine.micro_batches = count
         batches.start_call()
@@ -122,53 +187,19 @@ class Validator:
                 metrics = self._trial.evaluate_batch(batches, index)
             else:
                 metrics = self._trial.evaluate_batch(batches)  # type: ignore[call-arg]
-        if isinstance(metrics, torch.Tensor):
-            metrics = {"loss": metrics}
-        if not isinstance(metrics, dict):
-            raise TrainingError(f"evaluate_batch returned {type(metrics).__name__}, not a dict of metrics")
-        if self._loader is None:  # a pipeline's middle stage: keep step with the stages that load
+        if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
             batches.skip(count)
-        elif batches.remaining == before:
-            raise TrainingError("evaluate_batch took no batch from its iterator: call next(dataloader_iter)")
+        elif batches.taken == before:
+            did, mend = "took no batch from its iterator", "call next(dataloader_iter)"
+            raise TrainingError(str(wrong(self._trial, METHODS[0], None, "one or more", mend, did=did)))
         if not self._context._mpu.should_report_metrics:
             return {}, 0
+        metrics = returned.metrics(self._trial, metrics, *METHODS)
         return metrics, sum(batches.weights) if self._counts else 0
 
     @property
     def _pipelines(self) -> list[Any]:
         return [model for model in self._context.models if isinstance(model, PipelineEngine)]
-
-
-class CallPlan:
-    """How many micro-batches each ``evaluate_batch`` of a pipeline takes.
-
-    An engine averages over the micro-batches that it takes at once. So it never takes at once what does not
-    weigh the same: the last one, which may be smaller, goes by itself, and so does a replica's padding.
-
-    Args:
-        sizes: Of each rank, the samples in each of its batches; empty where it has no data loader.
-        at_most: Micro-batches that an engine takes at once; None where there is no pipeline.
-    """
-
-    def __init__(self, sizes: list[list[int]], *, at_most: int | None) -> None:
-        self.num_batches = max(len(own) for own in sizes)
-        weights = [
-            tuple(own[index] if index < len(own) else 0 for own in sizes if own)
-            for index in range(self.num_batches)
-        ]
-        self._left: dict[int, int] = {}  # batches left -> micro-batches of the call that begins there
-        start = 0
-        while start < self.num_batches:
-            end = start + 1
-            while end < self.num_batches and end - start < (at_most or 1) and weights[end] == weights[start]:
-                end += 1
-            for index in range(start, end):
-                self._left[self.num_batches - index] = end - index
-            start = end
-
-    def next(self, left: int) -> int:
-        """Micro-batches that the next call takes, with ``left`` yet to come."""
-        return self._left[left]
 
 
 @contextlib.contextmanager

@@ -7,12 +7,13 @@ Without workers the samples are drawn from the rank's own generators, which a ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils import data as torch_data
 
 from determined_ds.runtime.generators import seed_everything
+from determined_ds.runtime.signals import die_with_parent
 
 
 class SeededBatch(list[int]):
@@ -64,3 +65,10 @@ class SeededSampler(torch_data.Sampler[SeededBatch]):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+def start_worker(own: Callable[[int], None] | None, worker: int) -> None:
+    """In a worker process, as it starts: what the author asked for, and an end with the rank it works for."""
+    die_with_parent()
+    if own is not None:
+        own(worker)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from determined_ds.config.search.problems import HALVING
 from determined_ds.config.search.rungs import brackets, rungs
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import stored_yaml
 from determined_ds.config.writing import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.local_run import short
-from determined_ds.runtime.run_dir import EXPERIMENT
+from determined_ds.runtime.run_dir import EXPERIMENT, short
+from determined_ds.runtime.run_lock import RunLock
 from determined_ds.search.display import make_display
 from determined_ds.search.local_search import LocalSearch
 from determined_ds.search.results import (
@@ -45,15 +45,13 @@ def run_search(plan: SearchPlan) -> int:
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         sys.stdout.flush()
-        path = plan.run_dir / EXPERIMENT
-        text = dump_yaml(plan.experiment.config)
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            write_files({path: text}, overwrite=True)
-        study = SearchStudy(plan.run_dir / STUDY, plan.about, plan.experiment.space.axes)
-        try:
+        with RunLock(plan.run_dir):
+            path = plan.run_dir / EXPERIMENT
+            text = stored_yaml(plan.experiment.config)
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                write_files({path: text}, overwrite=True)
+            study = SearchStudy(plan.run_dir / STUDY, plan.about, plan.experiment.space.axes)
             return _run(plan, study, interrupts)
-        finally:
-            study.close()
 
 
 def _run(plan: SearchPlan, study: SearchStudy, interrupts: Interrupts) -> int:

@@ -215,8 +215,10 @@ class LocalSearch:
         if machine.threads is not None:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
         checkpoints = checkpoints_in(run_dir / CHECKPOINTS)
+        # What crashes the search starts again itself.
+        document = self.plan.trial_document(trial.create).overwritten(("max_restarts",), 0, "the search")
         process = TrialProcess(
-            experiment=self.plan.trial_document(trial.create),
+            experiment=document,
             context_dir=self.plan.context_dir,
             run_dir=run_dir,
             accelerator=machine.accelerator.name,

@@ -16,7 +16,6 @@ from determined_ds.devices import GPU_NODES, detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.search.methods import brackets_of, with_defaults
 
-SOURCES = ("source_checkpoint_uuid", "source_trial_id")
 NO_LIMIT = 2**31
 
 
@@ -118,7 +117,9 @@ def wanted_at_once(experiment: Experiment) -> int:
     stated = int(searcher["max_concurrent_trials"])
     if searcher["name"] == "adaptive_asha":
         stated = sum(bracket["max_concurrent_trials"] for bracket in brackets_of(searcher))
-    return stated or NO_LIMIT
+    max_slots = experiment.document.get(("resources", "max_slots"))
+    in_slots = max(1, max_slots // experiment.slots) if isinstance(max_slots, int) else NO_LIMIT
+    return min(stated or NO_LIMIT, in_slots)
 
 
 def _slots_problem(experiment: Experiment, message: str, mend: str) -> Problem:
@@ -146,9 +147,6 @@ def machine_warnings(experiment: Experiment, machine: Machine) -> Iterator[str]:
             f"resources.slots_per_trial: a trial takes {slots_in_words(machine.slots_per_trial)},"
             f" and {where}: one trial runs at a time, and its ranks share them"
         )
-    for key in SOURCES:
-        if experiment.document.get(("searcher", key)) is not None:
-            yield f"searcher.{key} is of a cluster, and not looked at here: trials begin with weights of their own"
     path = ("searcher", "max_concurrent_trials")
     stated = experiment.document.get(path)
     if isinstance(stated, int) and stated > machine.fits and experiment.space.searcher != "single":

@@ -18,7 +18,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -33,7 +32,6 @@ from determined_ds.errors import ConfigError
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
 MAX_CONCURRENT_TRIALS = 16  # where the configuration says nothing (schemas expconf/v0/searcher-*.json)
-TRIAL_SEEDS = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +59,9 @@ Action = Create | Stop
 class Draws:
     """The points of a search, drawn as the master draws its trials, each with a seed.
 
-    One source serves all brackets of a search. The numbers that the master takes for a trial's own seed are passed
-    over: the seed is made of the experiment's and of how many trials were created before (:func:`trial_seed`).
-    Where a mapping holds two searched hyperparameters the master draws these two in no certain order, and here it is
-    that of their names.
+    One source serves all brackets of a search: for each trial its hyperparameters are drawn by name, then its request
+    id and its seed. Where a mapping holds two searched hyperparameters the master draws these two in no certain order,
+    and here it is that of their names (``det-ds check`` warns of it).
 
     Args:
         space: What is searched, and the experiment's seed.
@@ -76,7 +73,6 @@ class Draws:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self._random = MasterRandom(space.seed)
-        self._num_drawn = 0
 
     def draw(self) -> Create:
         """A trial at a random point."""
@@ -84,19 +80,7 @@ class Draws:
 
     def at(self, hparams: Hparams) -> Create:
         """A trial at a given point."""
-        self._random.create()
-        self._num_drawn += 1
-        return Create(hparams=hparams, seed=trial_seed(self.space.seed, self._num_drawn))
-
-
-def trial_seed(experiment_seed: int, ordinal: int) -> int:
-    """The seed of a trial, below 2**31 as the master's are: the same for the same two numbers, for good.
-
-    Args:
-        experiment_seed: ``reproducibility.experiment_seed``.
-        ordinal: Of the trial, counted from 1 in the order of creation.
-    """
-    return random.Random(f"{experiment_seed}/{ordinal}").randrange(TRIAL_SEEDS)
+        return Create(hparams=hparams, seed=self._random.create().trial_seed)
 
 
 def grid(space: SearchSpace) -> Iterator[Hparams]:

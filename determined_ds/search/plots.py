@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from determined_ds.config.search.space import Axis
+from determined_ds.config.writing import write_whole
 from determined_ds.search.display import short_names, shown
 from determined_ds.search.study import COMPLETED, DROPPED, FAILED, STOPPED, StudyTrial
 
@@ -91,7 +93,13 @@ def draw_history(subject: Subject, path: Path) -> None:
     _draw_trials(left, subject)
     _draw_courses(right, subject)
     figure.suptitle(subject.heading, color=INK, fontsize=12)
-    figure.savefig(path, dpi=DPI)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DPI, format="png")
+    write_whole(path, picture.getvalue())
 
 
 def _draw_trials(axes: Axes, subject: Subject) -> None:
@@ -197,7 +205,7 @@ def draw_parallel_coordinates(subject: Subject, path: Path) -> None:
     axes.spines[:].set_visible(False)
     best = f"the best, trial {subject.rated[-1][0].number}, is marked"
     figure.suptitle(f"{subject.heading}; {best}", color=INK, fontsize=11)
-    figure.savefig(path, dpi=DPI)
+    _save(figure, path)
 
 
 def _heights(subject: Subject, columns: Sequence[Column], trial: StudyTrial) -> list[float]:

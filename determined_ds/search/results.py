@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import stored_yaml
 from determined_ds.config.writing import write_files
-from determined_ds.runtime.local_run import short
-from determined_ds.runtime.run_dir import EXPERIMENT
+from determined_ds.runtime.run_dir import EXPERIMENT, short
 from determined_ds.search.course import Course
 from determined_ds.search.display import in_words
 from determined_ds.search.setup import SearchPlan
@@ -52,7 +51,7 @@ def best_yaml(plan: SearchPlan, course: Course, trial: StudyTrial) -> str:
         f"# {in_words(trial.point) or 'Nothing was searched.'}\n"
         f"# To train it again: {run_command(plan)}\n"
     )
-    return head + dump_yaml(document.data)
+    return head + stored_yaml(document.data)
 
 
 def run_command(plan: SearchPlan) -> str:

@@ -14,14 +14,20 @@ from typing import Any
 from determined_ds.check.experiment import Asked, check_experiment
 from determined_ds.check.report import ERROR, Finding
 from determined_ds.check.trial_class import has_stages, stages_problem
+from determined_ds.config.changes import Difference, differences
 from determined_ds.config.decide import Problems, decide, read_document
 from determined_ds.config.document import Document, get_path, plain_copy, words
 from determined_ds.config.experiment import Experiment, parse_experiment
+from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.config.keys import SEARCH
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.secrets import masked
 from determined_ds.config.text import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.runtime.local_run import RUNS, as_constants, check_run_dir, new_run_dir, short, slug
-from determined_ds.runtime.run_dir import EXPERIMENT, METRICS
+from determined_ds.runtime.forking import CHECKPOINT, fork_of
+from determined_ds.runtime.local_run import as_constants
+from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.runtime.run_dir import EXPERIMENT, METRICS, short
 from determined_ds.search.machine import Machine, machine_accelerator, machine_of, machine_warnings
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
 from determined_ds.search.study import STUDY, About
@@ -74,7 +80,7 @@ class SearchPlan:
     @property
     def max_restarts(self) -> int:
         given = self.experiment.config.get("max_restarts")
-        return MAX_RESTARTS if given is None else int(given)
+        return MAX_RESTARTS if given is None else self.experiment.max_restarts
 
     def search(self) -> Search:
         """Its method, from the beginning."""
@@ -95,7 +101,11 @@ class SearchPlan:
         if problem is not None:
             raise ConfigError(problem)
         return decide(
-            experiment, hyperparameters, context_dir=self.context_dir, accelerator=self.machine.accelerator
+            experiment,
+            hyperparameters,
+            context_dir=self.context_dir,
+            accelerator=self.machine.accelerator,
+            here=True,
         )
 
     @cached_property
@@ -105,22 +115,24 @@ class SearchPlan:
         return has_stages(self.experiment.trial, self.context_dir) is False
 
     def trial_document(self, create: Create) -> Document:
-        """The experiment of one trial: its point as constants, its seed, and no search."""
+        """The experiment of one trial: its point and its seed as constants, and no search."""
         experiment = self.experiment
         data = plain_copy(experiment.config)
-        data["hyperparameters"] = as_constants(plain_copy(create.hparams))
+        data["hyperparameters"] = {TRIAL_SEED: create.seed, **as_constants(plain_copy(create.hparams))}
         data["searcher"] = {
             "name": "single",
             "metric": experiment.metric,
             "smaller_is_better": experiment.smaller_is_better,
         }
-        data["reproducibility"] = {"experiment_seed": create.seed}
+        source = experiment.document.get(CHECKPOINT)
+        if source is not None:
+            data["searcher"][CHECKPOINT[-1]] = source
         return Document(name=experiment.document.name, data=data)
 
 
 def digest_of(config: Mapping[str, Any]) -> str:
     """A digest of all in a configuration that decides its search."""
-    kept = {key: value for key, value in config.items() if key not in NOT_THE_SEARCH}
+    kept = {key: value for key, value in masked(config).items() if key not in NOT_THE_SEARCH}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -144,9 +156,9 @@ def prepare_search(
     document = read_document(config, context_dir, slots=slots, overrides=overrides, command="search")
     found = Problems()
     devices = found.of(lambda: machine_accelerator(accelerator))
-    findings = check_experiment(
-        document, Asked(context_dir=context_dir, accelerator=devices.name if devices else "cpu")
-    ).findings
+    asked = Asked(context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH)
+    findings = check_experiment(document, asked).findings
+    found.warn(finding.problem for finding in findings if not _is_error(finding))
     errors = [finding.problem for finding in findings if _is_error(finding)]
     found.problems += [problem for problem in errors if problem not in found.problems]
     found.raise_any()
@@ -154,6 +166,11 @@ def prepare_search(
     assert devices is not None
     machine = found.of(lambda: machine_of(experiment, devices, machine_slots))
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
+    fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
+    if fork is not None:  # the very same for all trials, whenever they start
+        experiment = parse_experiment(
+            document.overwritten(CHECKPOINT, str(fork.path), document.origin(CHECKPOINT))
+        )
     found.of(lambda: check_start(where, experiment, resume=resume, stated=run_dir is not None))
     found.raise_any()
     assert machine is not None
@@ -165,13 +182,16 @@ def prepare_search(
         run_dir=where.resolve(),
         machine=machine,
         resume=resume,
-        warnings=(*_shown(findings), *machine_warnings(experiment, machine)),
+        warnings=(*_shown(findings), *damages, *machine_warnings(experiment, machine)),
         words=tuple(words),
     )
 
 
 def _is_error(finding: Finding) -> bool:
-    return finding.severity == ERROR or finding.problem.code == "search-nothing"
+    here = (
+        finding.problem.code == "missing-package" and finding.share is None
+    )  # its trials run on this machine
+    return finding.severity == ERROR or finding.problem.code == "search-nothing" or here
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[str]:
@@ -222,9 +242,9 @@ def _check_same(run_dir: Path, experiment: Experiment) -> None:
         mend = "give the --run-dir of a search, or start one anew, without --resume"
         raise ConfigError(_refused(run_dir, f"holds no search: there is no {EXPERIMENT} in it", mend))
     before = read_yaml(path)
-    problems = []
-    for key in sorted({*before.data, *experiment.config} - NOT_THE_SEARCH):
-        problems += list(_differences(before, experiment.document, (key,)))
+    now = experiment.document.holding(masked(experiment.config))  # as what was written has no secrets
+    was, value = ({k: v for k, v in one.data.items() if k not in NOT_THE_SEARCH} for one in (before, now))
+    problems = [_another_search(before, now, difference) for difference in differences(was, value)]
     if len(problems) > MOST_DIFFERENCES:
         mend = f"go on with {path}, or start anew in another --run-dir"
         raise ConfigError(_refused(run_dir, f"holds another search: {len(problems)} values differ", mend))
@@ -232,18 +252,14 @@ def _check_same(run_dir: Path, experiment: Experiment) -> None:
         raise ConfigError(problems)
 
 
-def _differences(before: Document, now: Document, path: tuple[str, ...]) -> Iterator[Problem]:
-    was, value = before.get(path, NOT_GIVEN), now.get(path, NOT_GIVEN)
-    if isinstance(was, dict) and isinstance(value, dict):
-        for key in sorted({*was, *value}):
-            yield from _differences(before, now, (*path, key))
-    elif repr(was) != repr(value):
-        said = "was not given" if was is NOT_GIVEN else f"was {json.dumps(was, default=str)}"
-        yield Problem(
-            key=now.key(path),
-            value=value,
-            origin=now.origin(path),
-            message=f"{said} when the search in {before.origin(path)} began",
-            mend="go on with what it was, or start anew in another --run-dir, without --resume",
-            code="another-search",
-        )
+def _another_search(before: Document, now: Document, difference: Difference) -> Problem:
+    path, was = difference.path, difference.was
+    said = "was not given" if was is NOT_GIVEN else f"was {json.dumps(was, default=str)}"
+    return Problem(
+        key=now.key(path),
+        value=difference.now,
+        origin=now.origin(path),
+        message=f"{said} when the search in {before.origin(path)} began",
+        mend="go on with what it was, or start anew in another --run-dir, without --resume",
+        code="another-search",
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.config.search.space import Axis
 from determined_ds.search.course import Event, Exited, Validated
 from determined_ds.search.methods import Create
-from determined_ds.search.study_file import StudyLock, mend_study_file, study_problem
+from determined_ds.search.study_file import mend_study_file, study_problem
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY = "study.journal"
-FORMAT = 1
+FORMAT = 2  # of 1, seeds and the last bits of log hyperparameters were not those of a master
 ABOUT = "determined_ds"  # the study's attribute that says what it is of
 EVENT = re.compile(r"event (\d{6,})")
 # What becomes of a trial.
@@ -92,7 +92,7 @@ class StudyTrial:
 
 
 class SearchStudy:
-    """The study of a search; one process has it at a time.
+    """The study of a search; whoever has it holds the lock of its folder.
 
     Args:
         path: Of its file.
@@ -100,23 +100,14 @@ class SearchStudy:
         axes: What is searched.
 
     Raises:
-        ConfigError: the file is damaged, is none of ours, is of another search, or another process has it.
+        ConfigError: the file is damaged, is none of ours, or is of another search.
     """
 
     def __init__(self, path: Path, about: About, axes: tuple[Axis, ...]) -> None:
         self._path, self._about, self._axes = path, about, axes
-        self._lock = StudyLock(path)
-        try:
-            self._open(mend_study_file(path))
-            self._num_events, self._num_trials = len(self.events()), len(self._frozen())
-            self._complete()
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def close(self) -> None:
-        """Let another process have it."""
-        self._lock.release()
+        self._open(mend_study_file(path))
+        self._num_events, self._num_trials = len(self.events()), len(self._frozen())
+        self._complete()
 
     def __len__(self) -> int:
         return self._num_trials

@@ -1,10 +1,8 @@
-"""``study.journal``: held by one search at a time, and looked at before Optuna reads it."""
+"""``study.journal``, looked at before Optuna reads it."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -21,56 +19,29 @@ def study_problem(path: Path, message: str, mend: str = ANEW) -> ConfigError:
     return ConfigError(Problem(key="", origin=str(path), message=message, mend=mend, code="study"))
 
 
-class StudyLock:
-    """Held from the beginning of a search to its end; the system lets go of it when its process ends.
-
-    Args:
-        path: The study file; it is made where there is none.
-
-    Raises:
-        ConfigError: another search holds it, or it cannot be opened.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            mend = "give a --run-dir that can be written to"
-            raise study_problem(path, f"cannot be opened: {error.strerror}", mend) from None
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                self.release()
-                mend = "wait until it has ended, or give another --run-dir"
-                raise study_problem(path, "another det-ds search is at work in this folder", mend) from None
-            # A file system without locks: nothing tells of another search, and nothing is known to be wrong.
-        for left in path.parent.glob(f"{path.name}.lock*"):  # of a search that was killed while it wrote
-            with contextlib.suppress(OSError):
-                left.unlink()
-
-    def release(self) -> None:
-        """Let another search have it."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
 def mend_study_file(path: Path) -> int:
     """Check a study file line by line, and take away what a killed search was writing when it ended.
 
     Whatever a search does, it does after the line that says so is whole on the disk: half a line was never acted on.
 
     Args:
-        path: The file; the caller holds its :class:`StudyLock`.
+        path: The file; it is made where there is none. The caller holds the lock of its folder.
 
     Returns:
         How many lines it has; 0 where no study was begun.
 
     Raises:
-        ConfigError: it is no journal of Optuna's, or is damaged.
+        ConfigError: it is no journal of Optuna's, is damaged, or cannot be opened.
     """
-    content = path.read_bytes()
+    for left in path.parent.glob(f"{path.name}.lock*"):  # of a search that was killed while it wrote
+        with contextlib.suppress(OSError):
+            left.unlink()
+    try:
+        path.touch()
+        content = path.read_bytes()
+    except OSError as error:
+        mend = "give a --run-dir that can be written to"
+        raise study_problem(path, f"cannot be opened: {error.strerror}", mend) from None
     whole = content.rfind(b"\n") + 1
     lines = content[:whole].splitlines()
     for number, line in enumerate(lines, start=1):

@@ -11,6 +11,7 @@ from pathlib import Path
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.decide import Problems, read_document
 from determined_ds.config.document import Document, nearest
+from determined_ds.config.keys import MEASURE, not_looked_at
 from determined_ds.config.writing import write_files
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
@@ -18,7 +19,9 @@ from determined_ds.memory import ModelShape
 from determined_ds.report.files import write_report
 from determined_ds.report.results import STOPPED, Results, Row
 from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.local_run import RUNS, check_run_dir, new_run_dir, short, slug
+from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.runtime.run_dir import short
+from determined_ds.runtime.run_lock import RunLock
 from determined_ds.strategies.axes import AXES, Left, check_axes
 from determined_ds.strategies.candidates import Candidate, candidates_of, memory_of_rank, reference_of
 from determined_ds.strategies.choice import Base, read_base
@@ -122,10 +125,14 @@ class Autotune:
             The best; None where it was interrupted before anything was measured.
 
         Raises:
-            ConfigError: the experiment as it is could not be measured, or nothing has the loss that it should.
+            ConfigError: the experiment as it is could not be measured, nothing has the loss that it should, or
+                another process writes to the run directory.
         """
         self.tuning.changed = self._write
-        interrupts = self.runs.interrupts
+        with RunLock(self.run_dir):
+            return self._run(self.runs.interrupts)
+
+    def _run(self, interrupts: Interrupts) -> Measured | None:
         with interrupts:
             self.tuning.run(interrupts)
         best = self.tuning.best
@@ -207,10 +214,13 @@ def prepare_autotune(
     assert document is not None
     assert devices is not None
     assert allowed is not None
-    base = read_base(document, context_dir, devices)
+    found.warn(() if for_cluster else not_looked_at(document, MEASURE))
+    base = found.need(lambda: read_base(document, context_dir, devices))
+    found.warn(base.resolved.warnings)
     where = run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_autotune", now)
-    check_run_dir(where)
-    for warning in base.resolved.warnings:
+    found.of(lambda: check_run_dir(where))
+    found.raise_any()
+    for warning in found.warnings:
         tell(f"warning: {warning}")
     memory = LARGEST if for_cluster else memory_of_rank(base)  # of a cluster's slots nothing is known
     candidates = candidates_of(base, over, lambda variant: _shape_of(base, variant), memory)

@@ -198,7 +198,7 @@ def _fused(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | No
     if "fused_optimizer" not in over:
         return (None,)
     if base.accelerator.name != "cpu":
-        left.append(Left(axis="fused_optimizer", reason="on GPUs DeepSpeed's own optimizer is fused"))
+        left.append(Left(axis="fused_optimizer", reason="on GPUs the optimizer is fused already"))
         return (None,)
     optimizer = base.ds.get("optimizer")
     kind = str(optimizer.get("type", "")).lower() if isinstance(optimizer, dict) else ""

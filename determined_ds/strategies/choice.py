@@ -16,13 +16,15 @@ from typing import Any
 from determined_ds.check.trial_class import has_stages
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.decide import decide
-from determined_ds.config.deepspeed_json import find_deepspeed_config
+from determined_ds.config.deepspeed_json import find_deepspeed_config, normalized
 from determined_ds.config.document import Document, KeyPath, plain_copy
 from determined_ds.config.experiment import Experiment, parse_experiment
 from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.other_names import with_real_names
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.trial_file import check_trial_file, parsed, source_of
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.memory.checkpointing import SWITCHES
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)
@@ -31,8 +33,6 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 STAGE_3 = ("stage3_", "zero_")
 ZEROPP = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-# What models call it.
-CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 # Micro-batches a pipeline stage, where they divide: a bubble of (p-1)/(5p-1), about a fifth.
 MICRO_BATCHES_A_STAGE = 4
 
@@ -89,7 +89,9 @@ class Base:
     Args:
         document: Its YAML, overrides applied; one point, where it is a search.
         experiment: The same, read.
-        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it, nothing filled in.
+        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it, in the form and by the names of today;
+            nothing filled in.
+        written: The same as it stands, with its places.
         resolved: What it runs with as it is.
         context_dir: The folder with the code.
         accelerator: What the ranks compute on.
@@ -100,6 +102,7 @@ class Base:
     document: Document
     experiment: Experiment
     ds: dict[str, Any]
+    written: Document
     resolved: ResolvedConfig
     context_dir: Path
     accelerator: Accelerator
@@ -133,7 +136,7 @@ class Base:
     @property
     def checkpointing_key(self) -> str | None:
         """The hyperparameter by which the model checkpoints activations; None where nothing reads one."""
-        return self._read_by_model(CHECKPOINTING)
+        return self._read_by_model(SWITCHES)
 
     def _read_by_model(self, names: tuple[str, ...]) -> str | None:
         """The first of some hyperparameters that the experiment states, or that the trial's folder names."""
@@ -170,8 +173,14 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         experiment = parse_experiment(document)
     check_trial_file(experiment.trial, context_dir, document)
     resolved = decide(
-        experiment, experiment.hyperparameters, context_dir=context_dir, accelerator=accelerator
+        experiment,
+        experiment.hyperparameters,
+        context_dir=context_dir,
+        accelerator=accelerator,
+        here=True,
     )
+    document = with_real_names(document)
+    experiment = parse_experiment(document)
     hp = parse_hyperparameters(experiment.hyperparameters)
     ds = find_deepspeed_config(
         hp.deepspeed_config, context_dir=context_dir, hyperparameters=experiment.hyperparameters
@@ -182,7 +191,8 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
     return Base(
         document=document,
         experiment=experiment,
-        ds=ds.data,
+        ds=normalized(ds).data,
+        written=ds,
         resolved=resolved,
         context_dir=context_dir,
         accelerator=accelerator,

@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from determined_ds.config.decide import Problems, read_document
+from determined_ds.config.keys import MEASURE, ignored_by_ddp, not_looked_at
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import Results
 from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.local_run import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, slug
 from determined_ds.strategies.choice import read_base
 from determined_ds.strategies.comparing import Comparison, Told
 from determined_ds.strategies.variants import check_names, named_variants
@@ -46,10 +47,13 @@ def prepare_comparison(
     found.raise_any()
     assert document is not None
     assert devices is not None
-    base = read_base(document, context_dir, devices)
+    found.warn(not_looked_at(document, MEASURE))
+    base = found.need(lambda: read_base(document, context_dir, devices))
+    found.warn([*base.resolved.warnings, *(ignored_by_ddp(base.written) if "ddp" in strategies else ())])
     where = run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_compare", now)
-    check_run_dir(where)
-    for warning in base.resolved.warnings:
+    found.of(lambda: check_run_dir(where))
+    found.raise_any()
+    for warning in found.warnings:
         tell(f"warning: {warning}")
     return Comparison(
         base=base,

@@ -13,6 +13,7 @@ from determined_ds.memory import ModelShape
 from determined_ds.report.files import write_report
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.runtime.interrupts import Interrupts
+from determined_ds.runtime.run_lock import RunLock
 from determined_ds.strategies.choice import Base
 from determined_ds.strategies.measuring import estimated_state_bytes, measure, merged, unmeasured
 from determined_ds.strategies.variants import Variant
@@ -50,7 +51,15 @@ class Comparison:
     _rows: dict[int, list[Row]] = field(default_factory=dict)
 
     def run(self, interrupts: Interrupts) -> Results:
-        """Measure, writing the report anew after each time; ends early where that is asked for."""
+        """Measure, writing the report anew after each time; ends early where that is asked for.
+
+        Raises:
+            ConfigError: another process writes to the run directory.
+        """
+        with RunLock(self.run_dir):
+            return self._run(interrupts)
+
+    def _run(self, interrupts: Interrupts) -> Results:
         estimates = estimates_of(self.base, self.variants, self.tell)
         threads = threads_a_rank(self.base, max(variant.choice.slots for variant in self.variants))
         self._rows = {index: [] for index in range(len(self.variants))}

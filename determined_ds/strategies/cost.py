@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from determined_ds.memory import ModelShape, memory_per_rank, strategy_of
-from determined_ds.strategies.choice import CHECKPOINTING
+from determined_ds.memory.checkpointing import is_checkpointed
 from determined_ds.strategies.variants import Variant
 
 Vector = npt.NDArray[np.float64]
@@ -128,11 +127,11 @@ class CostModel:
     def _row(self, variant: Variant, shape: ModelShape) -> tuple[Vector, float]:
         """A variant's effects, and the logarithm of its arithmetic."""
         if id(variant) not in self._rows:
-            row = variant, self._effects(variant), math.log(arithmetic(variant, shape))
+            row = variant, self._effects(variant, shape), math.log(arithmetic(variant, shape))
             self._rows[id(variant)] = row
         return self._rows[id(variant)][1:]
 
-    def _effects(self, variant: Variant) -> Vector:
+    def _effects(self, variant: Variant, shape: ModelShape) -> Vector:
         choice, resolved = variant.choice, variant.resolved
         assert resolved is not None
         precision = strategy_of(resolved).precision
@@ -148,7 +147,7 @@ class CostModel:
             "pipeline": float(is_pipeline),
             "micro-batches of a pipeline, doubled": math.log2(resolved.batch.accumulation) * is_pipeline,
             precision: 1.0,
-            "activation_checkpointing": float(is_checkpointed(variant)),
+            "activation_checkpointing": float(_is_checkpointed(variant, shape)),
             "torch_compile": compiled,
             "fused_optimizer": float(bool(optimizer.get("fused"))),
             str(resolved.sdpa_kernel): 1.0,
@@ -184,7 +183,7 @@ def arithmetic(variant: Variant, shape: ModelShape) -> float:
     parameters = shape.num_parameters / stages
     tokens = max(1, shape.sequence_length)
     samples = batch.micro_batch_size * count
-    work = 8 if is_checkpointed(variant) else 6
+    work = 8 if _is_checkpointed(variant, shape) else 6
     bubble = (count + stages - 1) / count
     compute = (work * parameters * tokens * samples / flops + start * count) * bubble
     element = strategy_of(resolved).element_bytes
@@ -210,19 +209,14 @@ def arithmetic(variant: Variant, shape: ModelShape) -> float:
 def memory_bytes(variant: Variant, shape: ModelShape) -> int:
     """Bytes that a rank's tensors take at the peak, by the memory model."""
     assert variant.resolved is not None
-    strategy = strategy_of(variant.resolved, activation_checkpointing=is_checkpointed(variant))
+    strategy = strategy_of(variant.resolved, activation_checkpointing=_is_checkpointed(variant, shape))
     memory = memory_per_rank(shape, strategy)
     on_host = memory.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
     return memory.total_bytes + on_host
 
 
-def is_checkpointed(variant: Variant) -> bool:
+def _is_checkpointed(variant: Variant, shape: ModelShape) -> bool:
     """Whether activations are computed again, by choice or by the experiment itself."""
-    return bool(_of_model(variant, CHECKPOINTING))
-
-
-def _of_model(variant: Variant, names: Sequence[str]) -> Any:
-    """A hyperparameter that models call by one of some names."""
     assert variant.experiment is not None
-    data = variant.experiment.hyperparameters.data
-    return next((data[name] for name in names if data.get(name) is not None), None)
+    assert variant.resolved is not None
+    return is_checkpointed(variant.experiment.hyperparameters.data, variant.resolved, shape)

@@ -10,13 +10,12 @@ from typing import Any
 from determined_ds.config.deepspeed_json import AUTO
 from determined_ds.config.document import KeyPath
 from determined_ds.config.experiment import MEASURE, PIPELINE_TRIAL
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import stored_yaml
 from determined_ds.errors import NOT_GIVEN
 from determined_ds.strategies.axes import Left
 from determined_ds.strategies.choice import (
     ACCUMULATION,
     BATCH_KEYS,
-    MICRO_BATCH,
     OFFLOADS,
     Base,
     Choice,
@@ -80,7 +79,7 @@ def emitted(
         f"# steps after {warmup}. Points that cannot run are dropped. The metric is {metric}.",
         *(f"# Not searched: {each.axis}, since {each.reason}." for each in left),
     ]
-    return "\n".join(head) + "\n" + dump_yaml(document.data)
+    return "\n".join(head) + "\n" + stored_yaml(document.data)
 
 
 def stated(variant: Variant) -> Choice:
@@ -99,8 +98,8 @@ def _axes(base: Base, choices: Sequence[Choice]) -> dict[KeyPath, list[Any]]:
     zero = (*OVERWRITE, "zero_optimization")
     optimizer = (*OVERWRITE, "optimizer", "params")
     found: list[tuple[KeyPath, list[Any]]] = [
-        ((*zero, "stage"), sorted(of("zero_stage", 0))),
-        ((*OVERWRITE, MICRO_BATCH), sorted(of("micro_batch_size", None))),
+        (("hyperparameters", "zero_stage"), sorted(of("zero_stage", 0))),
+        (("hyperparameters", "micro_batch_size"), sorted(of("micro_batch_size", None))),
         (("hyperparameters", "pipe_parallel_size"), sorted(of("pipe_parallel_size", 1))),
     ]
     if "bf16" in of("precision", ""):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from determined_ds.config.document import Document
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import stored_yaml
 from determined_ds.errors import EXIT_CONFIG, ConfigError
 from determined_ds.memory import ModelShape, strategy_of
 from determined_ds.memory.states import model_states
@@ -92,7 +92,9 @@ def measure(
         process.kill()
     if code == 0:
         row = _known(variant, variant.document, run_dir, steps, warmup)
-        return row or unmeasured(variant, FAILED, "it ended without a measurement")
+        return row or unmeasured(
+            variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
+        )
     if code == EXIT_CONFIG:
         return unmeasured(variant, CANNOT_RUN, process.reason())
     status = OUT_OF_MEMORY if process.ran_out_of_memory() else FAILED
@@ -150,13 +152,15 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
 
 
 def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warmup: int) -> Row | None:
-    """The measurement that is in a run directory, if it is whole and of this very experiment."""
+    """The measurement that is in a run directory, if it is whole, of this very experiment and by this very engine."""
     try:
         given = (run_dir / GIVEN).read_text(encoding="utf-8")
         row = read_row(run_dir / MEASURED_FILE)
     except (OSError, ConfigError):
         return None
-    if given != dump_yaml(document.data) or row.status != MEASURED or not row.repetitions:
+    if given != stored_yaml(document.data) or row.status != MEASURED or not row.repetitions:
+        return None
+    if row.engine != variant.choice.engine:
         return None
     [repetition] = row.repetitions
     if (len(repetition.step_seconds), repetition.warmup) != (steps, warmup):

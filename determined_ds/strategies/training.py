@@ -15,8 +15,10 @@ from determined_ds.config.decide import Problems, read_document
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import EXIT_CONFIG, NOT_GIVEN, ConfigError, Problem, TrainingError
+from determined_ds.memory.units import GIB
+from determined_ds.report.strict_json import NOT_FINITE
 from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.local_run import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, slug
 from determined_ds.runtime.run_dir import METRICS
 from determined_ds.runtime.trial_process import TrialProcess
 from determined_ds.strategies.choice import read_base
@@ -33,8 +35,9 @@ class TrainingResult:
     Args:
         method: The strategy.
         run_dir: Its run directory.
-        final_metrics: Of the last validation.
-        losses_per_epoch: The mean training loss of each epoch; the last one may be a part of an epoch.
+        final_metrics: Of the last validation; numbers that are not finite are floats too.
+        losses_per_epoch: The mean training loss of each epoch; the last one may be a part of an epoch; nan where it
+            was not finite.
         seconds_per_epoch: Time spent in training batches, of each.
         peak_memory_bytes: Of the rank that took most: device memory, or resident memory on a CPU.
         samples_per_second: Over all epochs.
@@ -141,7 +144,7 @@ def _train(variant: Variant, context_dir: Path, run_dir: Path, accelerator: str)
 
 
 def _result(variant: Variant, run_dir: Path) -> TrainingResult:
-    records = [json.loads(line) for line in (run_dir / METRICS).read_text().splitlines()]
+    records = [_with_numbers(json.loads(line)) for line in (run_dir / METRICS).read_text().splitlines()]
     training = [record for record in records if record["group"] == "training"]
     validation = [record["metrics"] for record in records if record["group"] == "validation"]
     assert variant.resolved is not None
@@ -161,7 +164,16 @@ def _result(variant: Variant, run_dir: Path) -> TrainingResult:
         final_metrics=validation[-1] if validation else {},
         losses_per_epoch=tuple(record["metrics"]["loss"] for record in training),
         seconds_per_epoch=tuple(seconds),
-        peak_memory_bytes=max(record["metrics"]["peak_memory_bytes"] for record in training),
+        peak_memory_bytes=round(GIB * max(record["metrics"]["peak_memory_gib"] for record in training)),
         samples_per_second=rate,
         tokens_per_second=None if per_sample is None else rate * per_sample,
     )
+
+
+def _with_numbers(value: Any) -> Any:
+    """What a file says of numbers that JSON has not, as numbers: ``"NaN"`` -> nan."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if value in NOT_FINITE else value

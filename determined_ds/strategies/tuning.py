@@ -28,7 +28,7 @@ METRICS = {  # by which the best is chosen -> whether smaller is better
     "samples_per_second": False,
     "tokens_per_second": False,
     "step_seconds": True,
-    "peak_memory_bytes": True,
+    "peak_memory_gib": True,
 }
 BEATEN = 1.25  # times the best step's time, at which a run is cut short
 STEPS_TO_JUDGE = 5
@@ -78,7 +78,7 @@ class Measured:
             return None
         found = {
             "step_seconds": row.median_step_seconds,
-            "peak_memory_bytes": row.peak_memory_bytes,
+            "peak_memory_gib": row.peak_memory_bytes,
         }.get(metric, row.median_step_seconds)
         return None if found is None else float(found)
 
@@ -163,7 +163,7 @@ class Tuning:
         untried = [
             each for each in self.candidates if each.name not in self.found and not self._is_hopeless(each)
         ]
-        if self.metric == "peak_memory_bytes":
+        if self.metric == "peak_memory_gib":
             known = [(each, _log_memory(each.variant, each.shape)) for each in untried]
         else:
             variants, shapes = [each.variant for each in untried], [each.shape for each in untried]
@@ -219,7 +219,7 @@ class Tuning:
             known = self.found[candidate.name] = Measured(candidate=candidate, rows=[row])
         known.disagrees = known.disagrees or self._disagreement(row)
         seconds = row.median_step_seconds  # of a run that was cut short, too
-        if seconds is not None and self.metric != "peak_memory_bytes":
+        if seconds is not None and self.metric != "peak_memory_gib":
             self.model.learn(candidate.variant, candidate.shape, seconds)
         note = f"  NOT TAKEN: {known.disagrees}" if known.disagrees else ""
         self.tell(f"{self.num_trials:>3}  {candidate.name:<34}  {in_words(row)}{note}")
@@ -229,7 +229,7 @@ class Tuning:
         """Why a run is cut short: the clock, or that it is clearly beaten."""
         late = self._watch_clock(seconds)
         best = self.best
-        if late or best is None or self.metric == "peak_memory_bytes":
+        if late or best is None or self.metric == "peak_memory_gib":
             return late
         limit = best.row.median_step_seconds
         measured = list(seconds)[self.warmup :]

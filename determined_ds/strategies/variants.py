@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from determined_ds.check.trial_class import builds_engine_by_hand
 from determined_ds.config.decide import decide
 from determined_ds.config.document import Document, nearest
 from determined_ds.config.experiment import Experiment, parse_experiment
@@ -53,6 +55,7 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
     try:
         document = laid_over(base, choice)
         experiment = parse_experiment(document)
+        _check_engine(experiment, choice, base.context_dir)
         resolved = decide(
             experiment,
             experiment.hyperparameters,
@@ -62,6 +65,26 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
     except ConfigError as error:
         return Variant(name=name, choice=choice, problems=error.problems)
     return Variant(name=name, choice=choice, document=document, experiment=experiment, resolved=resolved)
+
+
+def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> None:
+    """Refuse torch's DistributedDataParallel for a trial that makes its engine itself: DeepSpeed would train.
+
+    What the source does not tell, the rank sees where the engine is wrapped.
+    """
+    if choice.engine == "deepspeed" or not builds_engine_by_hand(experiment.trial, context_dir):
+        return
+    name = experiment.trial.partition(":")[2]
+    raise ConfigError(
+        Problem(
+            key="entrypoint",
+            value=experiment.trial,
+            origin=experiment.document.origin(("entrypoint",)),
+            message=f"{name} calls deepspeed.initialize itself, so it cannot be trained by {choice.engine}",
+            mend=f"leave {choice.engine} out, or write {name} as a DataParallelTrial",
+            code="engine",
+        )
+    )
 
 
 # ------------------------------------------------------------------------------------------------ by name

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from determined_ds.config.text import dump_yaml
+from determined_ds.config.secrets import stored_yaml
 from determined_ds.report.results import Row
 from determined_ds.strategies.candidates import Candidate
 from determined_ds.strategies.choice import Choice
@@ -111,7 +111,7 @@ def winner_yaml(tuning: Tuning, best: Measured) -> str:
     lines += [f"#   {gain}" for gain in gains(tuning, best)]
     if best.candidate is tuning.candidates[0]:
         lines.append("#   It is the experiment as it was: nothing that was tried is faster.")
-    return "\n".join(lines) + "\n" + dump_yaml(best.candidate.variant.document.data)
+    return "\n".join(lines) + "\n" + stored_yaml(best.candidate.variant.document.data)
 
 
 def _beside(row: Row, first: Row) -> str:

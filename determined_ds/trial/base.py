@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import deepspeed
 import torch
@@ -18,10 +18,12 @@ from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial import returned
 from determined_ds.trial.attention import choose_sdpa_kernel
 from determined_ds.trial.compiling import compile_engine
 from determined_ds.trial.ddp import DDP, initialize_ddp
-from determined_ds.trial.engine import mend_engine
+from determined_ds.trial.engine import check_optimizer, mend_engine
+from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
@@ -42,15 +44,30 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     engine: Any
     validation_metrics: tuple[str, ...] = ()
     is_whole = True
+    # Method -> the arguments that it is called with.
+    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        "prepare": (),
+        "build_model": (),
+        "build_optimizer": ("model",),
+        "build_parameters": ("model",),
+        "build_training_data_loader": (),
+        "build_validation_data_loader": (),
+        "build_callbacks": (),
+        "train_batch": ("dataloader_iter", "epoch_idx", "batch_idx"),
+        "get_batch_length": ("batch",),
+        "evaluation_reducer": (),
+        "tokens_per_sample": (),
+    }
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
         self.check_engine()
+        returned.signatures(self, self.called_with)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
-        self.engine = self.initialize(self.build_model(), self.resolved.ds_config)
+        self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
     def check_engine(self) -> None:
         """Refuse an engine that cannot train this.
@@ -83,19 +100,26 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
         """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine.
 
-        Where the hyperparameter ``torch_compile`` asks for it, the engine compiles its model. Where the context asks
+        Where the hyperparameter ``torch_compile`` or the JSON's ``compile.deepcompile`` asks for it, the engine
+        compiles its model. The JSON's ``activation_checkpointing`` sets the options of
+        ``deepspeed.checkpointing.checkpoint``, for a model that calls it and for a pipeline. Where the context asks
         for ``ddp``, the engine is torch's own DistributedDataParallel, to compare with.
         """
-        optimizer = self.build_optimizer(model)
-        parameters = None if optimizer is not None else self.build_parameters(model)
+        optimizer = returned.optimizer(self, model, self.build_optimizer(model))
+        parameters = None
+        if optimizer is None:
+            parameters = returned.parameters(self, self.build_parameters(model))
+        configure_checkpointing(ds_config)
         if self.by_ddp:
             engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
         else:
+            if optimizer is not None:
+                check_optimizer(optimizer, ds_config)
             engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, model_parameters=parameters, config=ds_config
             )
             mend_engine(engine)
-        if self.resolved.torch_compile:
+        if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
         return self.context.wrap_model_engine(engine)
 
@@ -109,18 +133,65 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """Samples that a data loader yields at a time (``train_micro_batch_size_per_gpu``)."""
         return self.resolved.batch.micro_batch_size
 
-    def training_loader(self, dataset: Any, **options: Any) -> pytorch.DataLoader:
-        """Determined's data loader over ``dataset``, shuffled, in micro-batches."""
-        options = {"shuffle": True, "drop_last": True, **options}
-        return pytorch.DataLoader(dataset, batch_size=self.micro_batch_size, **options)
+    @property
+    def _loader_defaults(self) -> dict[str, Any]:
+        """Batches for a GPU are loaded into pinned memory, from which they are copied while it computes."""
+        is_gpu = torch.device(self.context.device).type == "cuda"
+        return {"batch_size": self.micro_batch_size, **({"pin_memory": True} if is_gpu else {})}
 
-    def validation_loader(self, dataset: Any, **options: Any) -> pytorch.DataLoader:
-        """Determined's data loader over ``dataset``, in order, to the last sample."""
-        return pytorch.DataLoader(dataset, batch_size=self.micro_batch_size, **options)
+    def training_loader(self, dataset: Any, **options: Any) -> Any:
+        """A data loader over ``dataset``, in micro-batches.
+
+        Args:
+            dataset: With an index (``__getitem__`` and ``__len__``), it is shuffled; or a stream: an
+                ``IterableDataset``, anything else that can be iterated again and again, or a function that returns
+                an iterator.
+            options: Of Determined's ``DataLoader``, or of ``StreamLoader``.
+
+        Returns:
+            Determined's ``DataLoader``, or a ``StreamLoader``.
+        """
+        returned.loader_arguments(self, "training_loader", dataset, options)
+        options = {**self._loader_defaults, **options}
+        if is_stream(dataset):
+            return StreamLoader(dataset, **options)
+        return pytorch.DataLoader(dataset, **{"shuffle": True, "drop_last": True, **options})
+
+    def validation_loader(self, dataset: Any, **options: Any) -> Any:
+        """A data loader over ``dataset``, in order, to the last sample; of the same kinds of data."""
+        returned.loader_arguments(self, "validation_loader", dataset, options)
+        options = {**self._loader_defaults, **options}
+        return (
+            StreamLoader(dataset, **options) if is_stream(dataset) else pytorch.DataLoader(dataset, **options)
+        )
 
     def tokens_per_sample(self) -> int | None:
         """Tokens in a training sample, for ``tokens_per_second``; None where the word means nothing."""
         return None
+
+
+# Of the JSON's section -> of the function.
+CHECKPOINTING = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+
+
+def configure_checkpointing(ds_config: dict[str, Any]) -> None:
+    """Hand the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
+
+    One by one: given the whole JSON, it would check the batch as if every rank were a replica.
+
+    Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
+    """
+    section = ds_config.get("activation_checkpointing")
+    if section:
+        options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
+        deepspeed.checkpointing.configure(None, **options)
 
 
 def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
@@ -146,5 +217,6 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
     document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
     hp = parse_hyperparameters(document)
     ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
-    slots = context.distributed.get_size()
-    return reconcile(document, ds, slots=slots, accelerator=detect_accelerator())
+    ranks = context.distributed
+    slots, machines = ranks.size, ranks.cross_size
+    return reconcile(document, ds, slots=slots, accelerator=detect_accelerator(), machines=machines)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 
 
@@ -31,6 +32,12 @@ class DataParallelTrial(ReconciledTrial):
                 return self.validation_loader(my_validation_set)
     """
 
+    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ReconciledTrial.called_with,
+        "loss": ("model", "batch"),
+        "evaluate": ("model", "batch"),
+    }
+
     @abc.abstractmethod
     def loss(self, model: Any, batch: Any) -> torch.Tensor | dict[str, Any]:
         """The mean loss of a micro-batch.
@@ -50,8 +57,7 @@ class DataParallelTrial(ReconciledTrial):
             model: The engine, in evaluation mode, without gradients.
             batch: One micro-batch, on the device; the last one may be smaller.
         """
-        output = self.loss(model, batch)
-        metrics = output if isinstance(output, dict) else {"loss": output}
+        metrics = returned.evaluated_loss(self, self.loss(model, batch))
         return {f"validation_{name}": value for name, value in metrics.items()}
 
     def train_batch(
@@ -60,10 +66,12 @@ class DataParallelTrial(ReconciledTrial):
         """One micro-batch, forward and backward; the engine steps at the end of an accumulation."""
         assert dataloader_iter is not None
         batch = self.context.to_device(next(dataloader_iter))
-        output = self.loss(self.engine, batch)
-        metrics = dict(output) if isinstance(output, dict) else {"loss": output}
+        metrics = returned.training_loss(self, self.loss(self.engine, batch))
         loss = metrics["loss"]
-        self.engine.backward(loss)
+        try:
+            self.engine.backward(loss)
+        except RuntimeError as error:
+            raise returned.descended_before(self, error) or error from error
         self.engine.step()
         return {**metrics, "loss": loss.detach()}
 

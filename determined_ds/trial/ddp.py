@@ -26,7 +26,7 @@ from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 
-from determined_ds.config.rules import DTYPES
+from determined_ds.config.facts import DTYPES
 from determined_ds.errors import ConfigError, Problem
 
 DDP = "ddp"  # the context's ``engine`` that asks for it
@@ -77,6 +77,11 @@ def initialize_ddp(
     )
 
 
+def engine_name(engine: Any) -> str:
+    """What an engine is, by the name that a context's ``engine`` has: ``ddp`` or ``deepspeed``."""
+    return DDP if isinstance(engine, DDPEngine) else "deepspeed"
+
+
 class DDPEngine(torch.nn.Module):
     """A model, its replicas kept in step by torch; on one rank, the bare model.
 
@@ -111,7 +116,6 @@ class DDPEngine(torch.nn.Module):
         self._dtype = dtype
         self._grad_norm: torch.Tensor | None = None
         self._scaler = _grad_scaler(ds_config) if dtype == torch.float16 else None
-        self._note_scale()
         self._replica: torch.nn.parallel.DistributedDataParallel | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             replica = torch.nn.parallel.DistributedDataParallel(
@@ -160,14 +164,9 @@ class DDPEngine(torch.nn.Module):
         before = self._scaler.get_scale()
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        self._note_scale()
         overflown = self._scaler.get_scale() < before
         self.skipped_steps += overflown
         return not overflown
-
-    def _note_scale(self) -> None:
-        if self._scaler is not None:
-            self.optimizer.cur_scale = self._scaler.get_scale()  # where DeepSpeed's optimizers have it
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """``torch.compile`` the model, in place."""
@@ -197,6 +196,9 @@ class DDPEngine(torch.nn.Module):
         """Of the last step, before clipping; None where nothing is clipped."""
         return None if self._grad_norm is None else float(self._grad_norm)
 
+    def _get_optimizer_loss_scale(self) -> float | None:
+        return None if self._scaler is None else float(self._scaler.get_scale())
+
     def fp16_enabled(self) -> bool:
         return self._dtype == torch.float16
 
@@ -224,7 +226,6 @@ class DDPEngine(torch.nn.Module):
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.global_steps, self.micro_steps, self.skipped_steps = json.loads((folder / STEPS).read_text())
-        self._note_scale()
         return str(folder), {}
 
     def _parts(self) -> dict[str, Any]:

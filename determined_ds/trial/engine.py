@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.ops.lion import DeepSpeedCPULion
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
+from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.instruction_times import time_instructions
+from determined_ds.trial.printing import print_what_is_asked
 
 
 def mend_engine(engine: Any) -> None:
@@ -25,6 +31,44 @@ def mend_engine(engine: Any) -> None:
         _refuse_integers_between_stages(engine)
         time_instructions(engine)
     _keep_gradient_norm(engine)
+    _scale_loss(engine)
+    print_what_is_asked(engine)
+
+
+def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
+    """Refuse an optimizer of a trial's own that ZeRO refuses.
+
+    Args:
+        optimizer: What ``build_optimizer`` returned.
+        ds_config: What DeepSpeed is given.
+
+    Raises:
+        ConfigError: with what to write.
+
+    Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in
+    ``deepspeed/runtime/engine.py``.
+    """
+    zero = ds_config.get("zero_optimization") or {}
+    stage, kind = int(zero.get("stage") or 0), type(optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    device = (zero.get("offload_optimizer") or {}).get("device")
+    untested = kind not in ZERO_SUPPORTED_OPTIMIZERS and kind.__name__ != "MuonWithAuxAdam"
+    if stage and untested and not ds_config.get("zero_allow_untested_optimizer"):
+        message = f"ZeRO stage {stage} does not take it"
+        mend = 'return torch.optim.AdamW, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
+    elif device in ("cpu", "nvme") and not isinstance(optimizer, (DeepSpeedCPUAdam, DeepSpeedCPULion)):
+        if ds_config.get("zero_force_ds_cpu_optimizer", True) is False:
+            return
+        message = "an offloaded optimizer must be DeepSpeed's own"
+        mend = (
+            "return None, so that the one in the DeepSpeed JSON is used, or add"
+            ' "zero_force_ds_cpu_optimizer": false to it'
+        )
+    else:
+        return
+    raise ConfigError(
+        Problem(key="build_optimizer", value=name, message=message, mend=mend, code="zero-untested-optimizer")
+    )
 
 
 def _clip_by_all_stages(engine: Any) -> None:
@@ -85,3 +129,34 @@ def _keep_gradient_norm(engine: Any) -> None:
         )
 
     engine.clip_fp32_gradients = clip_fp32_gradients
+
+
+def _scale_loss(engine: Any) -> None:
+    """Scale the loss in fp16 without ZeRO: the engine divides the gradients by a scale that no loss was multiplied by.
+
+    So small a gradient would vanish in Adam's ``eps``, teach SGD next to nothing, and never be clipped. The norm that
+    the unfused optimizer keeps is of scaled gradients, and is divided by the scale that they were made with.
+
+    Source: ``DeepSpeedEngine.backward`` in ``deepspeed/runtime/engine.py``, which scales for a ``ZeROOptimizer`` alone;
+    ``unscale_and_clip_grads`` in ``deepspeed/runtime/fp16/unfused_optimizer.py``.
+    """
+    kinds, optimizer = (FP16_Optimizer, FP16_UnfusedOptimizer), engine.optimizer
+    if not engine.fp16_enabled() or not isinstance(optimizer, kinds) or isinstance(engine, PipelineEngine):
+        return
+    kind, used = type(engine), 1.0
+
+    def scaled(loss: Any) -> Any:
+        nonlocal used
+        used = float(engine._get_optimizer_loss_scale())
+        return loss.float() * used
+
+    def get_global_grad_norm() -> Any:
+        norm = kind.get_global_grad_norm(engine)
+        return None if norm is None else norm / used
+
+    engine.backward = lambda loss, *args, **kwargs: (
+        kind.backward(engine, scaled(loss), *args, **kwargs) / used
+    )
+    engine.scale = lambda loss: kind.scale(engine, scaled(loss))
+    if isinstance(optimizer, FP16_UnfusedOptimizer):
+        engine.get_global_grad_norm = get_global_grad_norm

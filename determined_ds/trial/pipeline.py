@@ -6,11 +6,12 @@ import abc
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from deepspeed.pipe import PipelineModule
 
+from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 
 
@@ -30,6 +31,12 @@ class PipelineTrial(ReconciledTrial):
     activation_checkpoint_interval = 0
     checkpointable_layers: list[str] | None = None
     is_whole = False
+    called_with: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ReconciledTrial.called_with,
+        "build_layers": (),
+        "loss": ("outputs", "targets"),
+        "load_weights": ("module",),
+    }
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:
@@ -48,11 +55,13 @@ class PipelineTrial(ReconciledTrial):
         """Fill this stage's layers with the weights to start from. By default they stay as built."""
 
     def build_model(self) -> PipelineModule:
+        num_stages = self.resolved.topology.pipe_parallel_size
+        layers = returned.layers(self, self.build_layers(), num_stages)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
             module = PipelineModule(
-                layers=self.build_layers(),
-                num_stages=self.resolved.topology.pipe_parallel_size,
-                loss_fn=self.loss,
+                layers=layers,
+                num_stages=num_stages,
+                loss_fn=self._checked_loss,
                 partition_method=self.partition_method,
                 activation_checkpoint_interval=self.activation_checkpoint_interval,
                 checkpointable_layers=self.checkpointable_layers,
@@ -69,6 +78,9 @@ class PipelineTrial(ReconciledTrial):
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         """The mean loss over the next micro-batches, as many as the engine is set to take."""
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
+
+    def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return returned.pipeline_loss(self, self.loss(outputs, targets))
 
     def _on_device(self, batches: Iterator[Any] | None) -> Iterator[Any] | None:
         return None if batches is None else map(self.context.to_device, batches)

@@ -15,7 +15,9 @@ from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial, resolved_of
 
 # One data loader feeds all the engines, and one loop counts their steps; and where one compiles, all do.
@@ -24,10 +26,14 @@ SHARED = (
     "data_parallel_world_size",
     "pipe_parallel_size",
     "model_parallel_size",
+    "micro_batch_size",
+    "trial_seed",
     "torch_compile",
     "sdpa_kernel",
     "fit",
 )
+
+WHY_SHARED = {"torch_compile": "all compile, or none", "trial_seed": "a trial has one seed"}
 
 
 class SeveralEnginesTrial(ReconciledTrial):
@@ -61,9 +67,10 @@ class SeveralEnginesTrial(ReconciledTrial):
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
         self.check_engine()
+        returned.signatures(self, self.called_with)
         context.disable_auto_grad_accumulation()
         self.prepare()
-        models = self.build_models()
+        models = returned.models(self, self.build_models())
         self.ds_configs = engine_configs(hyperparameters_of(context), self.resolved, tuple(models))
         self._write_ds_configs()
         self.engines = {name: self.initialize(model, self.ds_configs[name]) for name, model in models.items()}
@@ -90,7 +97,7 @@ class SeveralEnginesTrial(ReconciledTrial):
         ):
             for name, ds_config in self.ds_configs.items():
                 path = Path(shared).with_name(f"deepspeed_config.{name}.json")
-                path.write_text(json.dumps(ds_config, indent=2) + "\n")
+                write_whole(path, json.dumps(ds_config, indent=2) + "\n")
 
 
 def hyperparameters_of(context: Any) -> Document:
@@ -154,14 +161,11 @@ def engine_hyperparameters(hyperparameters: Document, engine: str) -> Document:
 def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
     """A problem for each hyperparameter that an engine has of its own and cannot."""
     return [
-        Problem(
-            key=hyperparameters.key((f"{engine}_{name}",)),
-            value=hyperparameters.get((f"{engine}_{name}",)),
-            origin=hyperparameters.origin((f"{engine}_{name}",)),
-            message="is one for all engines"
-            + (": all compile, or none" if name == "torch_compile" else ": one data loader feeds them"),
-            mend=f"set {name}, without {engine}_",
-            code="several-engines",
+        hyperparameters.problem(
+            (f"{engine}_{name}",),
+            f"is one for all engines: {WHY_SHARED.get(name, 'one data loader feeds them')}",
+            f"set {name}, without {engine}_",
+            "several-engines",
         )
         for name in SHARED
         if f"{engine}_{name}" in hyperparameters.data
@@ -173,8 +177,14 @@ def _reconciled(hyperparameters: Document, resolved: ResolvedConfig) -> Resolved
     ds = find_deepspeed_config(
         given.deepspeed_config, context_dir=Path.cwd(), hyperparameters=hyperparameters
     )
-    slots, accelerator = resolved.topology.slots, resolved.accelerator
-    return reconcile(hyperparameters, ds, slots=slots, accelerator=accelerator)
+    found = reconcile(
+        hyperparameters,
+        ds,
+        slots=resolved.topology.slots,
+        accelerator=resolved.accelerator,
+        machines=resolved.machines,
+    )
+    return found.writing_in(resolved.folder) if resolved.folder else found
 
 
 def _other_batch(engine: str, found: ResolvedConfig, resolved: ResolvedConfig) -> list[Problem]:

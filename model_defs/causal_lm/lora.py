@@ -34,6 +34,28 @@ class LoraOptions:
     """Names of the modules that get one, such as q_proj and v_proj; all-linear: every one but the head."""
 
 
+def lora_section(hparams: Mapping[str, Any]) -> Any:
+    """The hyperparameter ``lora``, with the targets that stand beside it.
+
+    A master draws two hyperparameters of one mapping in no certain order, so a search has ``target_modules`` beside
+    ``lora`` and not in it.
+
+    Raises:
+        ConfigError: ``target_modules`` stands beside no section, or beside one with other targets.
+    """
+    given, targets = hparams.get("lora"), hparams.get("target_modules")
+    if targets is None:
+        return given
+    key = "hyperparameters.target_modules"
+    if not isinstance(given, Mapping):
+        message, mend = "there is no lora section that it could be of.", "lora: {r: 8, alpha: 16}"
+        raise ConfigError(Problem(key=key, value=targets, message=message, mend=mend))
+    if given.get("target_modules") not in (None, targets):
+        message = f"differs from lora.target_modules = {given['target_modules']}."
+        raise ConfigError(Problem(key=key, value=targets, message=message, mend="keep one of them"))
+    return {**given, "target_modules": targets}
+
+
 def parse_lora(given: Any) -> LoraOptions | None:
     """The section's keys and types, checked; None where there is no LoRA.
 

@@ -11,7 +11,7 @@ from determined_ds import DataLoader, DataParallelTrial
 from determined_ds.errors import ConfigError, Problem
 from model_defs.causal_lm.config import check_fit, find_model, read_config
 from model_defs.causal_lm.data import load_packed_text
-from model_defs.causal_lm.lora import ADAPTER_FOLDER, parse_lora, save_adapter, with_lora
+from model_defs.causal_lm.lora import ADAPTER_FOLDER, lora_section, parse_lora, save_adapter, with_lora
 from model_defs.causal_lm.metrics import TokenLoss
 from model_defs.causal_lm.model import (
     ATTENTION,
@@ -31,9 +31,9 @@ class CausalLMTrial(DataParallelTrial):
     """A causal language model on packed text.
 
     Hyperparameters: ``model`` (a folder, or a name on the hub) or ``model_config`` (a configuration, for random
-    weights), ``sequence_length``, ``lora`` (``r``, ``alpha``, ``dropout``, ``target_modules``),
-    ``activation_checkpointing``, ``attend_across_documents``, ``attn_implementation`` (``sdpa``, ``eager``,
-    ``flash_attention_2``).
+    weights), ``sequence_length``, ``lora`` (``r``, ``alpha``, ``dropout``, ``target_modules``; the last one
+    beside it just as well), ``activation_checkpointing``, ``attend_across_documents``, ``attn_implementation``
+    (``sdpa``, ``eager``, ``flash_attention_2``).
     """
 
     validation_metrics = ("validation_loss", "validation_perplexity")
@@ -45,7 +45,7 @@ class CausalLMTrial(DataParallelTrial):
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
         _check_booleans(hparams)
-        self.lora = parse_lora(hparams.get("lora"))
+        self.lora = parse_lora(lora_section(hparams))
         self.source = find_model(hparams)
         self.sequence_length = hparams.get("sequence_length", 128)
         self.data, tokenizer = load_packed_text(

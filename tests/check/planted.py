@@ -13,7 +13,7 @@ SEARCH = "experiments/gpt2/search.yaml"
 PIPELINE = "experiments/gpt2/pipeline.yaml"
 ZERO1 = "experiments/deepspeed/zero1.json"
 ENTRYPOINT = (
-    "entrypoint: python3 -m determined.launch.deepspeed python3 -m determined_ds.train "
+    "entrypoint: python3 -m determined.launch.torch_distributed python3 -m determined_ds.train "
     "model_defs.gpt2.trial:GPT2Trial\n"
 )
 
@@ -201,7 +201,93 @@ PLANTED: dict[str, Mistake] = {
     "a grid without counts": in_search(
         ASHA_SEARCHER, GRID_SEARCHER, "count", RANDOM_SEARCHER, at="learning_rate:"
     ),
+    "values for exponents": in_search(
+        LR, LR.replace("minval: -3.5, maxval: -2.0", "minval: 0.0001, maxval: 0.01"), "-4"
+    ),
+    # Names from other documents
+    "stages by another name": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  pipeline_parallel_size: 1\n",
+        "write pipe_parallel_size",
+        "  pipe_parallel_size: 1\n",
+    ),
+    "stages by a name that models have": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  num_stages: 4\n",
+        "state pipe_parallel_size: 1 beside it",
+        "  num_stages: 4\n  pipe_parallel_size: 1\n",
+    ),
+    "a micro-batch by another name": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  micro_batch_size_per_gpu: 4\n",
+        "write micro_batch_size",
+        "  micro_batch_size: 4\n",
+    ),
+    "a batch without its meaning": in_const(
+        "  global_batch_size: 32\n", "  batch_size: 32\n", "global_batch_size (samples of an optimizer step"
+    ),
+    "two names with two values": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  pipe_parallel_size: 1\n  pp_size: 2\n",
+        "keep pipe_parallel_size only",
+        "  pipe_parallel_size: 1\n",
+        at="pp_size",
+    ),
+    "a stage beside another one": in_const(
+        "  data_parallel_world_size: auto\n",
+        "  zero_stage: 2\n  overwrite_deepspeed_args: {zero_optimization: {stage: 1}}\n",
+        "keep one of them: zero_stage stands for",
+        at="zero_stage",
+    ),
+    "a block for the training": in_const(
+        "max_restarts: 2\n", "training: {epochs: 3}\n", "hyperparameters.fit", "max_restarts: 2\n"
+    ),
+    "a block for the model": in_const("max_restarts: 2\n", "model: {name: gpt2}\n", "as hyperparameters"),
+    "stages in the JSON": in_zero1(
+        '  "gradient_clipping": "auto",\n',
+        '  "gradient_clipping": "auto",\n  "pipeline": {"stages": 2},\n',
+        "hyperparameters.pipe_parallel_size",
+        '  "gradient_clipping": "auto",\n',
+        at="stages",
+    ),
+    "a section that is not DeepSpeed's": in_zero1(
+        '  "gradient_clipping": "auto",\n',
+        '  "gradient_clipping": "auto",\n  "profiling": {"enabled": true},\n',
+        "flops_profiler",
+        '  "gradient_clipping": "auto",\n  "flops_profiler": {"enabled": true},\n',
+        at="profiling",
+    ),
+    "a switch for a section": in_zero1(
+        '  "bf16": {\n    "enabled": "auto"\n  }\n',
+        '  "bf16": true\n',
+        'write {"enabled": true}',
+        '  "bf16": {"enabled": true}\n',
+    ),
     # The DeepSpeed JSON
+    "contiguous checkpoints without their number": in_zero1(
+        '  "gradient_clipping": "auto",\n',
+        '  "activation_checkpointing": {"contiguous_memory_optimization": true},\n',
+        "number_checkpoints: N and partition_activations: true",
+        '  "activation_checkpointing": {"contiguous_memory_optimization": true, "number_checkpoints": 4,'
+        ' "partition_activations": true},\n',
+    ),
+    "an optimizer that ZeRO refuses": Mistake(
+        file=ZERO1,
+        right='    "type": "AdamW",\n    "params": {\n      "lr": "auto",\n      "betas": "auto",\n'
+        '      "eps": "auto",\n      "weight_decay": "auto"\n',
+        wrong='    "type": "SGD",\n    "params": {\n      "lr": "auto"\n',
+        says='"zero_allow_untested_optimizer": true',
+        checked=CONST,
+    ),
+    "a rate in two places": Mistake(
+        file=ZERO1,
+        right='      "lr": "auto",\n',
+        wrong='      "lr": 0.1,\n',
+        says="remove learning_rate",
+        checked=CONST,
+        at="learning_rate: 0.003",
+        named_in=CONST,
+    ),
     "a section of the JSON misspelt": in_zero1('  "optimizer": {\n', '  "optimzer": {\n', "'optimizer'"),
     "a key of ZeRO misspelt": in_zero1(STAGE, '    "stagee": 1\n', "'stage'"),
     "a stage that there is not": in_zero1(STAGE, '    "stage": 4\n', "3", '    "stage": 3\n'),

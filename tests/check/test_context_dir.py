@@ -71,7 +71,7 @@ def test_the_defaults_are_determineds_own() -> None:
 def test_a_link_to_nowhere_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nothing")
     (tmp_path / "self").symlink_to(tmp_path)
-    assert list(files_sent(tmp_path)) == []
+    assert [file.name for file in files_sent(tmp_path)] == ["self"]  # as an empty folder
 
 
 def test_too_large_a_context_names_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +128,34 @@ def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str) -> None:
 def test_an_innocent_name_is_left_alone(tmp_path: Path, name: str) -> None:
     write(tmp_path, {name: "BEGIN PRIVATE KEY hf_short AKIA"})
     assert context_problems(tmp_path) == ([], [])
+
+
+# -------------------------------------------------------------------------------------------------- links
+
+
+def test_links_that_leave_the_context_directory_are_warned_of(tmp_path: Path) -> None:
+    """Of a file what it leads to is sent; of a folder nothing is, wherever it leads. Others are as good as files."""
+    write(tmp_path, {"secret/notes.txt": "mine", "context/trial.py": "x", "context/data/a.txt": "x"})
+    folder = tmp_path / "context"
+    (folder / "notes.txt").symlink_to(tmp_path / "secret" / "notes.txt")
+    (folder / "shared").symlink_to(tmp_path / "secret")
+    (folder / "more").symlink_to(folder / "data")
+    (folder / "same.txt").symlink_to("data/a.txt")
+    errors, warnings = context_problems(folder)
+    assert errors == []
+    assert [problem.message for problem in warnings] == [
+        "more is a link to the folder data, and would be sent as an empty folder",
+        f"shared is a link to the folder {tmp_path}/secret, outside the context directory, and would be sent as an "
+        "empty folder",
+        f"notes.txt is a link to {tmp_path}/secret/notes.txt, outside the context directory, and what is there would be"
+        " sent to the cluster",
+    ]
+    sent = {item.path: item for item in context.read_v1_context(folder)}
+    assert sent["notes.txt"].content  # as Determined does it
+    assert not [name for name in sent if name.startswith("shared/")]
+
+
+def test_links_that_are_not_sent_are_not_warned_of(tmp_path: Path) -> None:
+    write(tmp_path, {"outside.txt": "x", "context/.detignore": "/here.txt\n"})
+    (tmp_path / "context" / "here.txt").symlink_to(tmp_path / "outside.txt")
+    assert context_problems(tmp_path / "context") == ([], [])

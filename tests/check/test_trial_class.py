@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from determined_ds.check.trial_class import (
     ReportedMetrics,
+    builds_engine_by_hand,
     has_stages,
     metric_problem,
+    metric_unknown,
+    optimizer_problem,
     reported_metrics,
     stages_problem,
 )
 from determined_ds.config.document import Document
 from determined_ds.config.text import parse_yaml
 from tests.command import ROOT
+from tests.config.making import decide
 
 IMPORT = "from determined_ds import DataParallelTrial, PipelineTrial, ReconciledTrial\nimport determined_ds\n"
 LOSS = "    def loss(self, model, batch){}:\n        return {}\n"
@@ -92,6 +97,26 @@ def test_what_the_source_tells(tmp_path: Path, source: str, expected: ReportedMe
     assert known(tmp_path, source) == expected
 
 
+THEIRS = "from determined.pytorch.deepspeed import DeepSpeedTrial\nfrom determined.pytorch import deepspeed\n"
+BY_HAND = {
+    "class T(DeepSpeedTrial):\n    pass\n": True,
+    "class T(deepspeed.DeepSpeedTrial):\n    pass\n": True,
+    "class T(determined_ds.DeepSpeedTrial):\n    pass\n": True,
+    "class B(DeepSpeedTrial):\n    pass\nclass T(B):\n    pass\n": True,
+    "class T(DataParallelTrial):\n    pass\n": False,
+    "class T(determined_ds.SeveralEnginesTrial):\n    pass\n": False,
+    "class T(Unknown):\n    pass\n": None,
+    "T = made()\n": None,
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), BY_HAND.items())
+def test_who_makes_the_engine(tmp_path: Path, source: str, expected: bool | None) -> None:
+    """A class of this library, or the trial itself; None where the source does not tell."""
+    (tmp_path / "trial.py").write_text(IMPORT + THEIRS + source)
+    assert builds_engine_by_hand("trial:T", tmp_path) is expected
+
+
 def test_bases_in_other_files_are_followed(tmp_path: Path) -> None:
     package = tmp_path / "pack"
     package.mkdir()
@@ -121,6 +146,68 @@ def test_a_metric_that_a_trial_may_report_is_left_alone(tmp_path: Path) -> None:
     assert metric_problem(document, "trial:T", tmp_path) is None
     document = parse_yaml("searcher: {metric: accuracy}\n", "e.yaml")
     assert metric_problem(document, "trial:T", tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "metric", "is_known"),
+    [
+        (SOURCES["a loss that may be a dict"][0], "validation_accuracy", False),
+        (SOURCES["a loss that may be a dict"][0], "validation_loss", True),
+        (SOURCES["a loss that may be a dict"][0], "accuracy", True),
+        (SOURCES["a reducer"][0], "auc", False),
+        (SOURCES["a reducer, declared"][0], "auc", True),
+        (SOURCES["keys that are computed"][0], "loss", False),
+        (SOURCES["a pipeline"][0], "loss", True),
+        ("from elsewhere import T", "loss", False),
+    ],
+)
+def test_a_metric_that_nobody_can_know_is_named_as_such(
+    tmp_path: Path, source: str, metric: str, is_known: bool
+) -> None:
+    (tmp_path / "trial.py").write_text(IMPORT + source)
+    document = parse_yaml(f"searcher: {{metric: {metric}}}\n", "e.yaml")
+    note = metric_unknown(document, "trial:T", tmp_path)
+    assert (note is None) == is_known
+    if note:
+        assert (note.key, note.value, note.origin) == ("searcher.metric", metric, "e.yaml:1")
+        assert note.message.startswith("could not tell whether T reports it")
+        assert f'validation_metrics = ("{metric}",)' in note.mend
+
+
+OPTIMIZER = (
+    "class B(DataParallelTrial):\n    def build_optimizer(self, model):\n        return {}\n"
+    "class T(B):\n    pass\n"
+)
+ON_ZERO = {"zero_optimization": {"stage": 2}}
+ON_CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+UNTESTED, FORCED = {"zero_allow_untested_optimizer": True}, {"zero_force_ds_cpu_optimizer": False}
+
+
+@pytest.mark.parametrize(
+    ("imports", "returned", "ds", "said"),
+    [
+        ("import torch", "torch.optim.SGD(model.parameters(), lr=1)", ON_ZERO, "SGD, and ZeRO stage 2 takes"),
+        ("from torch import optim", "optim.SGD(model.parameters())", ON_ZERO, "torch.optim.SGD"),
+        ("from torch.optim import RAdam as R", "R(model.parameters())", ON_ZERO, "torch.optim.RAdam"),
+        ("import torch", "torch.optim.AdamW(model.parameters())", ON_CPU, "must be DeepSpeed's own"),
+        ("import torch", "torch.optim.AdamW(model.parameters())", {**ON_CPU, **FORCED}, None),
+        ("import torch", "torch.optim.AdamW(model.parameters())", ON_ZERO, None),
+        ("import torch", "torch.optim.SGD(model.parameters())", {**ON_ZERO, **UNTESTED}, None),
+        ("import torch", "torch.optim.SGD(model.parameters())", {}, None),
+        ("from mine import SGD", "SGD(model.parameters())", ON_ZERO, None),
+        ("import torch", "make(model)", ON_ZERO, None),
+        ("import torch", "None", ON_ZERO, None),
+    ],
+)  # fmt: skip
+def test_an_optimizer_of_the_trial_that_zero_refuses(
+    tmp_path: Path, imports: str, returned: str, ds: dict[str, Any], said: str | None
+) -> None:
+    (tmp_path / "trial.py").write_text(f"{IMPORT}{imports}\n{OPTIMIZER.format(returned)}")
+    problem = optimizer_problem("trial:T", tmp_path, decide("global_batch_size: 2", ds))
+    assert (problem is None) == (said is None)
+    if problem and said:
+        assert said in problem.message
+        assert problem.origin == f"{tmp_path / 'trial.py'}:6"
 
 
 @pytest.mark.parametrize(

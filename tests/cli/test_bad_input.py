@@ -20,7 +20,8 @@ from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.command import ROOT, det_ds
 
-LAUNCH = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train"
+LAUNCH = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train"
+OWN_MODELS = LAUNCH.replace("torch_distributed", "deepspeed")
 EXPERIMENT, JSON, TRIAL = "experiment.yaml", "ds.json", "trial.py"
 RUN = (EXPERIMENT, ".")
 
@@ -142,6 +143,9 @@ COMMAND_LINE = {
     ),
     "set-unknown-key": Mistake(
         arguments=setting("resource.slots_per_trial=2"), says=("resource", "unknown key"), mend="'resources'"
+    ),
+    "option-by-another-name": Mistake(
+        arguments=(*RUN, "--num_gpus", "2"), says=("No such option", "--num-gpus"), mend="Write --slots"
     ),
     "slots-zero": Mistake(
         arguments=(*RUN, "--slots", "0"),
@@ -337,12 +341,12 @@ YAML = {
 ENTRYPOINT = {
     "missing": Mistake(edits=(without_entrypoint,), says=("entrypoint", "missing"), mend=LAUNCH),
     "a-class": Mistake(
-        edits=yaml(f"{LAUNCH} trial:TinyTrial", "trial:TinyTrial"),
+        edits=yaml(f"{OWN_MODELS} trial:TinyTrial", "trial:TinyTrial"),
         says=("entrypoint", "deprecated"),
         mend=LAUNCH,
     ),
     "another-script": Mistake(
-        edits=yaml(f"{LAUNCH} trial:TinyTrial", "python3 train.py"),
+        edits=yaml(f"{OWN_MODELS} trial:TinyTrial", "python3 train.py"),
         says=("entrypoint", "does not run determined_ds.train"),
         mend=LAUNCH,
     ),
@@ -365,6 +369,28 @@ ENTRYPOINT = {
         edits=(replaced(TRIAL, "class TinyTrial(DataParallelTrial):", "class TinyTrial(DataParallelTrial)"),),
         says=("entrypoint", f"{TRIAL}:18 is not Python", "expected ':'"),
         mend=f"mend {TRIAL}:18",
+    ),
+    "trial-imports-from-where-it-is-not": Mistake(
+        edits=(
+            replaced(
+                TRIAL, "import torch\n", "import torch\nfrom determined.pytorch import DeepSpeedTrial\n"
+            ),
+        ),
+        says=(f"{TRIAL}:8", "determined.pytorch has no DeepSpeedTrial"),
+        mend="from determined.pytorch.deepspeed import DeepSpeedTrial",
+    ),
+    "trial-with-an-optimizer-that-zero-refuses": Mistake(
+        edits=(
+            replaced(
+                TRIAL,
+                "    def build_training",
+                "    def build_optimizer(self, model: Any) -> Any:\n"
+                "        return torch.optim.SGD(model.parameters(), lr=0.1)\n\n    def build_training",
+            ),
+        ),
+        arguments=overwriting(zero_optimization="{stage: 1}"),
+        says=(f"{TRIAL}:29", "makes torch.optim.SGD, and ZeRO stage 1"),
+        mend='"zero_allow_untested_optimizer": true',
     ),
     "not-python": Mistake(
         edits=(written(TRIAL, b"\x00\x01"),),
@@ -458,6 +484,34 @@ DEEPSPEED_JSON = {
     ),
 }
 
+NAMES_AND_NEEDS = {
+    "monitor-without-its-package": Mistake(
+        arguments=overwriting(wandb="{enabled: true}"),
+        says=("wandb.enabled = true", "needs the package wandb, which is not installed"),
+        mend="pip install 'wandb'",
+    ),
+    "contiguous-checkpoints": Mistake(
+        arguments=overwriting(activation_checkpointing="{contiguous_memory_optimization: true}"),
+        says=("activation_checkpointing.contiguous_memory_optimization = true", "needs number_checkpoints"),
+        mend="number_checkpoints: N",
+    ),
+    "two-names-with-two-values": Mistake(
+        arguments=setting("hyperparameters.pipe_parallel_size=1", "hyperparameters.pipeline_parallel_size=2"),
+        says=("hyperparameters.pipeline_parallel_size = 2", "another name of pipe_parallel_size, which is 1"),
+        mend="keep pipe_parallel_size only",
+    ),
+    "a-name-that-models-have": Mistake(
+        arguments=setting("hyperparameters.num_stages=2"),
+        says=("hyperparameters.num_stages = 2", "is not read by this library"),
+        mend="state pipe_parallel_size: 1 beside it",
+    ),
+    "stages-in-the-json": Mistake(
+        arguments=overwriting(pipeline="{stages: 2}"),
+        says=("pipeline.stages = 2", "is not read by DeepSpeed"),
+        mend="hyperparameters.pipe_parallel_size",
+    ),
+}
+
 TOGETHER = {
     "pipeline-with-zero2": Mistake(
         arguments=setting(
@@ -492,6 +546,7 @@ ALL = {
         "yaml": YAML,
         "entrypoint": ENTRYPOINT,
         "json": DEEPSPEED_JSON,
+        "names-and-needs": NAMES_AND_NEEDS,
         "together": TOGETHER,
     }.items()
     for name, mistake in mistakes.items()
@@ -505,7 +560,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("determined_ds.runtime.launch.launch", refuse)
+    monkeypatch.setattr("determined_ds.runtime.local_run.run_ranks", refuse)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
 
@@ -621,6 +676,16 @@ def test_a_class_that_is_no_trial(own_model: Path) -> None:
         *(own_model / EXPERIMENT, own_model),
         says=("entrypoint = 'trial:Model'", "Model is no DeepSpeedTrial"),
         mend="TinyTrial",
+    )
+
+
+def test_a_trial_that_lacks_a_method(own_model: Path) -> None:
+    replaced(TRIAL, "def build_validation_data_loader", "def build_evaluation_data_loader")(own_model)
+    assert_refused_once(
+        own_model / "run",
+        *(own_model / EXPERIMENT, own_model),
+        says=("TinyTrial (trial:TinyTrial)", "does not define build_validation_data_loader"),
+        mend="define it",
     )
 
 

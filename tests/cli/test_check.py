@@ -80,15 +80,32 @@ WRONG = setting(global_batch_size=9)  # on two slots
         ([], 0, 0, "1 file checked, nothing to mend"),
         (WARNED, 0, 1, "0 errors, 1 warning in 1 file"),
         (WRONG, 2, 2, "1 error, 0 warnings in 1 file"),
-        ([*WARNED, *WRONG], 2, 2, "1 error, 0 warnings in 1 file"),
+        ([*WARNED, *WRONG], 2, 2, "1 error, 1 warning in 1 file"),
     ],
-    ids=["clean", "warnings", "errors", "errors come before warnings"],
+    ids=["clean", "warnings", "errors", "warnings stand beside errors"],
 )
 def test_exit_code_and_summary(arguments: list[str], code: int, strictly: int, last_line: str) -> None:
     result = check("experiment.yaml", *arguments)
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, last_line)
     assert check("experiment.yaml", *arguments, "--strict").exit_code == strictly
     assert check("experiment.yaml", *arguments, "--strict", "--json").exit_code == strictly
+
+
+def test_a_metric_that_cannot_be_known_is_a_note_and_counts_as_nothing() -> None:
+    trial = Path("trial.py")
+    trial.write_text(trial.read_text().replace("-> torch.Tensor:", "-> Any:"))
+    metric = ["--set", "searcher.metric=validation_accuracy"]
+    result = check("experiment.yaml", *metric, "--strict")
+    assert result.exit_code == 0
+    assert ": note: searcher.metric = 'validation_accuracy'" in result.stdout
+    assert "could not tell whether TinyTrial reports it" in result.stdout
+    assert result.stdout.splitlines()[-1] == "1 file checked, nothing to mend"
+    assert [finding["severity"] for finding in findings("experiment.yaml", *metric)] == ["note"]
+    assert [found("experiment.yaml", *metric)[kind] for kind in ("errors", "warnings")] == [0, 0]
+    trial.write_text(
+        trial.read_text().replace("Trial):", 'Trial):\n    validation_metrics = ("validation_accuracy",)\n')
+    )
+    assert findings("experiment.yaml", *metric) == []
 
 
 def test_it_reads_as_a_compiler_does() -> None:

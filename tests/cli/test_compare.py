@@ -13,6 +13,7 @@ from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.report.results import CANNOT_RUN, MEASURED, OUT_OF_MEMORY, STOPPED, Results, load_results
 from determined_ds.runtime.interrupts import Interrupts
+from determined_ds.runtime.run_lock import LOCK
 from determined_ds.search.trials import processes_below
 from determined_ds.strategies.compare import prepare_comparison
 from tests.command import det_ds
@@ -126,7 +127,7 @@ def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path:
         ("zero1", 2),
     ]
     assert {(row.status, row.reason) for row in results.rows} == {(STOPPED, "not measured yet")}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == set(FILES)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, LOCK}
 
 
 # ------------------------------------------------------------------------------------------------ bad input

@@ -164,7 +164,7 @@ def test_a_model_without_a_sequence_is_estimated(own_model: Path) -> None:
     assert found["cheapest"] == "ZeRO 0"
 
 
-def test_sizes_alone_load_no_torch_and_take_no_time() -> None:
+def test_sizes_alone_load_no_torch() -> None:
     code = (
         "import sys; from determined_ds.cli.main import main\n"
         "try: main(['estimate', '--params', '6B', '--gpu-memory', '80GiB'])\n"
@@ -173,14 +173,6 @@ def test_sizes_alone_load_no_torch_and_take_no_time() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not {"torch", "deepspeed", "determined", "transformers"} & set(done.stderr.split())
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run([DET_DS, "estimate", "--params", "6B"], check=True, capture_output=True)
-        after = os.times()  # what the processor spent: the clock tells of other processes too
-        seconds.append(after.children_user + after.children_system)
-        seconds[-1] -= before.children_user + before.children_system
-    assert min(seconds) < 0.4
 
 
 def test_a_narrow_terminal_and_a_pipe_cut_nothing_off() -> None:

@@ -121,3 +121,12 @@ def test_what_cannot_run_has_no_mapping(arguments: list[str], message: str) -> N
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_value_by_another_name_says_which() -> None:
+    micro_batch, stages = "hyperparameters.micro_batch_size=4", "hyperparameters.pp_size=1"
+    result = render("experiments/gpt2/const.yaml", "--set", micro_batch, "--set", stages)
+    assert result.exit_code == 0
+    line = next(line for line in result.stdout.splitlines() if '"train_micro_batch_size_per_gpu"' in line)
+    assert line.split() == ['"train_micro_batch_size_per_gpu":', "4,", "#", "--set", micro_batch]
+    assert f"hyperparameters.pp_size = 1 (--set {stages}): is taken as pipe_parallel_size" in result.stderr

@@ -19,6 +19,14 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.config.experiment import load_experiment
 from determined_ds.errors import EXIT_CONFIG
+from determined_ds.runtime.checkpoint_files import (
+    checkpoints_in,
+    files_of,
+    fingerprint,
+    write_manifest,
+)
+from determined_ds.runtime.laid_aside import current
+from determined_ds.runtime.launch import Outcome
 from determined_ds.runtime.local_run import LocalRun, prepare_run
 from tests.cli.conftest import OWN_MODEL
 from tests.command import ROOT, det_ds
@@ -109,6 +117,40 @@ def test_what_deepspeed_was_given_is_what_was_decided(run: Run) -> None:
     assert "auto" not in json.dumps(given)
 
 
+def test_the_trials_seed_is_that_of_a_masters_first_trial(run: Run) -> None:
+    """Seen on a master: 441365315 for experiment_seed 0, which is what a run takes that states none."""
+    said = "  seed       441365315, of experiment_seed 0: none is given, and a master would take the time\n"
+    assert said in run.first.stdout
+    result = {"status": "completed", "steps_completed": 4, "trial_seed": 441365315}
+    assert json.loads((run.kept / "result.json").read_text()) == result
+    assert json.loads((run.run_dir / "result.json").read_text()) == {**result, "steps_completed": 6}
+    for checkpoint in run.checkpoints():
+        assert json.loads((checkpoint / "load_data.json").read_text())["trial_seed"] == 441365315
+
+
+def test_a_run_keeps_the_seed_that_it_was_begun_with(run: Run, tmp_path: Path) -> None:
+    """Of a run that was begun before checkpoints named it: the experiment's own. Its data go on in their order."""
+    older = tmp_path / "older"
+    shutil.copytree(run.kept, older)
+    for checkpoint in checkpoints_in(older / "checkpoints"):
+        told = json.loads((checkpoint.path / "load_data.json").read_text())
+        del told["trial_seed"]
+        (checkpoint.path / "load_data.json").write_text(json.dumps(told))
+        metadata = json.loads((checkpoint.path / "metadata.json").read_text())
+        files = {name: fingerprint(checkpoint.path / name) for name in files_of(checkpoint.path)}
+        write_manifest(checkpoint.path, files, metadata)
+    words = ["--set", f"{BATCHES}=5", "--run-dir", older, "--resume"]
+    for _ in range(2):  # and again, from a checkpoint that names it
+        done = det_ds("run", run.context / "experiment.yaml", run.context, *words)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((older / "result.json").read_text())["trial_seed"] == 0
+        words[1] = f"{BATCHES}=6"
+    newest = checkpoints_in(older / "checkpoints")[0]
+    assert newest.steps_completed == 6
+    assert json.loads((newest.path / "load_data.json").read_text())["trial_seed"] == 0
+    assert load_experiment(older / "experiment.yaml").trial_seed == 0
+
+
 def test_what_was_run_holds_the_overrides(run: Run) -> None:
     first = load_experiment(run.kept / "experiment.yaml")
     assert first.config["hyperparameters"]["fit"]["max_length"] == {"batches": 4}
@@ -186,6 +228,7 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     assert done.stderr.count("Traceback") == 1, "the other rank's is a consequence"
     assert "trial.py" in done.stderr
     assert str(own_model / "run" / "logs") in done.stderr
+    assert json.loads((own_model / "run/result.json").read_text())["status"] == "failed"
 
 
 # --------------------------------------------------------------------- what takes no start of ranks
@@ -196,11 +239,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What would have been launched."""
     calls: list[dict[str, Any]] = []
 
-    def launch(trial: str, **options: Any) -> int:
-        calls.append({"trial": trial, **options})
-        return 0
+    def run_ranks(trial: str, **options: Any) -> Outcome:
+        metrics = current(options["run_dir"], "metrics.jsonl").read_text()
+        calls.append({"trial": trial, "metrics": metrics, **options})
+        return Outcome()
 
-    monkeypatch.setattr("determined_ds.runtime.launch.launch", launch)
+    monkeypatch.setattr("determined_ds.runtime.local_run.run_ranks", run_ranks)
     return calls
 
 
@@ -281,7 +325,11 @@ def test_damaged_checkpoints_are_said_and_passed_over(
     assert result.exit_code == 0, result.output
     assert f"warning: checkpoint {damaged} is damaged" in result.stderr
     assert launched[0]["arguments"] == ["--resume", good]
-    assert max(series(copied, "training", "loss")) == 4
+    steps = [json.loads(line)["steps_completed"] for line in launched[0]["metrics"].splitlines()]
+    assert max(steps) == 4
+    assert max(series(copied, "training", "loss")) == 6, (
+        "until the ranks have loaded it, the run stays as it was"
+    )
 
 
 def test_resuming_with_other_slots_is_refused(run: Run, launched: list[Any]) -> None:
@@ -290,15 +338,23 @@ def test_resuming_with_other_slots_is_refused(run: Run, launched: list[Any]) -> 
     assert result.exit_code == EXIT_CONFIG
     assert "resources.slots_per_trial = 4 (--slots)" in result.stderr
     assert "written by 2 ranks" in result.stderr
-    assert "resume with --slots 2" in result.stderr
+    assert "use --slots 2, or start anew" in result.stderr
     assert launched == []
 
 
-def test_a_run_that_is_at_its_end_says_so(run: Run) -> None:
-    header = prepared(run.context, run.run_dir, resume=True).header()
-    assert header[-1] == "  nothing is left to train: fit.max_length is 6 batches"
-    header = prepared(run.context, run.run_dir, f"{BATCHES}=7", resume=True).header()
-    assert header[-1].startswith("  resume     batch 6, checkpoint ")
+def test_a_run_that_is_complete_says_so_and_is_left_alone(run: Run, launched: list[Any]) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.run_dir.rglob("*"))
+    words = ["run", str(run.run_dir / "experiment.yaml"), str(run.context), "--accelerator", "cpu"]
+    words += ["--run-dir", str(run.run_dir), "--resume", "--set"]
+    result = CliRunner().invoke(main, [*words, f"{BATCHES}=6"])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "  complete   this run is complete: 6 of 6 batches"
+    result = CliRunner().invoke(main, [*words, f"{BATCHES}=5"])
+    told = result.stdout.splitlines()[-1]
+    assert told == "  complete   this run is complete: 6 batches are trained, and 5 were asked for"
+    assert launched == []
+    assert sorted((path, path.stat().st_mtime_ns) for path in run.run_dir.rglob("*")) == before
+    assert prepared(run.context, run.run_dir, f"{BATCHES}=7", resume=True).complete == ""
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def begun(context: Path) -> Path:
     about = About(
         name="tiny", metric="validation_loss", smaller_is_better=True, search=digest_of(experiment.config)
     )
-    SearchStudy(run_dir / STUDY, about, experiment.space.axes).close()
+    SearchStudy(run_dir / STUDY, about, experiment.space.axes)
     return run_dir
 
 
@@ -188,11 +188,33 @@ def test_no_more_trials_run_at_once_than_the_search_wants(
     assert found.at_once == min(64, wanted)
 
 
-def test_a_checkpoint_of_a_cluster_is_not_looked_at(searched: Path) -> None:
-    overrides = ["searcher.source_checkpoint_uuid=1234", "searcher.max_concurrent_trials=1"]
-    experiment = load_experiment(searched / "experiment.yaml", overrides)
-    [told] = machine_warnings(experiment, machine(2, 1))
-    assert "source_checkpoint_uuid is of a cluster" in told
+def test_trials_begin_with_the_weights_of_a_fork(searched: Path) -> None:
+    """The very same checkpoint for all, whichever is the newest when one starts."""
+    checkpoint = searched.parent / "other" / "checkpoints" / "abc"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "metadata.json").write_text('{"steps_completed": 7}')
+
+    def prepared(source: Path) -> Any:
+        return prepare_search(
+            searched / "experiment.yaml",
+            searched,
+            slots=None,
+            machine_slots=None,
+            overrides=[f"searcher.source_checkpoint_uuid={source}"],
+            run_dir=searched.parent / "run",
+            resume=False,
+            accelerator="cpu",
+            now=datetime(2026, 1, 1),
+        )
+
+    plan = prepared(searched.parent / "other")
+    document = plan.trial_document(next(iter(plan.search().start())))
+    assert document.data["searcher"]["source_checkpoint_uuid"] == str(checkpoint)
+    assert plan.about.search == prepared(checkpoint).about.search
+    done = search(searched, "--set", "searcher.source_checkpoint_uuid=no-such")
+    refused(done, "searcher.source_checkpoint_uuid", "there is no such folder")
+    done = search(searched, "--set", "searcher.source_trial_id=1")
+    refused(done, "searcher.source_trial_id = 1", "names a trial of a cluster")
 
 
 def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +341,6 @@ def written_down(context: Path, seed: int | None = None) -> Path:
             number, replace(create, seed=create.seed if seed is None else seed), point, f"trials/{number:04d}"
         )
     study.started(1)
-    study.close()
     return run_dir
 
 

@@ -78,7 +78,6 @@ class Agent:
             str(root),
             str(self._storage),
             str(BIN),
-            str(allocation.port),
         ]
         process = subprocess.Popen(
             [*command, *seen_all_the_same()],
@@ -101,7 +100,7 @@ class Agent:
             "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": "/run/determined/home",
             "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
+            "C10D_PORT": str(allocation.port),
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
@@ -148,7 +147,7 @@ class Agent:
 
     def _read(self, output: IO[str], trial: Trial) -> None:
         for line in output:
-            self._master.log(trial, line.rstrip("\n"))
+            self._master.said(trial, line.rstrip("\n"))
 
     def kill(self, allocation: Allocation) -> None:
         """End every process of a container at once, as ``kill -9`` does."""

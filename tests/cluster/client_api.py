@@ -69,7 +69,17 @@ class ClientApi:
         return {"user": self._user()}
 
     def _user(self) -> dict[str, Any]:
-        return {"id": 2, "username": USERNAME, "admin": True, "active": True, "displayName": ""}
+        return {
+            "id": 2,
+            "username": USERNAME,
+            "admin": True,
+            "active": True,
+            "agentUserGroup": None,
+            "displayName": "",
+            "modifiedAt": self._master.started_at,
+            "remote": False,
+            "lastAuthAt": self._master.started_at,
+        }
 
     # --- Experiments ------------------------------------------------------------------------------------
 

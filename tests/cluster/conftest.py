@@ -32,10 +32,12 @@ class RunHere:
     Args:
         run_dir: Its run directory.
         metrics: Group -> (steps, metrics), as ``Cluster.metrics`` says of a trial.
+        seed: The trial's.
     """
 
     run_dir: Path
     metrics: dict[str, list[tuple[int, dict[str, Any]]]]
+    seed: int
 
 
 @pytest.fixture(scope="session")
@@ -49,19 +51,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], RunHere]:
-    """``run_here(config, seed)``: an experiment, cut short, by ``det-ds run``; once a session."""
-    known: dict[tuple[str, int], RunHere] = {}
+def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunHere]:
+    """``run_here(config)``: an experiment, cut short, by ``det-ds run``; once a session."""
+    known: dict[str, RunHere] = {}
 
-    def run(config: str, seed: int) -> RunHere:
-        if (config, seed) not in known:
+    def run(config: str) -> RunHere:
+        if config not in known:
             run_dir = tmp_path_factory.mktemp("here") / "run"
-            overrides = [*SHORT, f"reproducibility.experiment_seed={seed}"]
-            words = [word for override in overrides for word in ("--set", override)]
+            words = [word for override in SHORT for word in ("--set", override)]
             done = det_ds("run", config, ".", *words, "--run-dir", run_dir)
             assert done.returncode == 0, done.stderr
-            known[config, seed] = RunHere(run_dir=run_dir, metrics=_metrics_of(run_dir))
-        return known[config, seed]
+            seed = json.loads((run_dir / "result.json").read_text())["trial_seed"]
+            known[config] = RunHere(run_dir=run_dir, metrics=_metrics_of(run_dir), seed=seed)
+        return known[config]
 
     return run
 

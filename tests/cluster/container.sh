@@ -3,11 +3,11 @@
 # /run and /tmp are empty and whose storage is where the harness looks for it, and starts the trial in it as
 # Determined's entrypoint does. Nothing of it is seen from outside.
 #
-#   container.sh ROOT STORAGE BIN PORT [MORE ...]   start the trial
+#   container.sh ROOT STORAGE BIN [MORE ...]        start the trial
 #   container.sh --probe ROOT STORAGE [MORE ...]    only build the folder
 #
-# ROOT: an empty folder. STORAGE: the shared file system. BIN: where python3 and deepspeed are. PORT: at which the
-# ranks meet. MORE: folders below /run or /tmp that are to be seen all the same.
+# ROOT: an empty folder. STORAGE: the shared file system. BIN: where python3 and deepspeed are. MORE: folders below
+# /run or /tmp that are to be seen all the same. The network is this machine's, as with network_mode: host.
 set -eu
 probe=
 if [ "$1" = --probe ]; then
@@ -19,8 +19,7 @@ storage=$2
 shift 2
 if [ -z "$probe" ]; then
     bin=$1
-    port=$2
-    shift 2
+    shift
 fi
 
 mount -t tmpfs -o mode=755 none "$root"
@@ -46,12 +45,11 @@ if [ -n "$probe" ]; then
     exec chroot "$root" /bin/bash -c 'touch /determined_shared_fs/probe /run/determined/probe && test -r /proc/self/stat'
 fi
 
-# Before deepspeed itself stands this, for two reasons. A container has a network of its own, where the port that
-# deepspeed always takes is free; here it gets another. And Determined gives deepspeed five seconds to end after its
-# ranks and then ends it, which counts as a failure: too few where many tests share a machine, so this one waits.
+# Before deepspeed itself stands this: Determined gives deepspeed five seconds to end after its ranks and then ends it,
+# which counts as a failure: too few where many tests share a machine, so this one waits.
 cat >"$root/run/determined/pythonuserbase/bin/deepspeed" <<SHIM
 #!/usr/bin/env bash
-"$bin/deepspeed" --master_port $port "\$@" &
+"$bin/deepspeed" "\$@" &
 trap true TERM
 wait \$!
 code=\$?
@@ -70,7 +68,9 @@ ln -sf /proc/$$/fd/1 /run/determined/train/logs/stdout.log
 ln -sf /proc/$$/fd/2 /run/determined/train/logs/stderr.log
 set -e
 python3 -m determined.exec.prep_container --download_context_directory --resources --proxy
+set -x
 test -f startup-hook.sh && source startup-hook.sh
+set +x
 python3 -m determined.exec.prep_container --rendezvous
 exec python3 -m determined.exec.launch
 ENTRYPOINT

@@ -1,8 +1,9 @@
 """A Determined master in memory: creates experiments, runs their trials, and decides what becomes of them.
 
 What it does when a trial's container ends follows determined v0.38.1, ``master/internal/{experiment,trial}.go``
-and ``master/internal/task/allocation.go``. In two things it does as their comments say, and not as they do: a trial
-that the searcher stops is preempted, and a searcher is told of ``InvalidHP``.
+and ``master/internal/task/allocation.go``, and in two things what they do, not what their comments say: a trial that
+the searcher stops changes its state and gets no signal, and the searcher does not learn that a trial has ended for
+``InvalidHP``. What it answers is held to a real master by ``test_recorded.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 
 from determined_ds.search.methods import Action, Create, Reason, Search, make_searcher
 from tests.cluster.client_api import ClientApi
+from tests.cluster.log_policies import policies_met
 from tests.cluster.server import Refused, Server
 from tests.cluster.state import (
     STOPPING,
@@ -51,14 +53,21 @@ class Master:
         storage: ``checkpoint_storage`` of the cluster.
         check: Judges a config: what the master refuses, and the config with defaults filled in. See
             :mod:`tests.cluster.configs`.
+        signals_stops: Whether a trial that its searcher stops is preempted, too, as other versions may do.
     """
 
     def __init__(
-        self, *, storage: dict[str, Json], check: Callable[[Json, dict[str, Json]], tuple[list[str], Json]]
+        self,
+        *,
+        storage: dict[str, Json],
+        check: Callable[[Json, dict[str, Json]], tuple[list[str], Json]],
+        signals_stops: bool = False,
     ) -> None:
         self.storage = storage
         self.check = check
+        self.signals_stops = signals_stops
         self.cluster_id = str(uuid.uuid4())
+        self.started_at = now()
         self.changed = threading.Condition(threading.RLock())
         self.experiments: dict[int, Experiment] = {}
         self.trials: dict[int, Trial] = {}
@@ -201,6 +210,7 @@ class Master:
                 trial.state, trial.end_time, trial.restarts = "ACTIVE", None, 0
                 trial.closed = trial.invalid_hp = trial.stopped_by_searcher = False
                 number = trial.task_id.count("-r") + 1
+                trial.dont_retry = False  # which is remembered of a task
                 trial.task_id = f"{trial.task_id.split('-r')[0]}-r{number}"
         self.schedule()
 
@@ -259,7 +269,7 @@ class Master:
             self._close(trial, STOPPING[state])
         elif state in ("STOPPING_KILLED", "STOPPING_ERROR"):
             self._kill(trial.running)
-        else:
+        elif state == "STOPPING_CANCELED" or self.signals_stops:
             self._preempt(trial)
 
     def kill_trial(self, trial: Trial) -> None:
@@ -271,11 +281,14 @@ class Master:
         """A trial's container has ended: that was its end, or it is started again, or later."""
         with self.lock():
             trial, _ = self.allocation(allocation.id)
-            allocation.exit_code = exit_code
+            allocation.exit_code, allocation.ended_s = exit_code, time.monotonic()
             failed = exit_code != 0 and not allocation.killed and not allocation.acked
             self.log(trial, f"Trial {trial.id} was terminated: exit code {exit_code}")
             if trial.state in STOPPING:
                 self._close(trial, "ERROR" if failed else STOPPING[trial.state])
+            elif failed and trial.dont_retry:
+                self.log(trial, "trial failed and matched logs to a don't retry policy")
+                self._close(trial, "ERROR")
             elif failed:
                 trial.restarts += 1
                 most = int(self.experiments[trial.experiment_id].config["max_restarts"])
@@ -290,13 +303,9 @@ class Master:
         """A trial has come to its end."""
         trial.state, trial.end_time, trial.closed = state, now(), True
         experiment = self.experiments[trial.experiment_id]
-        reason: Reason | None = None
-        if trial.invalid_hp:
-            reason = "INVALID_HP"
-        elif state != "COMPLETED":
-            reason = "ERRORED" if state == "ERROR" else "CANCELED"
+        reasons: dict[str, Reason] = {"ERROR": "ERRORED", "CANCELED": "CANCELED"}
         experiment.failures += state == "ERROR"
-        self._act(experiment, self._searches[experiment.id].exited(trial.id, reason))
+        self._act(experiment, self._searches[experiment.id].exited(trial.id, reasons.get(state)))
         self._end_if_done(experiment)
 
     # --- What trials say --------------------------------------------------------------------------------
@@ -306,13 +315,24 @@ class Master:
         with self.lock():
             trial.logs.append((now(), line))
 
+    def said(self, trial: Trial, line: str) -> None:
+        """A line that a trial's task wrote: its log policies are looked at."""
+        with self.lock():
+            self.log(trial, line)
+            for policy in policies_met(self.experiments[trial.experiment_id].config, line):
+                trial.log_policy = policy.get("name") or trial.log_policy
+                trial.dont_retry |= policy.get("action") == "cancel_retries"
+
     def report(self, trial: Trial, new: Report) -> None:
-        """Take in metrics; validations are shown to the searcher first."""
+        """Take in metrics; validations are shown to the searcher first, whatever becomes of them."""
+        experiment = self.experiments[trial.experiment_id]
+        if new.group == "validation":
+            self._act(experiment, self._searches[experiment.id].validated(trial.id, new.metrics))
+            self.schedule()
         if new.run_id != trial.run_id:
             raise Refused(400, f"invalid run id, {new.run_id} (reported) != {trial.run_id} (expected)")
         if trial.state in TERMINAL:
             raise Refused(400, f"trial {trial.id} has ended")
-        experiment = self.experiments[trial.experiment_id]
         for old in trial.reports:
             overtaken = old.steps >= new.steps if old.group == new.group else old.steps > new.steps
             if old.run_id < new.run_id and overtaken:
@@ -321,9 +341,6 @@ class Master:
             if old.steps == new.steps:
                 return self._merge(old, new)
         trial.reports.append(new)
-        if new.group == "validation":
-            self._act(experiment, self._searches[experiment.id].validated(trial.id, new.metrics))
-            self.schedule()
         return None
 
     def _merge(self, old: Report, new: Report) -> None:

@@ -19,6 +19,16 @@ import psutil
 from tests.cluster.state import Call, Json
 
 LONGEST_HANG_S = 120.0
+# The codes of gRPC, from which a master makes its statuses.
+GRPC = {
+    400: (3, "InvalidArgument"),
+    401: (16, "Unauthenticated"),
+    403: (7, "PermissionDenied"),
+    404: (5, "NotFound"),
+    409: (6, "AlreadyExists"),
+    500: (13, "Internal"),
+    501: (12, "Unimplemented"),
+}
 FaultKind = Literal["500", "close", "close after", "hang"]
 
 
@@ -279,8 +289,9 @@ class _Connection(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _refuse(self, call: Call, status: int, message: str) -> None:
-        error = {"code": status, "reason": message, "error": message}
-        self._send(call, status, json.dumps({"message": message, "error": error}).encode())
+        code, reason = GRPC.get(status, (2, "Unknown"))
+        error = {"code": code, "reason": reason, "error": message}
+        self._send(call, status, json.dumps({"error": error}).encode())
 
     def _stream(self, call: Call, lines: Iterator[Json]) -> None:
         """One JSON a line, as they come."""

@@ -91,6 +91,7 @@ class Allocation:
         killed: It was killed by the master.
         exit_code: Of its main process; None while it runs.
         started_s: By the monotonic clock.
+        ended_s: The same.
     """
 
     id: str
@@ -103,6 +104,12 @@ class Allocation:
     killed: bool = False
     exit_code: int | None = None
     started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+
+    @property
+    def wall_clock_s(self) -> float:
+        """How long it has run."""
+        return (self.ended_s or time.monotonic()) - self.started_s
 
 
 @dataclass(kw_only=True)
@@ -122,11 +129,16 @@ class Trial:
     invalid_hp: bool = False
     stopped_by_searcher: bool = False
     closed: bool = False
+    dont_retry: bool = False  # by a log policy
+    log_policy: str = ""  # the name of the last one that its log has met
     progress: float = 0.0
     start_time: str = field(default_factory=now)
     end_time: str | None = None
     allocations: list[Allocation] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
+    profiled: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # group -> what the Profiler tab shows
     logs: list[tuple[str, str]] = field(default_factory=list)  # time, line
 
     @property
@@ -184,3 +196,8 @@ class Checkpoint:
     steps: int
     body: dict[str, Json]
     state: str = "COMPLETED"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files."""
+        return sum(int(size) for size in self.body["resources"].values())

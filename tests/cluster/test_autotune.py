@@ -13,10 +13,9 @@ from tests.command import ROOT
 
 STEPS, WARMUP = 5, 1
 # Of the forty points that are written, four.
-OVERWRITES = "hyperparameters.overwrite_deepspeed_args"
 FEW = (
-    f"{OVERWRITES}.zero_optimization.stage={{type: categorical, vals: [0, 2]}}",
-    f"{OVERWRITES}.train_micro_batch_size_per_gpu={{type: categorical, vals: [4]}}",
+    "hyperparameters.zero_stage={type: categorical, vals: [0, 2]}",
+    "hyperparameters.micro_batch_size={type: categorical, vals: [4]}",
     "hyperparameters.sequence_length=16",
     "data.max_validation_sequences=64",
 )
@@ -24,7 +23,7 @@ FEW = (
 
 def form(hparams: dict[str, Any]) -> tuple[int, int]:
     """ZeRO stage and pipeline stages of a point."""
-    return hparams["overwrite_deepspeed_args"]["zero_optimization"]["stage"], hparams["pipe_parallel_size"]
+    return hparams["zero_stage"], hparams["pipe_parallel_size"]
 
 
 def test_a_tuning_is_a_grid_that_drops_what_cannot_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_a_tuning_is_a_grid_that_drops_what_cannot_run(cluster: Cluster, tmp_pat
         assert (trial.state, trial.restarts) == ("COMPLETED", 0), cluster.log(trial)
         [report] = trial.of_group("validation")
         assert report.steps == STEPS + WARMUP
-        assert {"samples_per_second", "step_seconds", "peak_memory_bytes", "loss"} <= set(report.metrics)
+        assert {"samples_per_second", "step_seconds", "peak_memory_gib", "loss"} <= set(report.metrics)
         assert cluster.checkpoints(trial) == []
         speeds.append(report.metrics["samples_per_second"])
         [training] = trial.of_group("training")

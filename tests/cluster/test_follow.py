@@ -42,13 +42,13 @@ class Followed:
 
 
 @pytest.fixture(scope="module")
-def followed(cluster: Cluster, run_here: Callable[[str, int], RunHere]) -> Followed:
+def followed(cluster: Cluster, run_here: Callable[[str], RunHere]) -> Followed:
     """``const.yaml``, cut short; paused at its first report, while its log is followed, and activated."""
     words = [word for override in SHORT for word in ("--config", override)]
     with ThreadPoolExecutor(1) as pool:
         number = len(cluster.master.experiments) + 1
         following = pool.submit(
-            cluster.det, "experiment", "create", CONST, ".", *words, "-f", timeout_s=240.0
+            cluster.det, "experiment", "create", CONST, ".", *words, "-f", timeout_s=900.0
         )
         cluster.wait_for(lambda: number in cluster.master.experiments)
         trial = cluster.trial(number)
@@ -59,7 +59,7 @@ def followed(cluster: Cluster, run_here: Callable[[str, int], RunHere]) -> Follo
         assert (cluster.experiment(number).state, trial.state) == ("PAUSED", "PAUSED")
         stopped_at = cluster.checkpoints(trial)[-1].steps
         cluster.activate(number)
-        here = run_here(CONST, trial.seed)
+        here = run_here(CONST)
         experiment = cluster.wait(number)
         shown = following.result(timeout=60).stdout
     return Followed(experiment=experiment, trial=trial, shown=shown, stopped_at=stopped_at, here=here)
@@ -80,6 +80,7 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, follo
     assert (trial.state, trial.run_id, trial.restarts, trial.progress) == ("COMPLETED", 2, 0, 1.0)
     assert [allocation.exit_code for allocation in trial.allocations] == [0, 0]
     assert [allocation.acked for allocation in trial.allocations] == [True, False]
+    assert trial.seed == followed.here.seed == 441365315  # as a real master's database had it
     assert 2 < followed.stopped_at < 5
     assert [steps for steps, _ in followed.here.metrics["training"]] == [2, 4, 6, 8, 10]
     assert [steps for steps, _ in followed.here.metrics["validation"]] == [5, 10]
@@ -103,6 +104,7 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     assert count["best_searcher_validation_metric"] == 2
     assert count["checkpoints"] == 2
     assert count["preemption"] <= 3
+    assert count[str(followed.trial.id)] == 0  # its searcher, ``single``, stops no trial
     states = [call.body["state"] for call in calls if call.path.endswith("/runner/metadata")]
     assert states == ["training", *["validating", "checkpointing", "training"] * 2][: len(states)]
     assert not [call for call in calls if call.status not in (200, 404, None)]
@@ -123,11 +125,11 @@ def test_it_is_described(cluster: Cluster, followed: Followed) -> None:
 def test_its_checkpoint_is_downloaded_and_its_model_loaded(
     cluster: Cluster, followed: Followed, tmp_path: Path
 ) -> None:
-    """``det checkpoint download`` gives the very files that a run without a cluster leaves, and the same model."""
+    """``det checkpoint download`` gives the files of a run without a cluster, the code besides, and the same model."""
     got = tmp_path / "got"
     cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
     [here] = [path for path in checkpoints_of(followed.here.run_dir) if steps_of(path) == 10]
-    assert files_in(got) == files_in(here)
+    assert [path for path in files_in(got) if path.parts[0] != "code"] == files_in(here)
     assert steps_of(got) == 10
     model = load_model_from_checkpoint_path(got, context_dir=ROOT).state_dict()
     same = load_model_from_checkpoint_path(here, context_dir=ROOT).state_dict()

@@ -17,7 +17,7 @@ from tests.cluster.state import Allocation, Trial
 CONST = "experiments/gpt2/const.yaml"
 
 
-def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[[str, int], RunHere]) -> None:
+def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[[str], RunHere]) -> None:
     """Once between checkpoints, once when only one rank is hit, once before there are any."""
     number = cluster.create(CONST, *SHORT, "max_restarts=3", paused=True)
     trial = cluster.trial(number)
@@ -36,7 +36,7 @@ def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[[
     cluster.wait(number)
     assert (trial.restarts, trial.run_id, trial.state) == (3, 4, "COMPLETED")
     assert all(allocation.exit_code != 0 for allocation in trial.allocations[:3])
-    expected = run_here(CONST, trial.seed).metrics
+    expected = run_here(CONST).metrics
     for group in ("training", "validation"):
         assert cluster.metrics(trial, group) == expected[group]
     checkpoints = cluster.checkpoints(trial)

@@ -14,8 +14,8 @@ import pytest
 from determined import core
 from determined.common import api, storage
 
+from determined_ds.config.task import Task
 from determined_ds.runtime import cluster
-from determined_ds.runtime.context import _Task
 from tests.cluster.server import Fault, Refused, Request, Server, route
 
 CONFLICT = "overwriting existing metric keys is not supported, conflicting key: loss"
@@ -176,6 +176,7 @@ def test_a_checkpoint_that_is_refused_is_an_error(odd: Odd) -> None:
         ({}, None),
         ({"metric": None}, None),
         ({"metric": "NaN"}, None),
+        ({"metric": "-Infinity"}, None),
         ({"metric": 0}, 0.0),
         ({"metric": 1.5, "more": []}, 1.5),
     ],
@@ -206,11 +207,11 @@ def test_an_early_exit_may_be_known_already(odd: Odd) -> None:
 def test_nulls_in_the_experiment_config_are_what_was_not_said() -> None:
     hyperparameters: Any = None
     searcher = {"name": None, "metric": None, "smaller_is_better": None, "max_length": None}
-    task = _Task(
+    task = Task(
         hyperparameters=hyperparameters,
         exp_conf={"searcher": searcher, "resources": {"slots_per_trial": 0}},
         seed=0,
     )
     assert (task.is_search, task.metric, task.smaller_is_better, task.slots) == (False, "", True, 1)
-    none = _Task(hyperparameters=hyperparameters, exp_conf={"searcher": None, "resources": None}, seed=0)
+    none = Task(hyperparameters=hyperparameters, exp_conf={"searcher": None, "resources": None}, seed=0)
     assert (none.is_search, none.smaller_is_better, none.slots) == (False, True, None)

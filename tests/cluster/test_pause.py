@@ -11,7 +11,7 @@ PIPELINE = "experiments/gpt2/pipeline.yaml"
 
 
 def test_paused_and_activated_it_ends_as_if_it_never_was(
-    cluster: Cluster, run_here: Callable[[str, int], RunHere]
+    cluster: Cluster, run_here: Callable[[str], RunHere]
 ) -> None:
     """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; ``test_follow`` has the other."""
     number = cluster.create(PIPELINE, *SHORT, paused=True)
@@ -27,7 +27,7 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(
     assert 2 < stopped_at < 5
 
     cluster.activate(number)
-    expected = run_here(PIPELINE, trial.seed).metrics
+    expected = run_here(PIPELINE).metrics
     cluster.wait(number)
     assert (trial.state, trial.run_id, trial.restarts) == ("COMPLETED", 2, 0)
     assert not trial.allocations[1].acked

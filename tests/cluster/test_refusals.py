@@ -132,7 +132,7 @@ def test_metrics_of_an_ended_run_are_refused(cluster: Cluster, token: str) -> No
     }
     body = {"group": "training", "metrics": metrics}
     status, answer = ask(cluster, "POST", f"/api/v1/trials/{trial.id}/metrics", token, body)
-    assert (status, answer["message"]) == (400, "invalid run id, 7 (reported) != 0 (expected)")
+    assert (status, answer["error"]["error"]) == (400, "invalid run id, 7 (reported) != 0 (expected)")
     cluster.det("experiment", "cancel", str(number))
     metrics["trialRunId"] = 0
     assert ask(cluster, "POST", f"/api/v1/trials/{trial.id}/metrics", token, body)[0] == 400

@@ -9,13 +9,13 @@ from tests.cluster.cluster import Cluster
 from tests.command import ROOT
 
 SEARCH = "experiments/gpt2/search.yaml"
-MICRO_BATCH = "overwrite_deepspeed_args.train_micro_batch_size_per_gpu"
-# One slot a trial, so that two run at a time, and a small model of it.
+# One slot a trial, so that two run at a time, which share the cores, and a small model of it.
 SMALL = (
     "resources.slots_per_trial=1",
+    "environment.environment_variables=['OMP_NUM_THREADS=1']",
     "hyperparameters.global_batch_size=16",
     "hyperparameters.sequence_length=16",
-    "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage={type: categorical, vals: [0, 1]}",
+    "hyperparameters.zero_stage.maxval=1",
     "hyperparameters.fit.checkpoint_policy=none",
     "data.max_validation_sequences=64",
 )
@@ -28,11 +28,11 @@ def searches(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tupl
     asha = cluster.create(
         SEARCH,
         *SMALL,
-        f"hyperparameters.{MICRO_BATCH}={{type: categorical, vals: [4, 5, 8, 16]}}",
+        "hyperparameters.micro_batch_size={type: categorical, vals: [4, 5, 8, 16]}",
         "hyperparameters.fit.max_length.batches=40",
         "hyperparameters.fit.validation_period.batches=20",
         "searcher.max_time=40",
-        "searcher.max_trials=3",
+        "searcher.max_trials=4",
         "searcher.divisor=2",
         "searcher.mode=aggressive",
         "searcher.max_concurrent_trials=2",
@@ -45,25 +45,26 @@ def searches(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tupl
     grid = cluster.create(
         path,
         *SMALL,
-        f"hyperparameters.{MICRO_BATCH}={{type: categorical, vals: [5, 8]}}",
-        "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=1",
+        "hyperparameters.micro_batch_size={type: categorical, vals: [5, 8]}",
+        "hyperparameters.zero_stage=1",
         "hyperparameters.learning_rate=0.003",
         "hyperparameters.fit.max_length.batches=2",
         paused=True,
     )
-    [impossible] = [trial for trial in cluster.trials(grid) if micro_batch(trial.hparams) == 5]
+    [impossible] = [trial for trial in cluster.trials(grid) if trial.hparams["micro_batch_size"] == 5]
     cluster.inject("close after", "POST", f"/api/v1/trials/{impossible.id}/early_exit")
     cluster.activate(grid)
     return asha, grid
 
 
-def test_adaptive_asha_stops_losers_and_replaces_an_impossible_point(
+def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(
     cluster: Cluster, searches: tuple[int, int]
 ) -> None:
+    """A loser is told by its state alone. The impossible point is one of the four trials: no other takes its place."""
     number, _ = searches
     cluster.wait(number)
     trials = cluster.trials(number)
-    impossible = [trial for trial in trials if micro_batch(trial.hparams) == 5]
+    impossible = [trial for trial in trials if trial.hparams["micro_batch_size"] == 5]
     [dropped] = impossible
     assert (dropped.state, dropped.restarts, dropped.run_id) == ("COMPLETED", 0, 1)
     assert not dropped.reports
@@ -79,9 +80,10 @@ def test_adaptive_asha_stops_losers_and_replaces_an_impossible_point(
     losers = [trial for trial in others if trial.stopped_by_searcher and trained[trial.id] == 20]
     assert losers
     for trial in losers:
-        assert trial.allocations[0].acked
+        assert not trial.allocations[0].acked
         assert trial.allocations[0].exit_code == 0
-        assert cluster.checkpoints(trial)[-1].steps < 40
+        assert cluster.checkpoints(trial)[-1].steps == 20
+        assert "stopped     batch 20 of 40, by the searcher (adaptive_asha)" in cluster.log(trial)
 
 
 def test_a_grid_drops_an_impossible_point_and_trains_the_other(
@@ -90,7 +92,7 @@ def test_a_grid_drops_an_impossible_point_and_trains_the_other(
     """The same experiment with another searcher. That a point is impossible may be said twice."""
     _, number = searches
     cluster.wait(number)
-    trials = {micro_batch(trial.hparams): trial for trial in cluster.trials(number)}
+    trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.trials(number)}
     assert set(trials) == {5, 8}
     assert trials[5].invalid_hp
     assert not trials[5].reports
@@ -98,8 +100,3 @@ def test_a_grid_drops_an_impossible_point_and_trains_the_other(
     assert {(trial.state, trial.restarts) for trial in trials.values()} == {("COMPLETED", 0)}
     told = cluster.calls("POST", f"/api/v1/trials/{trials[5].id}/early_exit")
     assert [call.status for call in told] == [None, 200]
-
-
-def micro_batch(hparams: dict[str, dict[str, int]]) -> int:
-    """Of a point of the search."""
-    return hparams["overwrite_deepspeed_args"]["train_micro_batch_size_per_gpu"]

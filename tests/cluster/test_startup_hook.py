@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import json
 import subprocess
 import sys
+import threading
 import venv
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from determined.common import context
 
 from determined_ds import __version__
+from determined_ds.devices import num_cores
+from determined_ds.task_log import NO_RESTART_HELPS
 from tests.command import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
+CONFIG = {
+    "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:Trial",
+    "resources": {"slots_per_trial": 2},
+    "searcher": {"name": "single", "metric": "validation_loss"},
+}
+HPARAMS = {
+    "global_batch_size": 8,
+    "deepspeed_config": {"zero_optimization": {"stage": 1}},
+    "fit": {"max_length": {"batches": 4}},
+}
+
+
+def trial(hparams: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> dict[str, str]:
+    """What a cluster puts into the environment of a trial's container, but for its slots."""
+    return {
+        "DET_TASK_TYPE": "TRIAL",
+        "DET_TRIAL_ID": "7",
+        "DET_TRIAL_SEED": "3",
+        "DET_STEPS_COMPLETED": "0",
+        "DET_HPARAMS": json.dumps({**HPARAMS, **(hparams or {})}),
+        "DET_EXPERIMENT_CONFIG": json.dumps({**CONFIG, **(config or {})}),
+    }
+
+
+TRIAL = trial()
+TORCH_LEVEL = "TORCH_CPP_LOG_LEVEL"
 LIGHT = "attrdict3"
 LOST = ("attrdict", LIGHT)  # what begins the names of its files
 Hook = Callable[..., subprocess.CompletedProcess[str]]
@@ -109,6 +140,38 @@ def test_the_slots_of_a_machine_are_told_to_the_launcher(
     assert (done.returncode, done.stdout.strip()) == (0, local_size), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({}, "unset"),
+        ({"DET_SLOT_IDS": "[0, 1]"}, "unset"),  # of a notebook, in which nothing is launched
+        ({"DET_SLOT_IDS": "[0]", **TRIAL}, str(num_cores())),
+        ({"DET_SLOT_IDS": "[0, 1]", **TRIAL}, str(max(1, num_cores() // 2))),
+        ({"DET_SLOT_IDS": json.dumps(list(range(64))), **TRIAL}, "1"),
+        ({"DET_SLOT_IDS": "[0, 1]", "OMP_NUM_THREADS": "7", **TRIAL}, "7"),
+    ],
+)
+def test_ranks_of_a_machine_divide_its_cores_as_under_det_ds_run(
+    hook: Hook, given: dict[str, str], threads: str
+) -> None:
+    script = "set -eu; source startup-hook.sh; bash -c 'echo ${OMP_NUM_THREADS-unset}'"
+    done = hook(script=script, **given)
+    assert (done.returncode, done.stdout.strip()) == (0, threads), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "set_before", "level"),
+    [({}, {}, "ERROR"), ({}, {TORCH_LEVEL: "INFO"}, "INFO"), ({"debug": True}, {}, "unset")],
+)
+def test_what_says_nothing_is_said_under_debug_alone(
+    hook: Hook, config: dict[str, Any], set_before: dict[str, str], level: str
+) -> None:
+    """Torch's warning of a host without a name, of each process."""
+    script = f"set -eu; source startup-hook.sh; bash -c 'echo ${{{TORCH_LEVEL}-unset}}'"
+    done = hook(script=script, DET_SLOT_IDS="[0, 1]", **trial({}, config), **set_before)
+    assert (done.returncode, done.stdout.strip()) == (0, level), done.stderr
+
+
 def test_determined_ds_comes_from_the_context_and_not_from_the_image(
     hook: Hook, first: Path, context_dir: Path
 ) -> None:
@@ -124,6 +187,114 @@ def test_determined_ds_comes_from_the_context_and_not_from_the_image(
     assert done.returncode == 0, done.stderr
     assert "python3 -m determined_ds.train" in done.stdout
     assert done.stdout.splitlines()[-1].split() == [__version__, f"{context_dir}/determined_ds/__init__.py"]
+
+
+# ------------------------------------------------------------------------------------------- what cannot run
+
+BAD_BATCH = {"global_batch_size": 9}
+ON_TWO = {"DET_SLOT_IDS": "[0, 1]"}
+
+
+def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook) -> None:
+    """As the last lines of the task's log, although Determined has the shell trace its commands."""
+    script = "set -e; set -x; source startup-hook.sh; echo went on"
+    done = hook(script=script, **ON_TWO, **trial(BAD_BATCH))
+    assert (done.returncode, done.stdout) == (2, "")
+    reason, last = done.stderr.splitlines()[-2:]
+    assert reason.startswith("ERROR: hyperparameters.global_batch_size = 9 ")
+    assert "is not a multiple of data_parallel_world_size 2" in reason
+    assert reason.endswith("; fix: use global_batch_size 8 or 10")
+    assert last == NO_RESTART_HELPS
+
+
+def test_every_reason_has_a_line(hook: Hook) -> None:
+    ds = {"zero_optimization": {"stage": 7}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    done = hook(**ON_TWO, **trial({**BAD_BATCH, "deepspeed_config": ds, "fit": {}}))
+    assert done.returncode == 2
+    *reasons, _ = done.stderr.splitlines()
+    assert all(reason.startswith("ERROR: ") for reason in reasons)
+    for key in ("global_batch_size", "zero_optimization.stage", "lr"):
+        assert any(key in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("hparams", "config", "said"),
+    [
+        ({"fit": {}}, {}, "fit.max_length (hyperparameters): missing"),
+        ({"deepspeed_config": "no/such.json"}, {}, "deepspeed_config = 'no/such.json'"),
+        ({}, {"resources": {"slots_per_trial": 0}}, "resources.slots_per_trial = 0: "),
+        ({}, {"environment": {"environment_variables": ["A=<secret A, not stored>"]}}, "A"),
+    ],
+)
+def test_so_is_what_the_ranks_find_first(
+    hook: Hook, hparams: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    done = hook(**ON_TWO, **trial(hparams, config))
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ON_TWO | TRIAL,
+        # Of all machines it is known how many there are, and of this one how many slots it has.
+        {"DET_SLOT_IDS": "[0]"} | TRIAL,
+        ON_TWO | trial(BAD_BATCH, {"entrypoint": "python3 train.py"}),
+        ON_TWO | trial(BAD_BATCH) | {"DET_TASK_TYPE": "NOTEBOOK"},
+        ON_TWO | trial({"fit": {}}, {"entrypoint": f"{CONFIG['entrypoint']} --test"}),
+    ],
+)
+def test_what_can_run_goes_on_and_so_does_what_is_not_ours(hook: Hook, given: dict[str, str]) -> None:
+    done = hook(script="set -e; source startup-hook.sh; echo went on", **given)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+class Master(http.server.BaseHTTPRequestHandler):
+    """Takes an early exit without an answer, and says of the next that it has it."""
+
+    reported: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        self.reported.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        if len(self.reported) > 1:
+            self.send_response(400)
+            self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_point_of_a_search_is_dropped_and_that_is_no_failure(hook: Hook) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Master) as master:
+        threading.Thread(target=master.serve_forever, daemon=True).start()
+        task = {
+            "DET_MASTER": f"http://127.0.0.1:{master.server_port}",
+            "DET_SESSION_TOKEN": "token",
+            "DET_USER": "somebody",
+        }
+        search = {"searcher": {"name": "random", "metric": "validation_loss"}}
+        done = hook(
+            script="set -e; source startup-hook.sh; echo went on",
+            **ON_TWO,
+            **trial(BAD_BATCH, search),
+            **task,
+        )
+        master.shutdown()
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    told = "WARNING: this point cannot run, and is dropped: hyperparameters.global_batch_size = 9 "
+    assert done.stderr.splitlines()[0].startswith(told)
+    paths, bodies = zip(*Master.reported, strict=True)
+    assert set(paths) == {"/api/v1/trials/7/early_exit"}
+    assert [json.loads(body) for body in bodies] == [{"reason": "EXITED_REASON_INVALID_HP"}] * 2
+
+
+def test_it_loads_no_torch(hook: Hook, first: Path) -> None:
+    for name in ("torch", "deepspeed", "determined"):
+        (first / name).mkdir()
+        (first / name / "__init__.py").write_text("raise ImportError('is not needed')\n")
+    for hparams, code in (({}, 0), (BAD_BATCH, 2)):
+        assert hook(PYTHONPATH=first, **ON_TWO, **trial(hparams)).returncode == code
 
 
 # ----------------------------------------------------------------------------------------- something is missing

@@ -6,6 +6,8 @@ import base64
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from tests.cluster.server import Refused, Request, route
 from tests.cluster.state import Allocation, Checkpoint, Report, Trial
 
@@ -75,11 +77,11 @@ class TrialApi:
 
     @route("GET", "/api/v1/allocations/{allocation}/signals/preemption")
     def preemption(self, request: Request, allocation: str) -> dict[str, bool]:
-        """Answered when it comes, or after ``timeout_seconds`` without."""
+        """Answered when it comes, when the allocation ends, or after ``timeout_seconds`` without."""
         _, found = self._master.allocation(allocation)
         timeout_s = min(LONGEST_POLL_S, float(request.query.get("timeout_seconds", 60)))
         self._master.wait(lambda: found.preempted or found.exit_code is not None, timeout_s)
-        return {"preempt": found.preempted}
+        return {"preempt": found.preempted or found.exit_code is not None}
 
     @route("POST", "/api/v1/allocations/{allocation}/signals/ack_preemption")
     def ack_preemption(self, request: Request, allocation: str) -> None:
@@ -103,6 +105,11 @@ class TrialApi:
         body = request.body["metrics"]
         if int(body["trialId"]) != trial_id:
             raise Refused(400, "the path and the body name different trials")
+        if body.get("stepsCompleted") is None:  # of the machine, not of the training: they have a time alone
+            with self._master.lock():
+                profiled = self._master.trial(trial_id).profiled
+                profiled.setdefault(request.body["group"], []).append(body["metrics"]["avgMetrics"])
+            return
         report = Report(
             group=request.body["group"],
             steps=int(body["stepsCompleted"]),
@@ -134,7 +141,7 @@ class TrialApi:
             best = self._master.best_validation(self._master.experiment(experiment_id))
         if best is None:
             raise Refused(404, "no validations for experiment")
-        return {"metric": best}
+        return {"metric": float(str(numpy.float32(best)))}  # the answer has no more digits
 
     @route("POST", "/api/v1/runs/{run_id}/metadata")
     def run_metadata(self, request: Request, run_id: int) -> dict[str, Any]:
@@ -185,7 +192,7 @@ class TrialApi:
     @route("POST", "/api/v1/task/logs")
     def post_task_logs(self, request: Request) -> None:
         for line in request.body["logs"]:
-            self._master.log(self._trial_of(line["taskId"]), line["log"].rstrip("\n"))
+            self._master.log(self._trial_of(line["task_id"]), line["log"].rstrip("\n"))
 
     @route("GET", "/api/v1/trials/{trial_id}/logs")
     def logs(self, request: Request, trial_id: int) -> Iterator[dict[str, Any]]:

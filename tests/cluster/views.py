@@ -49,25 +49,39 @@ def trial_view(master: Master, trial: Trial) -> dict[str, Any]:
     """``trialv1Trial``."""
     reports = [report for report in trial.reports if not report.archived]
     validations = trial.of_group("validation")
-    view = {
+    checkpoints = [
+        c for c in master.checkpoints.values() if c.trial_id == trial.id and c.state == "COMPLETED"
+    ]
+    ranked = _best_first(master, trial, validations)
+    best_at = [c for report in ranked for c in checkpoints if c.steps == report.steps]
+    return {
         "id": trial.id,
         "experimentId": trial.experiment_id,
-        "state": f"STATE_{_shown_state(trial)}",
-        "hparams": trial.hparams,
-        "restarts": trial.restarts,
         "startTime": trial.start_time,
+        "endTime": trial.end_time if trial.closed else None,
+        "state": f"STATE_{_shown_state(trial)}",
+        "restarts": trial.restarts,
+        "hparams": trial.hparams,
         "totalBatchesProcessed": max((report.steps for report in reports), default=0),
-        "runnerState": trial.runner_state,
-        "taskId": trial.task_id,
-        "checkpointCount": sum(c.trial_id == trial.id for c in master.checkpoints.values()),
-        "summaryMetrics": _summary(reports),
+        "bestValidation": metrics_view(ranked[0]) if ranked else None,
         "latestValidation": metrics_view(validations[-1]) if validations else None,
+        "bestCheckpoint": checkpoint_workload_view(best_at[0], metadata=None) if best_at else None,
+        "runnerState": trial.runner_state,
+        "wallClockTime": sum(allocation.wall_clock_s for allocation in trial.allocations),
+        "warmStartCheckpointUuid": trial.warm_start or "",
+        "taskId": trial.task_id,
+        "totalCheckpointSize": str(sum(checkpoint.size_bytes for checkpoint in checkpoints)),
+        "checkpointCount": len(checkpoints),
+        "summaryMetrics": _summary(reports),
+        "taskIds": [trial.task_id],
+        "searcherMetricValue": 0,
     }
-    if trial.warm_start:
-        view["warmStartCheckpointUuid"] = trial.warm_start
-    if trial.end_time and trial.closed:
-        view["endTime"] = trial.end_time
-    return view
+
+
+def _best_first(master: Master, trial: Trial, validations: list[Report]) -> list[Report]:
+    searcher = master.experiments[trial.experiment_id].searcher
+    name, sign = searcher["metric"], 1 if searcher.get("smaller_is_better", True) else -1
+    return sorted((r for r in validations if name in r.metrics), key=lambda r: sign * float(r.metrics[name]))
 
 
 def _shown_state(trial: Trial) -> str:
@@ -80,17 +94,49 @@ def _shown_state(trial: Trial) -> str:
 
 def _summary(reports: list[Report]) -> dict[str, Any]:
     names = {"training": "avg_metrics", "validation": "validation_metrics"}
-    summary: dict[str, Any] = {}
+    values: dict[str, dict[str, list[Any]]] = {}
     for report in reports:
-        group = summary.setdefault(names.get(report.group, report.group), {})
-        group.update({key: {"last": value} for key, value in report.metrics.items()})
-    return summary
+        group = values.setdefault(names.get(report.group, report.group), {})
+        for name, value in report.metrics.items():
+            group.setdefault(name, []).append(value)
+    return {group: {name: _summed_up(of[name]) for name in of} for group, of in values.items()}
+
+
+def _summed_up(values: list[Any]) -> dict[str, Any]:
+    """Of one metric: its last value, and of numbers their statistics."""
+    last = values[-1]
+    if isinstance(last, bool) or not isinstance(last, int | float):
+        kinds = {bool: "boolean", str: "string", list: "array", dict: "object"}
+        return {"last": last, "type": kinds.get(type(last), "null")}
+    numbers = [value for value in values if isinstance(value, int | float)]
+    total = sum(numbers)
+    return {
+        "count": len(numbers),
+        "last": last,
+        "max": max(numbers),
+        "mean": total / len(numbers),
+        "min": min(numbers),
+        "sum": total,
+        "type": "number",
+    }
 
 
 def metrics_view(report: Report) -> dict[str, Any]:
     """``v1MetricsWorkload``."""
-    metrics = {"avgMetrics": report.metrics, "batchMetrics": None}
+    metrics = {"avgMetrics": report.metrics, "batchMetrics": []}
     return {"metrics": metrics, "totalBatches": report.steps, "numInputs": 0, "endTime": report.at}
+
+
+def checkpoint_workload_view(checkpoint: Checkpoint, *, metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """``v1CheckpointWorkload``."""
+    return {
+        "uuid": checkpoint.uuid,
+        "endTime": checkpoint.body["reportTime"],
+        "state": f"STATE_{checkpoint.state}",
+        "resources": checkpoint.body["resources"],
+        "totalBatches": checkpoint.steps,
+        "metadata": metadata,
+    }
 
 
 def workloads_view(master: Master, trial: Trial) -> list[dict[str, Any]]:
@@ -102,18 +148,8 @@ def workloads_view(master: Master, trial: Trial) -> list[dict[str, Any]]:
     ]
     for checkpoint in master.checkpoints.values():
         if checkpoint.trial_id == trial.id:
-            workloads.append(
-                {
-                    "checkpoint": {
-                        "uuid": checkpoint.uuid,
-                        "state": f"STATE_{checkpoint.state}",
-                        "totalBatches": checkpoint.steps,
-                        "metadata": checkpoint.body["metadata"],
-                        "resources": checkpoint.body["resources"],
-                        "endTime": checkpoint.body["reportTime"],
-                    }
-                }
-            )
+            view = checkpoint_workload_view(checkpoint, metadata=checkpoint.body["metadata"])
+            workloads.append({"checkpoint": view})
     return workloads
 
 

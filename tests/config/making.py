@@ -22,7 +22,7 @@ CPU = Accelerator(name="cpu", num_devices=64, bf16=False, fp16=False)
 CUDA = Accelerator(name="cuda", num_devices=64, bf16=True, fp16=True)
 OLD_CUDA = Accelerator(name="cuda", num_devices=64, bf16=False, fp16=True)
 
-ENTRYPOINT = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train trial:Trial"
+ENTRYPOINT = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:Trial"
 
 
 def hyperparameters(source: str | dict[str, Any]) -> Document:
@@ -47,10 +47,16 @@ def decide(
     slots: int = 2,
     accelerator: Accelerator = CPU,
     slots_origin: str = "",
+    machines: int = 1,
 ) -> ResolvedConfig:
     """`reconcile` with little said."""
     return reconcile(
-        hyperparameters(hp), ds_json(ds), slots=slots, accelerator=accelerator, slots_origin=slots_origin
+        hyperparameters(hp),
+        ds_json(ds),
+        slots=slots,
+        accelerator=accelerator,
+        slots_origin=slots_origin,
+        machines=machines,
     )
 
 

@@ -104,7 +104,12 @@ def test_a_hyperparameter_fills_auto(
         (optimizer(), "betas: [0.9, 0.95]", (*PARAMS, "betas"), [0.9, 0.95]),
         (scheduler(), "learning_rate: 0.01", (*SCHEDULE, "warmup_max_lr"), 0.01),
         (scheduler(), "warmup_num_steps: 5", (*SCHEDULE, "warmup_num_steps"), 5),
-        (scheduler("WarmupDecayLR"), "fit: {max_length: {batches: 9}}", (*SCHEDULE, "total_num_steps"), 9),
+        (
+            scheduler("WarmupDecayLR", warmup_max_lr=1),
+            "fit: {max_length: {batches: 9}}",
+            (*SCHEDULE, "total_num_steps"),
+            9,
+        ),
         ({}, "max_grad_norm: 0.5", ("gradient_clipping",), 0.5),
     ],
 )
@@ -163,7 +168,12 @@ def test_a_hyperparameter_that_is_not_used_is_a_warning() -> None:
             (*SCHEDULE, "total_num_steps"),
             "fit.max_length in batches",
         ),
-        (scheduler("WarmupDecayLR"), "{}", (*SCHEDULE, "total_num_steps"), "fit.max_length in batches"),
+        (
+            scheduler("WarmupDecayLR", warmup_max_lr=1),
+            "{}",
+            (*SCHEDULE, "total_num_steps"),
+            "fit.max_length in batches",
+        ),
         (
             scheduler(warmup_max_lr=[AUTO, 1]),
             "learning_rate: 1",
@@ -267,10 +277,59 @@ def test_a_cpu_takes_torchs_own_adam() -> None:
     path = (*PARAMS, "torch_adam")
     for kind in ("Adam", "AdamW", "adamw"):
         assert fill(optimizer(kind, lr=1), accelerator=CPU).get(path) is True
-        assert fill(optimizer(kind, lr=1), accelerator=CUDA).get(path) is None
+        assert fill(optimizer(kind, lr=1), accelerator=CPU).get((*PARAMS, "fused")) is None
     assert fill(optimizer(lr=1, torch_adam=False), accelerator=CPU).get(path) is False
     assert fill(optimizer("Lamb", lr=1), accelerator=CPU).get(path) is None
     assert fill({}, accelerator=CPU).get(("optimizer",)) is None
+
+
+def of_adam(ds: dict[str, Any]) -> tuple[Any, Any]:
+    """What a JSON's ``torch_adam`` and ``fused`` are on GPUs."""
+    filled = fill(ds, accelerator=CUDA)
+    return filled.get((*PARAMS, "torch_adam")), filled.get((*PARAMS, "fused"))
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "adamw"])
+def test_a_gpu_takes_torchs_fused_adam_which_needs_no_compiler(kind: str) -> None:
+    assert of_adam(optimizer(kind, lr=1)) == (True, True)
+    assert of_adam(optimizer(kind, lr=1, torch_adam=AUTO, fused=AUTO)) == (True, True)
+    assert of_adam(
+        {**optimizer(kind, lr=1), "zero_optimization": {"offload_optimizer": {"device": "none"}}}
+    ) == (
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"torch_adam": False}, (False, None)),
+        ({"torch_adam": True}, (True, None)),
+        ({"fused": False}, (True, False)),
+        ({"foreach": True}, (True, None)),  # torch takes one of the two
+        ({"bias_correction": False}, (None, None)),  # which torch's Adam does not take
+    ],
+)
+def test_on_gpus_what_is_stated_of_an_adam_stays(params: dict[str, Any], expected: tuple[Any, Any]) -> None:
+    assert of_adam(optimizer(lr=1, **params)) == expected
+
+
+def test_no_timer_waits_for_a_gpu_unless_it_is_asked_for() -> None:
+    path = ("timers", "throughput", "enabled")
+    assert fill({}, accelerator=CUDA).get(path) is False
+    assert fill({"timers": {}, "wall_clock_breakdown": True}, accelerator=CUDA).get(path) is False
+    assert fill({}, accelerator=CPU).get(path) is None
+    assert fill({"steps_per_print": 10}, accelerator=CUDA).get(path) is None
+    assert fill({"timers": {"throughput": {"enabled": True}}}, accelerator=CUDA).get(path) is True
+    assert fill({"timers": {"throughput": {"synchronized": False}}}, accelerator=CUDA).get(path) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_an_offloaded_adam_stays_deepspeeds(device: str) -> None:
+    offload = {"stage": 3, "offload_optimizer": {"device": device, "nvme_path": "/nvme"}}
+    assert of_adam({**optimizer(lr=1), "zero_optimization": offload}) == (None, None)
+    assert of_adam(optimizer("Lamb", lr=1)) == (None, None)
 
 
 @pytest.mark.parametrize(

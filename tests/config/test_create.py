@@ -84,7 +84,7 @@ def test_the_issue_names_its_arguments() -> None:
         ({"learning_rate": 0.1}, "scheduler.params.warmup_max_lr", 0.1),
         ({"betas": (0.9, 0.95)}, "optimizer.params.betas", [0.9, 0.95]),
         ({"optimizer": "Lion"}, "optimizer.params", {"lr": "auto", "betas": "auto", "weight_decay": "auto"}),
-        ({"optimizer": "SGD"}, "optimizer.params", {"lr": "auto"}),
+        ({"optimizer": "SGD", "zero_stage": 0}, "optimizer.params", {"lr": "auto"}),
         ({"optimizer_params": {"torch_adam": True}}, "optimizer.params.torch_adam", True),
         ({"scheduler": "WarmupDecayLR"}, "scheduler.params.total_num_steps", "auto"),
         ({"scheduler": "WarmupCosineLR", "total_num_steps": 9}, "scheduler.params.total_num_steps", 9),
@@ -250,7 +250,7 @@ def test_an_argument_that_takes_a_mapping_takes_nothing_else(argument: str, valu
     assert found.mend.startswith("write a mapping")
 
 
-@pytest.mark.parametrize("value", [True, 1, ["cpu"]])
+@pytest.mark.parametrize("value", [2, 1, ["cpu"]])
 def test_an_offload_is_a_device_or_a_mapping(value: Any) -> None:
     found = refusal(lambda: create_deepspeed_config(zero_stage=2, offload_optimizer=value))
     assert found.key == "offload_optimizer"
@@ -267,6 +267,82 @@ def test_a_precision_is_one_of_four_words(precision: Any) -> None:
 def test_an_offload_of_one_kind_is_not_taken_for_the_other() -> None:
     found = refusal(lambda: made(zero_stage=3, offload_optimizer=create_offload_config(max_in_cpu=5)))
     assert (found.key, found.message) == ("zero_optimization.offload_optimizer.max_in_cpu", "unknown key")
+
+
+# ----------------------------------------------------------------------------------------- by other names
+
+
+@pytest.mark.parametrize(
+    ("others", "real"),
+    [
+        ({"stage": 2}, {"zero_stage": 2}),
+        ({"zero_stage": 2, "optimizer_offload": "cpu"}, {"zero_stage": 2, "offload_optimizer": "cpu"}),
+        ({"zero_stage": 2, "optimizer_offload": True}, {"zero_stage": 2, "offload_optimizer": "cpu"}),
+        ({"stage": 1, "lr": 0.1, "grad_clip": 2.0}, {"zero_stage": 1, "learning_rate": 0.1, "gradient_clipping": 2.0}),
+        ({"zero_stage": 1, "train_micro_batch_size_per_gpu": 4}, {"zero_stage": 1, "micro_batch_size": 4}),
+        ({"zero_stage": 1, "stage": 1}, {"zero_stage": 1}),
+        ({"zero_stage": 1, "use_bf16": True}, {"zero_stage": 1, "precision": "bf16"}),
+        ({"zero_stage": 1, "fp16": True, "bf16": False}, {"zero_stage": 1, "precision": "fp16"}),
+        ({"zero_stage": 1, "bf16": True, "precision": "bf16"}, {"zero_stage": 1, "precision": "bf16"}),
+        ({"zero_stage": 1, "bf16": False}, {"zero_stage": 1, "precision": "fp32"}),
+        ({"zero_stage": 1, "bf16": False, "precision": "fp16"}, {"zero_stage": 1, "precision": "fp16"}),
+        ({"zero_stage": 1, "bf16": False, "fp16": False}, {"zero_stage": 1, "precision": "fp32"}),
+        ({"zero_stage": 1, "fp16": False}, {"zero_stage": 1, "precision": "auto"}),
+        ({"zero_stage": 1, "bf16": "auto"}, {"zero_stage": 1}),
+    ],
+)  # fmt: skip
+def test_an_argument_by_another_name(others: dict[str, Any], real: dict[str, Any]) -> None:
+    assert create_deepspeed_config(**others) == create_deepspeed_config(**real)
+
+
+@pytest.mark.parametrize(
+    ("argument", "stands_for"),
+    [
+        ({"offload_optimizer": True}, {"offload_optimizer": "cpu"}),
+        ({"offload_optimizer": False}, {}),
+        ({"offload_param": False}, {}),
+        ({"optimizer": False}, {"optimizer": None}),
+        ({"scheduler": False}, {"scheduler": None}),
+        ({"gradient_clipping": False}, {"gradient_clipping": 0.0}),
+        ({"activation_checkpointing": False}, {}),
+    ],
+)
+def test_true_and_false_mean_what_they_say(argument: dict[str, Any], stands_for: dict[str, Any]) -> None:
+    assert made(**argument) == made(**stands_for)
+
+
+@pytest.mark.parametrize("argument", ["overlap_comm", "contiguous_gradients"])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_of_zero_is_written_down(argument: str, value: bool) -> None:
+    assert made(**{argument: value})["zero_optimization"][argument] is value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said", "mend"),
+    [
+        ({"zero_stage": 1, "stage": 2}, "stage", "another name of zero_stage, which is 1", "keep zero_stage only"),
+        ({"micro_batch_sizes": 2}, "micro_batch_sizes", "no such argument", "did you mean micro_batch_size?"),
+        ({"wandb": {}}, "wandb", "no such argument", "sections={'wandb': ...}"),
+        ({"frobnicate": 1}, "frobnicate", "no such argument", "use one of zero_stage"),
+        ({"bf16": True, "fp16": True}, "bf16", "together with fp16=True", "keep precision only"),
+        ({"bf16": True, "precision": "fp32"}, "bf16", "together with precision='fp32'", "keep precision only"),
+        ({"use_fp16": False, "precision": "fp16"}, "use_fp16", "with precision='fp16'", "keep precision only"),
+        ({"bf16": {"enabled": True}}, "bf16", "must be True or False, not a mapping", 'precision="bf16"'),
+        ({"learning_rate": 0.1, "optimizer_params": {"lr": 0.5}}, "optimizer.params.lr", "is not used", "auto"),
+    ],
+)  # fmt: skip
+def test_a_name_that_cannot_be_taken_is_refused(
+    arguments: dict[str, Any], key: str, said: str, mend: str
+) -> None:
+    found = refusal(lambda: made(**arguments))
+    assert found.key == key
+    assert said in found.message
+    assert mend in found.mend
+
+
+def test_an_offload_by_other_names() -> None:
+    assert create_offload_config(device="nvme", path="/x") == create_offload_config("nvme", nvme_path="/x")  # type: ignore[call-arg]
+    assert refusal(lambda: create_offload_config(buffer_counts=3)).mend == "did you mean buffer_count?"  # type: ignore[call-arg]
 
 
 # ------------------------------------------------------------------------------------- what DeepSpeed says of it

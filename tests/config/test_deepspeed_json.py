@@ -206,7 +206,7 @@ def test_auto_is_taken_for_any_value(path: KeyPath, node: Node) -> None:
         ({"gradient_clipping": None}, "must be a number, not null", "remove it"),
         ({"bf16": {"enabled": 1}}, "must be true or false, not an integer", "write true or false"),
         ({"bf16": {"enabled": "true"}}, "must be true or false, not a string", "write true or false"),
-        ({"bf16": True}, "must be a mapping, not true or false", "write a mapping"),
+        ({"bf16": True}, "must be a mapping, not true or false", 'write {"enabled": true}'),
         ({"scheduler": None}, "must be a mapping, not null", "remove it"),
         ({"zero_optimization": {"stage": 4}}, "not one of the values", "use 0, 1, 2, 3"),
         ({"zero_optimization": {"stage": -1}}, "not one of the values", "use 0, 1, 2, 3"),

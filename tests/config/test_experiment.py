@@ -63,6 +63,8 @@ def test_what_is_absent_has_determineds_default() -> None:
         ("experiment", under_test.EXPERIMENT_KEYS),
         ("resources", under_test.RESOURCES_KEYS),
         ("reproducibility", under_test.REPRODUCIBILITY_KEYS),
+        ("environment", under_test.ENVIRONMENT_KEYS),
+        ("profiling", under_test.PROFILING_KEYS),
     ],
 )
 def test_the_known_keys_are_those_of_the_masters_schema(schema: str, known: frozenset[str]) -> None:
@@ -84,6 +86,8 @@ def test_the_known_keys_of_a_searcher_are_those_of_any_searcher() -> None:
         ("resources:\n  slots: 2", "resources.slots", "resources.slots_per_trial"),
         ("searcher:\n  metrics: loss", "searcher.metrics", "'metric'"),
         ("reproducibility:\n  seed: 1", "reproducibility.seed", "experiment_seed"),
+        ("environment:\n  env_variables: [A=1]", "environment.env_variables", "'environment_variables'"),
+        ("profiling:\n  enable: true", "profiling.enable", "'enabled'"),
         ("global_batch_size: 2", "global_batch_size", "hyperparameters.global_batch_size"),
         ("slots_per_trial: 2", "slots_per_trial", "resources.slots_per_trial"),
         ("metric: loss", "metric", "searcher.metric"),
@@ -155,6 +159,7 @@ def test_a_wrong_value_is_told_once(section: str, value: Any, said: str, mend: s
         ENTRYPOINT,
         ENTRYPOINT.split(),
         ENTRYPOINT + " --more",
+        ENTRYPOINT.replace("torch_distributed", "deepspeed"),
         "python3 -m determined.launch.deepspeed --trial x -- python3 -m determined_ds.train 'trial:Trial'",
         "python3 -m determined_ds.train trial:Trial",
     ],

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.hyperparameters import (
+    LAID_OVER,
     LARGEST,
     LENGTHS,
     OWN_KEYS,
@@ -41,6 +42,9 @@ pipe_parallel_size: 2
 model_parallel_size: 1
 deepspeed_config: ds.json
 overwrite_deepspeed_args: {zero_optimization: {stage: 1}}
+zero_stage: 1
+micro_batch_size: 4
+trial_seed: 0
 torch_compile: true
 fit:
   max_length: {batches: 200}
@@ -56,6 +60,9 @@ model_size: tiny
         pipe_parallel_size=2,
         deepspeed_config="ds.json",
         overwrite_deepspeed_args={"zero_optimization": {"stage": 1}},
+        zero_stage=1,
+        micro_batch_size=4,
+        trial_seed=0,
         torch_compile=True,
         fit=FitOptions(
             max_length=Length(unit="batches", value=200),
@@ -121,11 +128,54 @@ def test_a_slip_of_the_keyboard_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    """learning_rate batch_size world_size micro_batch_size hidden_size num_layers parallel_size fits dropout
+    """learning_rate batch_size world_size minibatch_size hidden_size num_layers parallel_size fits dropout
     deepspeed deepspeed_stage config model_size data_path overwrite x""".split(),  # noqa: SIM905
 )
 def test_a_name_of_the_model_is_left_to_the_model(name: str) -> None:
     assert parse({name: object()}) == Hyperparameters()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"zero_stage": 4}, "must be at most 3"),
+        ({"zero_stage": -1}, "must be 0 or more"),
+        ({"zero_stage": True}, "must be an integer, not true or false"),
+        ({"zero_stage": "2"}, "must be an integer, not a string"),
+        ({"micro_batch_size": 0}, "must be 1 or more"),
+        ({"trial_seed": -1}, "must be 0 or more"),
+        ({"trial_seed": 2**31}, f"must be at most {LARGEST}"),
+        ({"trial_seed": 0.5}, "must be an integer, not a number"),
+    ],
+)
+def test_a_number_of_the_librarys_own_lies_in_its_range(given: dict[str, Any], said: str) -> None:
+    [problem] = refusals(lambda: parse(given))
+    assert problem.key == f"hyperparameters.{next(iter(given))}"
+    assert problem.message == said
+    assert problem.mend
+
+
+@pytest.mark.parametrize("nothing", [None, "auto"])
+@pytest.mark.parametrize("name", [*LAID_OVER, "trial_seed"])
+def test_nothing_is_laid_over_by_what_says_nothing(name: str, nothing: Any) -> None:
+    assert parse({name: nothing}) == Hyperparameters()
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        (
+            "{zero_optimization: {stage: 1}}",
+            "overwrite_deepspeed_args.zero_optimization.stage = 1 (hp.yaml:1)",
+        ),
+        ("{zero_optimization: true}", "overwrite_deepspeed_args.zero_optimization.stage = true (hp.yaml:1)"),
+    ],
+)
+def test_two_places_that_say_different_things_are_both_named(over: str, said: str) -> None:
+    [problem] = refusals(lambda: parse(f"overwrite_deepspeed_args: {over}\nzero_stage: 2"))
+    assert (problem.key, problem.value, problem.origin) == ("hyperparameters.zero_stage", 2, "hp.yaml:2")
+    assert problem.message == f"differs from {said}"
+    assert "keep one of them" in problem.mend
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -177,14 +227,20 @@ def test_the_whole_length_is_no_schedule() -> None:
         (
             {"fit": {"checkpoint_policy": "last"}},
             "fit.checkpoint_policy",
-            "no checkpoint policy",
+            "not a valid checkpoint policy",
             "best, all, none",
         ),
         (
             {"fit": {"checkpoint_policy": []}},
             "fit.checkpoint_policy",
-            "no checkpoint policy",
+            "not a valid checkpoint policy",
             "best, all, none",
+        ),
+        (
+            {"fit": {"warm_start": "optimizer"}},
+            "fit.warm_start",
+            "not a valid warm start",
+            "weights, all",
         ),
         (
             {"fit": {"step_zero_validation": 1}},

@@ -109,6 +109,38 @@ def test_overwrite_and_set_win_over_the_json() -> None:
     assert resolved.zero_stage == 2
 
 
+def test_a_stage_and_a_micro_batch_of_the_top_level_win_over_the_json() -> None:
+    """So a search has them at the top level, where a master draws in a certain order."""
+    resolved = decide(
+        "global_batch_size: 16\nzero_stage: 2\nmicro_batch_size: 4",
+        '{"zero_optimization": {"stage": 1, "overlap_comm": true}, "train_micro_batch_size_per_gpu": 2}',
+    )
+    assert resolved.ds_config["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert (resolved.batch.micro_batch_size, resolved.batch.accumulation) == (4, 2)
+    assert resolved.origins["zero_optimization.stage"] == "zero_stage, hp.yaml:2"
+    assert resolved.origins["train_micro_batch_size_per_gpu"] == "micro_batch_size, hp.yaml:3"
+    assert resolved.warnings == ()
+
+
+def test_a_stage_of_the_top_level_is_what_overwrites_make() -> None:
+    top = {"global_batch_size": 16, "zero_stage": 0, "micro_batch_size": 2}
+    over = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 2}
+    ds = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}
+    overwritten = decide({"global_batch_size": 16, "overwrite_deepspeed_args": over}, ds)
+    assert decide(top, ds).ds_config == overwritten.ds_config
+    assert decide({**top, "overwrite_deepspeed_args": over}, ds).ds_config == overwritten.ds_config
+
+
+def test_no_weight_decay_is_stated_where_no_hyperparameter_says_auto() -> None:
+    """DeepSpeed's own AdamW would take 0, and torch's 0.01."""
+    ds = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": "auto"}}}
+    resolved = decide("global_batch_size: 8", ds)
+    assert resolved.ds_config["optimizer"]["params"]["weight_decay"] == 0.0
+    assert resolved.origins["optimizer.params.weight_decay"] == "no weight decay is stated"
+    stated = decide("global_batch_size: 8\nweight_decay: 0.3", ds)
+    assert stated.ds_config["optimizer"]["params"]["weight_decay"] == 0.3
+
+
 def test_what_is_overwritten_is_what_determined_overwrites() -> None:
     from determined.pytorch.deepspeed import overwrite_deepspeed_config
 

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed_json import TORCH_TYPES
 from determined_ds.config.document import KeyPath, dotted
-from determined_ds.config.rules import RULES, Rule
+from determined_ds.config.facts import ZERO_OPTIMIZERS, Rule
+from determined_ds.config.rules import RULES
 from determined_ds.errors import ConfigError, Problem
 from tests.config.making import CPU, CUDA, decide
+from tests.ranks import Ranks
 
 ZERO = "zero_optimization"
 FEW = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
@@ -26,8 +29,10 @@ class Setup:
 
     ds: dict[str, Any] = field(default_factory=dict)
     pipe: int = 1
+    model: int = 1
     slots: int = 2
     accelerator: Accelerator = CUDA
+    machines: int = 1
 
 
 def zero(stage: int, **settings: Any) -> dict[str, Any]:
@@ -36,7 +41,10 @@ def zero(stage: int, **settings: Any) -> dict[str, Any]:
 
 CPU_OFFLOAD, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
 MASTER = {"enabled": True, "bf16_master_weights_and_grads": True}
+CONTIGUOUS = {"contiguous_memory_optimization": True}
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 FP16 = {"fp16": {"enabled": True}}
+BF16 = {"bf16": {"enabled": True}}
 
 # (code, key) of a rule -> (what breaks it, its neighbour that does not).
 CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
@@ -66,6 +74,10 @@ CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
         Setup(ds={**FP16, "bf16": {"enabled": False}}),
     ),
     ("fp16-unsupported", ("fp16", "enabled")): (Setup(ds=FP16, accelerator=CPU), Setup(ds=FP16)),
+    ("pipeline-fp16-stage", ("fp16", "enabled")): (
+        Setup(ds=FP16, pipe=2),
+        Setup(ds={**FP16, **zero(1)}, pipe=2),
+    ),
     ("zeropp-hpz-stage", (ZERO, "zero_hpz_partition_size")): (
         Setup(ds=zero(2, zero_hpz_partition_size=2)),
         Setup(ds=zero(2, zero_hpz_partition_size=1)),
@@ -86,9 +98,20 @@ CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
             ("cuda", Setup(ds=zero(3, **{key: True}), accelerator=CPU)),
         )
     },
+    ("zeropp-gradients-machines", (ZERO, "zero_quantized_gradients")): (
+        Setup(ds={**BF16, **zero(3, zero_quantized_gradients=True)}, machines=2),
+        Setup(
+            ds={**BF16, "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)},
+            machines=2,
+        ),
+    ),
     ("onebit", ("optimizer", "type")): (
         Setup(ds={"optimizer": {"type": "OneBitAdam"}}),
         Setup(ds={"optimizer": {"type": "AdamW"}}),
+    ),
+    ("optimizer-nvcc", ("optimizer", "type")): (
+        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}),
+        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}),
     ),
     ("master-weights-stage", ("fp16", "fp16_master_weights_and_grads")): (
         Setup(ds={"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}),
@@ -137,18 +160,68 @@ CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
         Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CPU),
         Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CUDA),
     ),
+    ("contiguous-checkpoints", ("activation_checkpointing", "contiguous_memory_optimization")): (
+        Setup(ds={"activation_checkpointing": CONTIGUOUS}),
+        Setup(
+            ds={
+                "activation_checkpointing": {
+                    **CONTIGUOUS,
+                    "number_checkpoints": 2,
+                    "partition_activations": True,
+                }
+            }
+        ),
+    ),
+    ("zero-untested-optimizer", ("optimizer", "type")): (
+        Setup(ds={**zero(1), **SGD}),
+        Setup(ds={**zero(1), **SGD, "zero_allow_untested_optimizer": True}),
+    ),
     ("grad-accum-mix", ("data_types", "grad_accum_dtype")): (
         Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
         Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
+    ),
+    ("model-parallel-degree", ("sequence_parallel_size",)): (
+        Setup(ds={"sequence_parallel_size": 2}),
+        Setup(ds={"sequence_parallel_size": 2}, model=2),
+    ),
+    ("model-parallel-degree", ("tensor_parallel", "autotp_size")): (
+        Setup(ds={"tensor_parallel": {"autotp_size": 2}}),
+        Setup(ds={"tensor_parallel": {"autotp_size": 2}}, model=2),
+    ),
+    ("pipeline-unheeded", ("flops_profiler", "enabled")): (
+        Setup(ds={"flops_profiler": {"enabled": True}}, pipe=2),
+        Setup(ds={"flops_profiler": {"enabled": True}}),
+    ),
+    ("pipeline-unheeded", ("hybrid_engine", "enabled")): (
+        Setup(ds={"hybrid_engine": {"enabled": True}}, pipe=2),
+        Setup(ds={"hybrid_engine": {"enabled": True}}),
+    ),
+    ("deepcompile-cuda", ("compile", "deepcompile")): (
+        Setup(ds={**zero(1), "compile": {"deepcompile": True}}, accelerator=CPU),
+        Setup(ds={**zero(1), "compile": {"deepcompile": True}}),
+    ),
+    ("deepcompile-stage", ("compile", "deepcompile")): (
+        Setup(ds={**zero(0), "compile": {"deepcompile": True}}),
+        Setup(ds={**zero(2), "compile": {"deepcompile": True}}),
+    ),
+    ("memory-breakdown-peak", ("memory_breakdown",)): (
+        Setup(ds={"memory_breakdown": True}, accelerator=CUDA),
+        Setup(ds={"memory_breakdown": True}, accelerator=CPU),
     ),
 }
 
 
 def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:
     """Problems and warnings."""
-    hp = {"global_batch_size": 24, "pipe_parallel_size": setup.pipe}
+    hp = {
+        "global_batch_size": 24,
+        "pipe_parallel_size": setup.pipe,
+        "model_parallel_size": setup.model,
+    }
     try:
-        resolved = decide(hp, setup.ds, slots=setup.slots, accelerator=setup.accelerator)
+        resolved = decide(
+            hp, setup.ds, slots=setup.slots, accelerator=setup.accelerator, machines=setup.machines
+        )
     except ConfigError as error:
         return list(error.problems), []
     return [], list(resolved.warnings)
@@ -214,3 +287,74 @@ def test_a_warning_stops_nothing() -> None:
         "gradient_accumulation_steps = 1 (ds.json): 1 micro-batches for 2 pipeline stages: some stages are always"
         " idle\n  mend: use at least 2 micro-batches (4 x 2 keep the bubble under 20 %)"
     )
+
+
+# ---------------------------------------------------------------------------------------- what DeepSpeed says of them
+
+
+def configure_checkpoints(section: dict[str, Any]) -> str:
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    config = {"train_batch_size": 1, "activation_checkpointing": section}
+    try:
+        deepspeed.checkpointing.configure(None, config)
+    except AssertionError as error:
+        return str(error)
+    finally:
+        deepspeed.checkpointing._configure_defaults()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("lacking", "says"),
+    [
+        ("number_checkpoints", "number of layers"),
+        ("partition_activations", "partitioned activations"),
+        ("", ""),
+    ],
+)
+def test_contiguous_checkpoints_fail_in_deepspeed_on_what_the_rule_asks_for(
+    one_rank: Ranks, lacking: str, says: str
+) -> None:
+    section = {**CONTIGUOUS, "number_checkpoints": 2, "partition_activations": True}
+    section.pop(lacking, None)
+    (said,) = one_rank.run(configure_checkpoints, section)
+    assert says in said
+    assert bool(said) == bool(lacking)
+    problems, _ = told(Setup(ds={"activation_checkpointing": section}))
+    assert [problem.code for problem in problems] == (["contiguous-checkpoints"] if lacking else [])
+
+
+def test_the_optimizers_of_zero_are_deepspeeds_own() -> None:
+    import torch
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    for name in TORCH_TYPES["optimizer"] - {"Muon"}:  # which DeepSpeed takes for its own
+        taken = getattr(torch.optim, name) in ZERO_SUPPORTED_OPTIMIZERS
+        assert taken == (name.lower() in ZERO_OPTIMIZERS), name
+
+
+def train_with_sgd(ds_config: dict[str, Any]) -> str:
+    import deepspeed
+    import torch
+
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    model = torch.nn.Linear(2, 1)
+    try:
+        deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_an_optimizer_that_zero_refuses_is_refused_before(one_rank: Ranks) -> None:
+    allowed = decide(
+        {"global_batch_size": 2}, {**zero(1), **SGD, "zero_allow_untested_optimizer": True}, slots=1
+    )
+    assert one_rank.run(train_with_sgd, allowed.ds_config) == [""]
+    refused = {key: value for key, value in allowed.ds_config.items() if "untested" not in key}
+    (said,) = one_rank.run(train_with_sgd, refused)
+    assert "untested ZeRO Optimizer" in said
+    problems, _ = told(Setup(ds={**zero(1), **SGD}))
+    assert [problem.code for problem in problems] == ["zero-untested-optimizer"]

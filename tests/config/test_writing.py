@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from determined_ds.config import writing
-from determined_ds.config.writing import write_files
+from determined_ds.config.writing import write_files, write_whole
 from determined_ds.errors import ConfigError
 from tests.config.making import refusal, refusals
 
@@ -101,3 +102,13 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "link", link)
     write_files({tmp_path / "file": "x"}, overwrite=False)
     assert files_in(tmp_path) == {"file": "x"}
+
+
+def test_a_full_disk_leaves_a_file_as_it_was(small_disk: Callable[[int], Path]) -> None:
+    path = small_disk(64 * 1024) / "experiment.yaml"
+    write_whole(path, "old")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new" * 64 * 1024)
+    assert files_in(path.parent) == {"experiment.yaml": "old"}
+    write_whole(path, b"new")
+    assert files_in(path.parent) == {"experiment.yaml": "new"}

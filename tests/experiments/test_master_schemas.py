@@ -21,7 +21,7 @@ from tests.experiments.master_schemas import (
 
 Json = Any
 
-LAUNCH = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train"
+LAUNCH = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train"
 STORAGE = {"type": "shared_fs", "host_path": "/tmp"}
 SINGLE = {"name": "single", "metric": "loss"}
 ASHA = {"name": "adaptive_asha", "metric": "loss", "max_trials": 8, "max_time": 100, "time_metric": "batches"}

@@ -149,7 +149,7 @@ def test_every_way_out_is_one(answers: dict[str, Any]) -> None:
         ({"model_size": "70B"}, 3, "", True, 2),
         ({"pipeline": 4}, 1, "", False, 1),
         ({"pipeline": 4, "global_batch_size": 512}, 1, "", False, 4),
-        ({"pipeline": 4, "precision": "fp16"}, 0, "", False, 1),
+        ({"pipeline": 4, "precision": "fp16"}, 1, "", False, 1),
         ({"offload": "auto"}, 1, "", False, 2),
         ({"offload": "cpu"}, 1, "optimizer", False, 2),
         ({"offload": "nvme", "nvme_path": "/nvme"}, 3, "optimizer", False, 2),

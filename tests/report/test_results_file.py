@@ -58,7 +58,7 @@ def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_file_says_what_it_is() -> None:
     data = strictly(results_text(comparison()))
     assert list(data)[:2] == ["kind", "format"]
-    assert data["format"] == 1
+    assert data["format"] == 2
     assert data["rows"][0]["name"] == "zero0"
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         assert said in refusal(lambda path=path: load_results(path)).message
 
 
-@pytest.mark.parametrize("version", [2, "1", 1.0, True, None])
+@pytest.mark.parametrize("version", [1, 3, "2", 2.0, True, None])
 def test_another_format_is_refused(version: object, tmp_path: Path) -> None:
     (problem,) = with_change(tmp_path, lambda data: data.update(format=version))
     assert problem.key == "format"

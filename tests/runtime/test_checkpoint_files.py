@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ CASES = [
     for name in [*FILES, MANIFEST, METADATA]
     for damage in DAMAGES
     if FILES.get(name, b"x") or damage in ("longer", "missing")  # an empty file cannot be torn
+    if (name, damage) != (METADATA, "missing")
 ]
 
 
@@ -80,6 +82,19 @@ def test_every_damage_to_every_file_is_found_and_named(tmp_path: Path, name: str
     assert Path(name).name in found
 
 
+def test_metadata_may_be_missing_or_a_copy_of_the_masters(tmp_path: Path) -> None:
+    """In object storage an earlier version left it out; then ``det checkpoint download`` writes what the master has."""
+    path = checkpoint(tmp_path, "a", 5)
+    given = {"a note": "somebody's", "format": "pickle", "steps_completed": 5}
+    (path / METADATA).write_text(metadata_text(given))
+    assert damage_of(path) is None
+    (path / METADATA).unlink()
+    assert damage_of(path) is None
+    for other in ({**given, "steps_completed": 6}, {"steps_completed": 5}, {}, [], 5, None):
+        (path / METADATA).write_text(json.dumps(other))
+        assert METADATA in (damage_of(path) or ""), other
+
+
 def test_one_bit_anywhere_in_the_manifest_is_found(tmp_path: Path) -> None:
     """Steps, sizes, checksums: the manifest vouches for itself."""
     path = checkpoint(tmp_path, "a", 5)
@@ -93,7 +108,7 @@ def test_the_one_before_a_damaged_one_is_taken_and_it_is_said(tmp_path: Path) ->
     for uuid, steps in (("a", 5), ("b", 10), ("c", 15)):
         checkpoint(tmp_path, uuid, steps)
     (tmp_path / "c" / "model0" / "weights.pt").write_bytes(b"short")
-    (tmp_path / "b" / METADATA).unlink()
+    (tmp_path / "b" / METADATA).write_text("{}")
     good, damages = newest_good_checkpoint(tmp_path)
     assert good is not None
     assert (good.uuid, good.steps_completed) == ("a", 5)
@@ -113,6 +128,10 @@ def test_one_of_determineds_own_loop_is_taken_on_trust(tmp_path: Path) -> None:
     (path / METADATA).write_text(metadata_text({"steps_completed": 4}))
     (path / "trial_state.pkl").write_bytes(b"")
     assert damage_of(path) is None
+    (path / METADATA).unlink()  # as in object storage
+    assert damage_of(path) is None
+    (path / "trial_state.pkl").unlink()
+    assert damage_of(path) == f"{METADATA} is missing"
 
 
 def test_ranks_share_the_reading(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.search.master_random import first_trial_seed
 from tests.ranks import ROOT, Ranks
 
 HPARAMS: dict[str, Any] = {
@@ -115,10 +118,10 @@ def seeds(experiment_seed: int) -> tuple[int, list[float]]:
         return context.get_trial_seed(), [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def test_every_generator_starts_from_the_experiments_seed(two_ranks: Ranks) -> None:
+def test_every_generator_starts_from_the_seed_of_a_masters_first_trial(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(seeds, 3)
     assert first == second
-    assert first[0] == 3
+    assert first[0] == first_trial_seed(3)
     assert two_ranks.run(seeds, 3)[0] == first
     other = two_ranks.run(seeds, 4)[0]
     assert all(one != another for one, another in zip(first[1], other[1], strict=True))
@@ -195,6 +198,18 @@ def test_overwrite_gives_what_the_engine_is_given_however_often(one_rank: Ranks)
     assert made["once"] == made["twice"] == made["by path"] == made["of attributes"] == made["resolved"]
     assert made["once"]["zero_optimization"]["overlap_comm"] is True
     assert type(made["of attributes"]["optimizer"]) is dict
+
+
+def overwritten_on_two_machines() -> int:
+    one_gpu = Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)
+    with opened() as context:
+        context.resolved = dataclasses.replace(context.resolved, accelerator=one_gpu, machines=2)
+        return int(context.overwrite(HPARAMS["deepspeed_config"])["train_batch_size"])
+
+
+def test_overwrite_on_two_machines(two_ranks: Ranks) -> None:
+    """Each has room for one of the two ranks."""
+    assert two_ranks.run(overwritten_on_two_machines) == [16, 16]
 
 
 def test_overwrite_with_other_arguments(one_rank: Ranks) -> None:

@@ -15,7 +15,8 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
-from determined_ds.runtime.data import ValidationBatches, ValidationLoader, training_data
+from determined_ds.runtime.data import training_data
+from determined_ds.runtime.validation_data import CallPlan, IndexedShare, ValidationBatches
 
 SEED = 7
 
@@ -294,12 +295,13 @@ def test_every_validation_sample_counts_on_one_replica_and_all_go_through_as_man
 ) -> None:
     seen: list[int] = []
     shares = [
-        ValidationLoader(DataLoader(Numbers(size), batch_size=micro), replica=replica, replicas=replicas)
+        IndexedShare(DataLoader(Numbers(size), batch_size=micro), replica=replica, replicas=replicas)
         for replica in range(replicas)
     ]
-    longest = max(share.num_batches for share in shares)
+    plan = CallPlan([share.sizes for share in shares], at_most=None)
+    longest = plan.num_batches
     for share in shares:
-        batches = ValidationBatches(share, longest, len)
+        batches = ValidationBatches(share.open(), iter([plan]), len)
         taken = list(batches)
         assert len(taken) == len(batches.weights) == longest, "a forward pass may be collective"
         for batch, weight in zip(taken, batches.weights, strict=True):
@@ -310,5 +312,5 @@ def test_every_validation_sample_counts_on_one_replica_and_all_go_through_as_man
 
 def test_validation_without_a_batch_is_refused() -> None:
     with pytest.raises(DataError, match="no batch") as raised:
-        ValidationLoader(DataLoader(Numbers(3), batch_size=4, drop_last=True), replica=0, replicas=1)
+        IndexedShare(DataLoader(Numbers(3), batch_size=4, drop_last=True), replica=0, replicas=1)
     assert "drop_last" in raised.value.problems[0].mend

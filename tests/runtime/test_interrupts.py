@@ -23,6 +23,20 @@ def test_the_first_is_asked_for_the_second_insists(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "\nSIGINT: ending the measurement; again ends at once\n"
 
 
+def test_a_terminal_that_closes_counts_as_one_but_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    with Interrupts("ending the measurement") as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.signals == [signal.SIGHUP]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts("ending the measurement") as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupts.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_of_another_thread_signals_are_none() -> None:
     """They are the main thread's; what runs in another is not disturbed by asking for them."""
     before, seen = signal.getsignal(signal.SIGINT), []

@@ -82,6 +82,85 @@ def test_its_weights_have_hugging_faces_names(run_of: Callable[[str], Path]) -> 
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
+def copy_of(run_dir: Path, folder: Path, **load_data: Any) -> Path:
+    """A checkpoint as Determined's own loop leaves it, without a manifest, that says other things of its trial."""
+    path = Path(shutil.copytree(checkpoint_of(run_dir), folder / "checkpoint"))
+    (path / "manifest.json").unlink()
+    (path / "trial_state.json").unlink()
+    told = json.loads((path / "load_data.json").read_text())
+    (path / "load_data.json").write_text(json.dumps({**told, **load_data}))
+    return path
+
+
+@pytest.mark.parametrize("form", ["evil.py", "evil/__init__.py", "evil/deep/trial.py"])
+def test_nothing_is_imported_from_outside_the_context_directory(
+    run_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Whatever the checkpoint names, and though it can be imported; with the class at hand, nothing is."""
+    ran, source = tmp_path / "ran", tmp_path / "elsewhere" / form
+    source.parent.mkdir(parents=True)
+    source.write_text(f"open({str(ran)!r}, 'w')\nclass Trial: ...\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    module = form.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    path = copy_of(run_of("zero0"), tmp_path, trial_cls_spec=f"{module}:Trial")
+    with pytest.raises(ConfigError) as caught:
+        load_model_from_checkpoint_path(path, context_dir=ROOT)
+    assert "importing it would run its code" in str(caught.value)
+    assert "trial=MyTrial" in str(caught.value)
+    assert not ran.exists()
+    from model_defs.gpt2.trial import GPT2Trial
+
+    assert load_model_from_checkpoint_path(path, context_dir=ROOT, trial=GPT2Trial)
+    assert not ran.exists()
+
+
+def test_a_context_directory_is_taken_from_wherever_one_stands(
+    run_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a relative path; and the models of this project without one, from where they are installed."""
+    path = checkpoint_of(run_of("zero0"))
+    monkeypatch.chdir(ROOT.parent)
+    assert load_model_from_checkpoint_path(path, context_dir=ROOT.name)
+    monkeypatch.chdir(tmp_path)
+    assert load_model_from_checkpoint_path(path)
+
+
+def test_the_code_of_a_checkpoint_is_taken_when_told_to_and_nothing_else_then(
+    run_of: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not that of the context directory, nor what is installed; a library that differs is named."""
+    path = copy_of(run_of("zero0"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="only checkpoints of a cluster have it"):
+        load_model_from_checkpoint_path(path, code="checkpoint")
+    shutil.copytree(
+        ROOT / "model_defs", path / "code/model_defs", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (path / "code/determined_ds").mkdir()
+    (path / "code/determined_ds/errors.py").write_text("# another")
+    with caplog.at_level(logging.WARNING):
+        model = load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")
+    assert Path(inspect.getfile(type(model))).is_relative_to(path / "code")
+    assert "other than the checkpoint's in 1 modules, e.g. errors.py" in caplog.text
+    (path / "code/model_defs/gpt2/trial.py").unlink()
+    with pytest.raises(ConfigError, match=r"holds no model_defs\.gpt2\.trial"):
+        load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")
+    with pytest.raises(ConfigError, match="use context_dir or checkpoint"):
+        load_model_from_checkpoint_path(path, context_dir=ROOT, code="mine")
+
+
+def test_a_checkpoint_without_a_manifest_is_named_as_unverified(
+    run_of: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = copy_of(run_of("zero0"), tmp_path)
+    with caplog.at_level(logging.WARNING):
+        load_state_dict_from_checkpoint_path(path)
+    assert f"checkpoint {path} has no manifest.json: its files are unverified" in caplog.text
+
+
 def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     good = checkpoint_of(run_of("zero0"))
     with pytest.raises(CheckpointError, match="no engine 1; it has: model0"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.runtime.checkpoint_files import checkpoints_in, damage_of
 from tests.ranks import Ranks
 
 NUM_SAMPLES, GLOBAL_BATCH_SIZE = 40, 8
@@ -126,15 +126,42 @@ def test_epochs_are_real_epochs(one_rank: Ranks, tmp_path: Path) -> None:
 def test_what_is_reported(
     two_ranks: Ranks, tmp_path: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]]
 ) -> None:
-    """Throughput over replicas, not ranks; memory of each rank; the learning rate and the gradient's norm."""
+    """Numbers only: throughput over replicas, not ranks; the ranks' memory; learning rate and gradient norm."""
     two_ranks.run(train, str(tmp_path), max_length=("batches", 4), reporting_period=("batches", 2))
     for report in metrics_of(tmp_path, "training"):
         assert report["lr"] == 0.01
         assert report["grad_norm"] > 0
         assert report["tokens_per_second"] == pytest.approx(3 * report["samples_per_second"])
-        assert len(report["peak_memory_bytes_by_rank"]) == 2
-        assert report["peak_memory_bytes"] == max(report["peak_memory_bytes_by_rank"]) > 2**26
+        assert 1 / 16 < report["peak_memory_gib_min"] <= report["peak_memory_gib"] < 64
+        assert {type(value) for value in report.values()} <= {int, float}
+        assert "epochs" not in report
     assert [r["batches"] for r in metrics_of(tmp_path, "training")] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("searcher", "fit", "names"),
+    [
+        (None, {}, {"batches", "validation_loss"}),
+        (None, {"validation_period": ("epochs", 1)}, {"batches", "epochs", "validation_loss"}),
+        ({"time_metric": "epochs"}, {}, {"batches", "epochs", "validation_loss"}),
+        ({"time_metric": "batches"}, {}, {"batches", "validation_loss"}),
+    ],
+    ids=["in-batches", "validated-by-epoch", "searched-by-epoch", "searched-by-batch"],
+)
+def test_epochs_are_reported_where_something_is_counted_in_them(
+    searcher: dict[str, Any] | None,
+    fit: dict[str, Any],
+    names: set[str],
+    one_rank: Ranks,
+    tmp_path: Path,
+    metrics_of: Callable[[Path, str], list[dict[str, Any]]],
+) -> None:
+    """The web UI orders metrics by name, and ``epochs``, always 0, would be the first."""
+    one_rank.run(train, str(tmp_path), searcher=searcher, max_length=("batches", 6), **fit)
+    for report in metrics_of(tmp_path, "validation"):
+        assert report.keys() == names
+        assert report.get("epochs", 1) == 1
+    assert all("epochs" not in report for report in metrics_of(tmp_path, "training"))
 
 
 def test_one_trace_for_each_scheduled_window(two_ranks: Ranks, tmp_path: Path) -> None:
@@ -191,6 +218,26 @@ def test_the_best_checkpoint_is_kept_whichever_period_saved_it(one_rank: Ranks, 
         save_total_limit=2,
     )
     assert sorted(c.steps_completed for c in checkpoints_in(tmp_path / "checkpoints")) == [2, 8]
+
+
+def test_damaged_checkpoints_count_and_are_pruned_first(one_rank: Ranks, tmp_path: Path) -> None:
+    """Found as the run goes on from the one before them; without a limit they stay, as any other does."""
+    fit = {"checkpoint_period": ("batches", 2), "checkpoint_policy": "none"}
+    one_rank.run(train, str(tmp_path), max_length=("batches", 6), **fit)
+    newest, good, _ = checkpoints_in(tmp_path / "checkpoints")
+    (newest.path / "trial_state.json").write_text("{}")
+    one_rank.run(
+        train,
+        str(tmp_path),
+        max_length=("batches", 8),
+        latest_checkpoint=good.uuid,
+        save_total_limit=3,
+        **fit,
+    )
+    assert not newest.path.exists()
+    left = checkpoints_in(tmp_path / "checkpoints")
+    assert [checkpoint.steps_completed for checkpoint in left] == [8, 6, 4]
+    assert [damage_of(checkpoint.path) for checkpoint in left] == [None] * 3
 
 
 # ------------------------------------------------------------------------- against Determined's own loop
@@ -287,7 +334,9 @@ def go_on_from_theirs(run_dir: str) -> Any:
 
 
 def test_a_checkpoint_of_determineds_own_layout_loads(one_rank: Ranks, tmp_path: Path) -> None:
+    """It has no manifest, and is said to be unverified."""
     assert one_rank.run(go_on_from_theirs, str(tmp_path)) == [[4, 5]]
+    assert "has no manifest.json: its files are unverified" in one_rank.said(0)
 
 
 class Evil:

@@ -142,7 +142,7 @@ def test_nothing_is_saved_or_validated(rows: list[Row], run_dir: Path) -> None:
     assert list(run_dir.glob("checkpoints/*")) == []
     [report] = records_in(run_dir, "validation")
     assert report["steps_completed"] == WARMUP + STEPS
-    assert {"samples_per_second", "tokens_per_second", "step_seconds", "peak_memory_bytes", "loss"} < set(
+    assert {"samples_per_second", "tokens_per_second", "step_seconds", "peak_memory_gib", "loss"} < set(
         report["metrics"]
     )
     assert report["metrics"]["samples_per_second"] == pytest.approx(rows[0].samples_per_second)

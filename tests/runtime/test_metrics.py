@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from determined import pytorch, util
 from determined.pytorch import Reducer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.metrics import MetricSums, jsonable, to_json_line
+from determined_ds.runtime.plain_metrics import plain
+from determined_ds.runtime.progress import show
 from tests.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -71,8 +74,8 @@ def test_a_state_goes_on_where_it_was() -> None:
     assert other.reduce() == {"loss": 2.0}
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), "0.5", None])
-def test_what_is_no_scalar_is_refused_by_name(value: Any) -> None:
+@pytest.mark.parametrize("value", [torch.ones(0), torch.ones(100_001), 1j, "0.5", None, {"road": 1.0}])
+def test_what_is_not_numbers_is_refused_by_name(value: Any) -> None:
     with pytest.raises(TrainingError, match="accuracy"):
         MetricSums(CPU).add({"accuracy": value})
 
@@ -82,6 +85,100 @@ def test_any_number_is_a_scalar(value: Any) -> None:
     sums = MetricSums(CPU)
     sums.add({"loss": value})
     assert sums.reduce()["loss"] == float(value)
+
+
+# ------------------------------------------------------------------------- of several numbers, as by Determined
+
+SEVERAL: list[list[Any]] = [
+    [[1.0, 2.0], [3.0, 6.0]],
+    [(1, 2, 3), (4, 5, 7)],
+    [np.array([[1.0, 2.0], [3.0, 5.0]]), np.array([[0.0, 1.0], [1.0, 1.0]])],
+    [torch.tensor([1.5, -2.0]), torch.tensor([4.0, 8.0])],
+    [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([3, 9], dtype=torch.int32)],
+    [[True, False, False], [True, True, False]],
+]
+
+
+class OneRank:
+    """Of Determined's functions on metrics, all that they ask of a distributed context."""
+
+    rank, size = 0, 1
+
+
+@pytest.mark.parametrize("kind", list(Reducer))
+@pytest.mark.parametrize("values", SEVERAL)
+def test_several_numbers_become_one_as_in_determineds_validation(values: list[Any], kind: Reducer) -> None:
+    """Held against the function that reduces the metrics of Determined's DeepSpeedTrials."""
+    batches = pytorch._convert_metrics_to_numpy({str(at): value for at, value in enumerate(values)})
+    theirs = pytorch._reduce_metrics(
+        OneRank(),  # type: ignore[arg-type]
+        [{"metric": batch} for batch in batches.values()],
+        {"metric"},
+        {"metric": kind},
+    )
+    ours = MetricSums(CPU, kind)
+    for value in values:
+        ours.add({"metric": value}, weight=4)
+    assert ours.reduce()["metric"] == pytest.approx(float(theirs["metric"]))
+
+
+@pytest.mark.parametrize("values", SEVERAL)
+def test_several_numbers_become_one_as_in_determineds_training(values: list[Any]) -> None:
+    theirs = util.make_metrics(None, [{"metric": np.asarray(value)} for value in values])["avg_metrics"]
+    ours = MetricSums(CPU)
+    for value in values:
+        ours.add({"metric": value})
+    assert ours.reduce() == pytest.approx(theirs)
+
+
+def test_several_numbers_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    said: set[str] = set()
+    for _ in range(2):
+        sums = MetricSums(CPU, source="MyTrial.loss (trial.py:7)", said=said)
+        sums.add({"by_class": torch.ones(3), "loss": 1.0})
+    [record] = caplog.records
+    assert "MyTrial.loss (trial.py:7): metric 'by_class' has shape (3,)" in record.getMessage()
+    assert "its mean over all elements" in record.getMessage()
+
+
+def test_what_was_reduced_by_its_author_is_reported_as_it_is() -> None:
+    """By the function that sends metrics to a master, which knows no tensors."""
+    metrics = {
+        "by_class": torch.tensor([0.5, 1.0]),
+        "confusion": np.array([[1, 2], [3, 4]]),
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "words": ["road", {"iou": torch.tensor(0.25)}],
+        "none": None,
+    }
+    found = plain(metrics, "reducer", for_training=True)
+    expected = {
+        "by_class": [0.5, 1.0],
+        "confusion": [[1, 2], [3, 4]],
+        "half": 0.5,
+        "words": ["road", {"iou": 0.25}],
+        "none": None,
+    }
+    assert found == json.loads(util.json_encode(found)) == expected
+
+
+@pytest.mark.parametrize("value", [{1, 2}, [CPU], {"a": object()}, 1j, b"bytes"])
+def test_what_no_master_takes_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TrainingError, match=r"evaluate_full_dataset: metric 'odd' is"):
+        plain({"odd": value}, "MyTrial.evaluate_full_dataset")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([0.5, 2], "iou [0.5 2]"),
+        (list(range(100)), "iou [100 values]"),
+        ([[1, 2], [3, 4]], "iou [2 values]"),
+        ({"road": 0.5}, "iou {1 entries}"),
+        ("x" * 100, f"iou {'x' * 37}..."),
+    ],
+)
+def test_a_line_for_people_stays_short(value: Any, text: str) -> None:
+    assert show("iou", value) == text
 
 
 # --------------------------------------------------------------------------------------------- two ranks
@@ -136,6 +233,18 @@ def test_a_report_is_one_collective(two_ranks: Ranks) -> None:
     added = [[({"loss": 1.0, "accuracy": 0.5}, 1.0)], [({"loss": 3.0, "accuracy": 1.0}, 1.0)]]
     for results, calls in two_ranks.run(reduce_over_ranks, added, {}, reports=3):
         assert results == [{"loss": 2.0, "accuracy": 0.75}] * 3
+        assert calls == 1
+
+
+def test_several_numbers_of_several_ranks_are_one_collective_too(two_ranks: Ranks) -> None:
+    """The mean of all elements, the largest of all; and no rank needs the other's shape."""
+    added: list[Any] = [
+        [({"iou": [1.0, 3.0], "high": [4.0, 9.0, 1.0]}, 1.0)],
+        [({"iou": [5.0, 7.0], "high": [2.0]}, 1.0)],
+    ]
+    for results, _ in two_ranks.run(reduce_over_ranks, added, {"high": Reducer.MAX}):
+        assert results == [{"iou": 4.0, "high": 9.0}]
+    for _, calls in two_ranks.run(reduce_over_ranks, [[({"iou": [1.0, 2.0]}, 1.0)]] * 2, {}, reports=2):
         assert calls == 1
 
 

@@ -223,10 +223,11 @@ def test_preemption_is_asked_for_often_enough_whatever_the_periods(
 def test_steps_skipped_for_overflow_are_reported() -> None:
     """An engine in fp16 stands in: no CPU here trains in it."""
     engine = SimpleNamespace(
-        optimizer=SimpleNamespace(cur_scale=4096.0),
+        optimizer=object(),
+        _get_optimizer_loss_scale=lambda: 4096.0,
         skipped_steps=3,
         get_lr=lambda: [0.5],
-        get_global_grad_norm=lambda: None,
+        get_global_grad_norm=lambda: float("inf"),
         fp16_enabled=lambda: True,
     )
     assert engine_metrics(engine) == {"lr": 0.5, "loss_scale": 4096.0, "skipped_steps": 3}

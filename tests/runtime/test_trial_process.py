@@ -45,7 +45,7 @@ class Held(Endless):
 """
 EXPERIMENT = """
 name: endless
-entrypoint: python3 -m determined.launch.deepspeed python3 -m determined_ds.train trial:{trial}
+entrypoint: python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:{trial}
 resources: {{slots_per_trial: {slots}}}
 hyperparameters:
   global_batch_size: {batch}
@@ -216,6 +216,16 @@ def test_what_was_forgotten_is_read_anew(tmp_path: Path) -> None:
             "torch.cuda.OutOfMemoryError: CUDA out of memory",
         ),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        (
+            "rank 1 failed first:\n\nMine.loss (trial.py:9): returned None; expected a tensor\n  mend: return it\n\n"
+            "what the other ranks wrote is in run/logs\n",
+            "Mine.loss (trial.py:9): returned None; expected a tensor",
+        ),
+        (
+            "rank 0 failed first:\n\nTraceback (most recent call last):\n  File\nValueError: odd\n\n"
+            "full traceback: run/logs/traceback-rank0.txt\n",
+            "ValueError: odd",
+        ),
         (
             "training\nit ended without a word (exitcode: -9)\nmore\n",
             "it ended without a word (exitcode: -9)",

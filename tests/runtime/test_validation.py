@@ -79,6 +79,7 @@ def trial_classes() -> dict[str, Any]:
         """Data of any size, and a reducer that keeps every sample it is shown."""
 
         size = 1
+        streamed = False
         context: Any
         training_loader: Any
         validation_loader: Any
@@ -90,7 +91,10 @@ def trial_classes() -> dict[str, Any]:
             return self.training_loader(Numbers(64), shuffle=False)
 
         def build_validation_data_loader(self) -> Any:
-            return self.validation_loader(Numbers(self.size))
+            data = Numbers(self.size)
+            return self.validation_loader(
+                (lambda: (data[i] for i in range(len(data)))) if self.streamed else data
+            )
 
     class Replicated(Shared, DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
@@ -141,34 +145,40 @@ def sorted_numbers(lists: list[list[float]]) -> list[float]:
 # ------------------------------------------------------------------------------- every size, every strategy
 
 
-def validate(kind: str, name: str, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+def validate(kind: str, name: str, sizes: tuple[int, ...], streamed: bool = False) -> list[dict[str, Any]]:
     """The metrics of a validation of each size, one engine for all of them."""
     from determined_ds.runtime.validation import Validator
 
     results = []
     with opened(kind) as context:
         trial = trial_classes()[name](context)
+        trial.streamed = streamed
         for size in sizes:
             trial.size = size
             results.append(Validator(trial, context).run([]))
     return results
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("kind", ["0", "3", "pipeline"])
-def test_every_sample_counts_once(two_ranks: Ranks, kind: str) -> None:
-    """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none."""
+def test_every_sample_counts_once(two_ranks: Ranks, kind: str, streamed: bool) -> None:
+    """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none.
+
+    Of a stream nobody knows how many there are, until it ends.
+    """
     name = "piped" if kind == "pipeline" else "replicated"
-    first, second = two_ranks.run(validate, kind, name, SIZES)
+    first, second = two_ranks.run(validate, kind, name, SIZES, streamed)
     assert first == second, "every rank knows the metrics"
     for size, metrics in zip(SIZES, first, strict=True):
         assert metrics["validation_loss"] == pytest.approx((size - 1) / 2), size
         assert metrics["seen"] == [float(number) for number in range(size)], size
 
 
-def test_a_pipeline_overlaps_as_many_micro_batches_as_in_training(two_ranks: Ranks) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_pipeline_overlaps_as_many_micro_batches_as_in_training(two_ranks: Ranks, streamed: bool) -> None:
     """Only a smaller last micro-batch goes by itself; and ranks of one replica count it once."""
     sizes = (8, 16, 10, 9)  # micro-batches: 4; 4 + 4; 4 + 1; 4 + a smaller one
-    results = two_ranks.run(validate, "pipeline", "piped", sizes)[0]
+    results = two_ranks.run(validate, "pipeline", "piped", sizes, streamed)[0]
     assert [metrics["calls"] for metrics in results] == [1, 2, 2, 2]
 
 
@@ -221,8 +231,9 @@ def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
 # ------------------------------------------------------------------------------------ the whole on the chief
 
 
-def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks) -> None:
-    for (metrics,) in two_ranks.run(validate, "0", "whole", (5,)):
+@pytest.mark.parametrize("streamed", [False, True])
+def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks, streamed: bool) -> None:
+    for (metrics,) in two_ranks.run(validate, "0", "whole", (5,), streamed):
         assert metrics["validation_loss"] == 2.0
         assert metrics["numbers"] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
@@ -257,7 +268,7 @@ def mistakes() -> dict[str, str]:
         for name, evaluate_batch in {
             "takes nothing": lambda batches, batch_idx: {"loss": 1.0},
             "returns a list": lambda batches, batch_idx: [next(batches)],
-            "returns a vector": lambda batches, batch_idx: {"errors": next(batches)[0]},
+            "returns a string": lambda batches, batch_idx: {"errors": str(next(batches)[0])},
         }.items():
             trial.evaluate_batch = evaluate_batch
             try:
@@ -272,7 +283,7 @@ def test_a_wrong_evaluate_batch_is_told_what_to_do(one_rank: Ranks) -> None:
     (said,) = one_rank.run(mistakes)
     assert "next(dataloader_iter)" in said["takes nothing"]
     assert "list" in said["returns a list"]
-    assert "'errors'" in said["returns a vector"]
+    assert "'errors'" in said["returns a string"]
 
 
 # ---------------------------------------------------------------------------------------- the plan, by itself
@@ -282,7 +293,7 @@ def test_a_wrong_evaluate_batch_is_told_what_to_do(one_rank: Ranks) -> None:
     st.lists(st.lists(st.integers(1, 3), max_size=9), min_size=1, max_size=3).filter(any), st.integers(1, 4)
 )
 def test_a_call_never_mixes_what_weighs_differently(sizes: list[list[int]], at_most: int) -> None:
-    from determined_ds.runtime.validation import CallPlan
+    from determined_ds.runtime.validation_data import CallPlan
 
     plan = CallPlan(sizes, at_most=at_most)
     assert plan.num_batches == max(len(own) for own in sizes)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,85 @@ class Victim(_Mortal, DataParallelTrial):
         return torch.nn.functional.mse_loss(model(inputs), targets)
 
 
+class TorchVictim(Victim):
+    """Its loaders are torch's own."""
+
+    def build_training_data_loader(self) -> Any:
+        workers = self.context.get_hparams().get("num_workers", 0)
+        return torch.utils.data.DataLoader(
+            Noisy(40, 0.1),
+            batch_size=self.micro_batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+        )
+
+    def build_validation_data_loader(self) -> Any:
+        return torch.utils.data.DataLoader(Noisy(10, 0.0), batch_size=self.micro_batch_size)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """The samples of ``Noisy``, shuffled by Python's generator; a global batch does not divide them."""
+
+    def __init__(self, count: int, noise: float) -> None:
+        self.samples = Noisy(count, noise)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in random.sample(range(len(self.samples)), len(self.samples)):
+            yield self.samples[index]
+
+
+class PlacedStream(Stream):
+    """Knows its place and its order."""
+
+    def __init__(self, count: int, noise: float) -> None:
+        super().__init__(count, noise)
+        self.order: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        self.order = self.order or random.sample(range(len(self.samples)), len(self.samples))
+        while self.order:
+            yield self.samples[self.order.pop()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": list(self.order)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.order = list(state_dict["order"])
+
+
+class _Streaming(_Mortal):
+    """Trains and validates on streams of unknown length."""
+
+    stream = Stream
+
+    def build_training_data_loader(self) -> Any:
+        return self.training_loader(
+            self.stream(43, 0.1),
+            num_workers=self.context.get_hparams().get("num_workers", 0),
+            collate_fn=_noisier,
+        )
+
+    def build_validation_data_loader(self) -> Any:
+        return self.validation_loader(Stream(11, 0.0))
+
+
+class StreamVictim(_Streaming, Victim):
+    """Replicas on one stream."""
+
+
+class PlacedStreamVictim(StreamVictim):
+    """And the stream for training knows its place."""
+
+    stream = PlacedStream
+
+
+def _noisier(samples: list[Any]) -> Any:
+    """An augmentation in ``collate_fn``."""
+    inputs, targets = torch.utils.data.default_collate(samples)
+    return inputs + 0.1 * torch.randn_like(inputs), targets
+
+
 class VictimWithWorker(Victim):
     """Fails at its first batch; while it ends, its worker is ended by another."""
 
@@ -164,15 +245,21 @@ class PipelineVictim(_Mortal, PipelineTrial):
         return torch.nn.functional.mse_loss(outputs, targets)
 
 
+class PipelineStreamVictim(_Streaming, PipelineVictim):
+    """Two stages that both read a stream, which knows its place."""
+
+    stream = PlacedStream
+
+
 def last_words(run_dir: Path) -> dict[str, Any]:
     """All that a run ends with, for a comparison bit by bit: its metrics, and the tensors of its last checkpoint."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     metrics = [
-        (r["group"], r["steps_completed"], {k: v for k, v in r["metrics"].items() if not _is_measured(k)})
+        (r["group"], r["steps_completed"], {k: v for k, v in r["metrics"].items() if not is_measured(k)})
         for r in records
     ]
-    from determined_ds.runtime.checkpoint import ALLOWED, only_data
     from determined_ds.runtime.checkpoint_files import checkpoints_in
+    from determined_ds.runtime.only_data import ALLOWED, only_data
 
     newest = checkpoints_in(run_dir / "checkpoints")[0].path
     states = {}
@@ -183,7 +270,7 @@ def last_words(run_dir: Path) -> dict[str, Any]:
     return {"metrics": metrics, "states": states}
 
 
-def _is_measured(metric: str) -> bool:
+def is_measured(metric: str) -> bool:
     """Whether it tells of clocks and memory: no two runs have the same."""
     return metric == "bubble" or "per_second" in metric or "peak_memory" in metric
 

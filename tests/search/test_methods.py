@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from determined_ds.search.methods import (
     grid,
     make_search,
     make_searcher,
-    trial_seed,
     with_defaults,
 )
 
@@ -117,15 +117,49 @@ def test_the_points_are_those_that_the_master_draws(config: dict[str, Any]) -> N
     assert drawn == [point.hyperparameters for point in sample if point.drawn]
 
 
-def test_every_trial_has_a_seed_of_its_own_for_good() -> None:
-    seeds = [action.seed for action in search_of({"name": "random", "max_trials": 100}, seed=3).start()]
-    assert len(set(seeds)) == 100
-    assert seeds == [trial_seed(3, ordinal) for ordinal in range(1, 101)]
-    assert (trial_seed(0, 1), trial_seed(0, 2)) == (
-        1897736913,
-        1402877900,
-    )  # a search resumed later has these
-    assert all(0 <= seed < 2**31 for seed in seeds)
+UNIT = {"type": "double", "minval": 0.0, "maxval": 1.0}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "single"},
+        {"name": "random", "max_trials": 8},
+        {**ASHA, "divisor": 2, "num_rungs": 3, "max_trials": 8, "max_time": 8, "max_concurrent_trials": 8},
+        {**ADAPTIVE, "divisor": 2, "max_trials": 8, "max_time": 8, "max_concurrent_trials": 8},
+    ],
+    ids=lambda config: str(config["name"]),
+)
+def test_the_seeds_are_those_that_the_master_draws(config: dict[str, Any]) -> None:
+    """For each trial: its hyperparameters by name, 16 bytes for the request id, a word below 2**31 for the seed."""
+    numpys = np.random.RandomState(3)
+    trials = search_of(config, {"b": UNIT, "a": UNIT, "fixed": 7}, seed=3).start()
+    for action in trials:
+        hparams = {"a": numpys.random_sample(), "b": numpys.random_sample(), "fixed": 7}
+        numpys.bytes(16)
+        assert (action.hparams, action.seed) == (hparams, int(numpys.bytes(4)[::-1].hex(), 16) % 2**31)
+    assert len(trials) == {"single": 1, "adaptive_asha": 6}.get(config["name"], 8)
+
+
+def test_a_grid_draws_nothing_but_seeds() -> None:
+    words = np.random.RandomState(3).randint(0, 2**32, size=15, dtype=np.uint32)
+    grid_of_three = {"a": {"type": "categorical", "vals": [1, 2, 3]}, "fixed": 7}
+    seeds = [action.seed for action in search_of({"name": "grid"}, grid_of_three, seed=3).start()]
+    assert seeds == [int(word) % 2**31 for word in words[4::5]]
+
+
+def test_the_first_trial_of_constants_has_the_seed_that_was_seen_on_a_master() -> None:
+    [first] = search_of({"name": "single"}, {"width": 64}).start()
+    assert first.seed == 441365315
+
+
+def test_a_trial_that_replaces_another_draws_on() -> None:
+    """Whichever is told first: the numbers follow the order in which trials are created."""
+    search = search_of({"name": "random", "max_trials": 2, "max_concurrent_trials": 1}, seed=3)
+    [first] = search.start()
+    [second] = search.exited(1)
+    at_once = search_of({"name": "random", "max_trials": 2}, seed=3).start()
+    assert [first, second] == at_once
 
 
 def test_hyperparameters_that_are_none_are_refused() -> None:

@@ -101,7 +101,7 @@ KNOWN = [
 
 
 def test_a_study_opened_again_knows_all_that_it_was_told(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     again = opened(tmp_path)
     assert again.events() == EVENTS
     assert told(again.trials()) == KNOWN
@@ -114,7 +114,7 @@ def test_a_study_opened_again_knows_all_that_it_was_told(tmp_path: Path) -> None
 
 
 def test_optuna_reads_it_as_any_study_of_its_own(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / STUDY))
     study = optuna.load_study(study_name="tiny", storage=optuna.storages.JournalStorage(backend))
     assert study.direction == optuna.study.StudyDirection.MINIMIZE
@@ -142,7 +142,7 @@ def test_optuna_reads_it_as_any_study_of_its_own(tmp_path: Path) -> None:
 
 def test_larger_is_better_where_it_is(tmp_path: Path) -> None:
     about = About(name="tiny", metric="loss", smaller_is_better=False, search="digest")
-    opened(tmp_path, about).close()
+    opened(tmp_path, about)
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / STUDY))
     study = optuna.load_study(study_name="tiny", storage=optuna.storages.JournalStorage(backend))
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
@@ -156,7 +156,6 @@ def test_a_metric_that_is_not_finite_is_kept_and_is_never_the_best(tmp_path: Pat
     study.validated(validated(2, 2, float("inf")))
     study.ended(Exited(trial_id=1), "completed")
     study.ended(Exited(trial_id=2), "stopped")
-    study.close()
     again = opened(tmp_path)
     assert [trial.status for trial in again.trials()] == ["completed", "stopped"]
     assert [trial.best(smaller_is_better=True) for trial in again.trials()] == [None, None]
@@ -202,19 +201,18 @@ def cut(folder: Path, num_bytes: int) -> None:
 
 
 def test_half_a_line_at_the_end_was_never_acted_on_and_is_taken_away(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     cut(tmp_path, 5)
     study = opened(tmp_path)
     assert study.trial(4).restarts == 0
     assert study.events() == EVENTS
     study.restarted(4, 1, "again")
-    study.close()
     assert told(opened(tmp_path).trials()) == KNOWN
 
 
 def test_every_end_of_the_file_leads_to_a_study(tmp_path: Path) -> None:
     """Cut after each of its lines: what follows from an event is there as soon as the event is."""
-    filled(tmp_path).close()
+    filled(tmp_path)
     lines = (tmp_path / STUDY).read_bytes().splitlines(keepends=True)
     for end in range(len(lines)):
         folder = tmp_path / str(end)
@@ -228,11 +226,10 @@ def test_every_end_of_the_file_leads_to_a_study(tmp_path: Path) -> None:
         assert done == ended
         values = [len(trial.values) for trial in study.trials()]
         assert sum(values) == sum(isinstance(event, Validated) for event in events)
-        study.close()
 
 
 def test_a_lock_that_a_killed_writer_left_holds_nobody_up(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     os.symlink(tmp_path / STUDY, tmp_path / f"{STUDY}.lock")
     study = opened(tmp_path)
     study.restarted(4, 2, "again")
@@ -266,7 +263,7 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_not_what_was_written(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     lines = (tmp_path / STUDY).read_bytes().splitlines(keepends=True)
     lines[6] = lines[6][:20] + b"\n"
     (tmp_path / STUDY).write_bytes(b"".join(lines))
@@ -274,7 +271,7 @@ def test_a_line_that_is_not_what_was_written(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_missing(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     lines = (tmp_path / STUDY).read_bytes().splitlines(keepends=True)
     told_at = next(number for number, line in enumerate(lines) if b"event 000002" in line)
     (tmp_path / STUDY).write_bytes(b"".join(lines[:told_at] + lines[told_at + 1 :]))
@@ -284,7 +281,7 @@ def test_lines_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_fields_that_are_missing(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     lines = (tmp_path / STUDY).read_bytes().splitlines(keepends=True)
     create = json.loads(lines[2])
     del create["study_id"]
@@ -300,16 +297,9 @@ def test_a_study_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_a_study_of_another_search(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     other = About(name="other", metric="loss", smaller_is_better=True, search="another digest")
     assert "is of another search, tiny, than" in refused(tmp_path, other)
-
-
-def test_a_study_that_another_search_holds(tmp_path: Path) -> None:
-    held = filled(tmp_path)
-    assert "another det-ds search is at work in this folder" in refused(tmp_path)
-    held.close()
-    opened(tmp_path).close()
 
 
 def test_categories_that_python_takes_for_equal_are_told_apart(tmp_path: Path) -> None:
@@ -317,6 +307,5 @@ def test_categories_that_python_takes_for_equal_are_told_apart(tmp_path: Path) -
     study = SearchStudy(tmp_path / STUDY, ABOUT, (axis,))
     for number, value in enumerate([1, True, "1"], start=1):
         study.add(number, Create(hparams={"x": value}, seed=number), {"x": value}, "")
-    study.close()
     again = SearchStudy(tmp_path / STUDY, ABOUT, (axis,))
     assert [repr(trial.point["x"]) for trial in again.trials()] == ["1", "True", "'1'"]

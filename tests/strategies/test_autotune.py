@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import FAILED, STOPPED, Row, load_results
+from determined_ds.runtime.run_lock import LOCK
 from determined_ds.strategies.autotune import BEST, Autotune, Runs, parse_budget, prepare_autotune
 from determined_ds.strategies.candidates import Candidate
 from determined_ds.strategies.measuring import Watch
@@ -72,7 +74,8 @@ def test_it_writes_the_report_and_the_winner(tmp_path: Path) -> None:
     tuning = autotune(tmp_path, machine)
     best = tuning.run()
     assert best is not None
-    assert {path.name for path in tmp_path.iterdir()} == {BEST, "report.html", "results.json", "results.csv"}
+    written = {path.name for path in tmp_path.iterdir()} - {LOCK}
+    assert written == {BEST, "report.html", "results.json", "results.csv"}
     results = load_results(tmp_path / "results.json")
     assert results.rows[0].name == OWN
     assert {row.name for row in results.rows} == set(machine.measured)
@@ -111,7 +114,7 @@ def test_interrupted_before_anything_was_measured_there_is_none(tmp_path: Path) 
     tuning = autotune(tmp_path, machine)
     interrupted_at(tuning, machine, 1)
     assert tuning.run() is None
-    assert list(tmp_path.iterdir()) == []
+    assert os.listdir(tmp_path) == [LOCK]
 
 
 def interrupted_at(tuning: Autotune, machine: Machine, number: int) -> None:
@@ -222,7 +225,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 def test_a_metric_of_the_model_is_none_of_a_tuning() -> None:
     problem = refused(lambda: given_to(metric="validation_loss"))
     assert problem.message == "is not measured by a tuning"
-    assert "samples_per_second, tokens_per_second, step_seconds, peak_memory_bytes" in problem.mend
+    assert "samples_per_second, tokens_per_second, step_seconds, peak_memory_gib" in problem.mend
 
 
 def test_where_there_is_nothing_to_choose_from_it_says_why() -> None:

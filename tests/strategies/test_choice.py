@@ -16,8 +16,9 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.document import plain_copy
 from determined_ds.config.text import dump_yaml, parse_yaml
 from determined_ds.errors import ConfigError
+from determined_ds.memory import Strategy, strategy_of
 from determined_ds.strategies.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, laid_over, read_base
-from determined_ds.strategies.variants import Variant, decided
+from determined_ds.strategies.variants import Variant, decided, named_variants
 from tests.strategies.bases import CONST, CPU, CUDA, ROOT, base_in, base_of, document_of
 
 TEMPLATES = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*/*.yaml"))
@@ -43,6 +44,19 @@ choices = st.builds(
     sdpa_kernel=st.sampled_from([None, "math", "auto"]),
 )
 templates = st.sampled_from(TEMPLATES)
+
+
+@pytest.mark.parametrize("config", [CONST, Path("experiments/gpt2/search.yaml")], ids=lambda path: path.stem)
+def test_a_value_by_another_name_gives_way_to_the_choice(config: Path) -> None:
+    by_others = {"pp_size": 1, "gradient_accumulation_steps": 2, "use_bf16": "false", "micro_batch_size": 8}
+    words = [f"hyperparameters.{name}={value}" for name, value in by_others.items()]
+    base = base_of(config, *words, accelerator=CUDA)
+    assert base.resolved.batch.accumulation == 2
+    chosen = decided(base, "x", Choice(zero_stage=2, slots=2, micro_batch_size=4, precision="bf16"))
+    assert chosen.problems == ()
+    assert chosen.resolved is not None
+    assert (chosen.resolved.batch.micro_batch_size, chosen.resolved.batch.accumulation) == (4, 4)
+    assert chosen.resolved.ds_config["bf16"]["enabled"] is True
 
 
 def has_form(base: Base, choice: Choice) -> bool:
@@ -205,6 +219,38 @@ def test_what_a_model_reads_is_told_it_by_its_own_name() -> None:
     assert hparams["torch_compile"] is True
 
 
+# ------------------------------------------------------------------------------------ by the names of today
+
+
+def base_with(folder: Path, json: str) -> Base:
+    """An experiment by old names, which DeepSpeed still reads."""
+    (folder / "trial.py").write_text(TRIALS.format(replicated="Mine", staged="Other"))
+    text = EXPERIMENT.format(entrypoint=f"{LAUNCH} trial:Mine").replace("optimizer:", f"{json}, optimizer:")
+    return base_in(folder, text, CUDA)
+
+
+def strategy_in(variant: Variant) -> Strategy:
+    assert variant.resolved is not None, variant.reason
+    return strategy_of(variant.resolved)
+
+
+def test_fp32_is_fp32_whatever_bf16_is_called(tmp_path: Path) -> None:
+    """``bfloat16``, the old name, left the tuner's reference in bf16."""
+    base = base_with(tmp_path, "bfloat16: {enabled: true}")
+    assert strategy_in(decided(base, "as it is", base.own)).precision == "bf16"
+    assert strategy_in(decided(base, "reference", replace(base.own, precision="fp32"))).precision == "fp32"
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_what_is_not_to_be_offloaded_is_not_whatever_that_is_called(zero_stage: int, tmp_path: Path) -> None:
+    """``cpu_offload``, the old name, stayed in the strategies that offload nothing."""
+    base = base_with(tmp_path, "zero_optimization: {stage: 2, cpu_offload: true}")
+    assert base.own.offload_optimizer
+    plain, offloaded = named_variants(base, [f"zero{zero_stage}", "zero2_offload"], [2])
+    assert not strategy_in(plain).offload_optimizer
+    assert strategy_in(offloaded).offload_optimizer
+
+
 # ------------------------------------------------------------------------------------------ its two forms
 
 
@@ -248,7 +294,7 @@ hyperparameters:
   fit: {{max_length: {{batches: 4}}}}
 searcher: {{name: single, metric: validation_loss}}
 """
-LAUNCH = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train"
+LAUNCH = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train"
 
 
 def test_of_several_sisters_the_one_with_the_likest_name(tmp_path: Path) -> None:

@@ -115,14 +115,17 @@ def test_estimates_count_what_a_walk_through_the_engine_would() -> None:
 # ------------------------------------------------------------------------------- what was measured before
 
 
-def written(run_dir: Path, of: Variant, steps: int, warmup: int, status: str = MEASURED) -> None:
+def written(
+    run_dir: Path, of: Variant, steps: int, warmup: int, status: str = MEASURED, engine: str = "deepspeed"
+) -> None:
     """A run directory as a measurement leaves it."""
     assert of.document is not None
     run_dir.mkdir(parents=True)
     (run_dir / GIVEN).write_text(dump_yaml(of.document.data))
     row = row_of(of, [0.1] * steps, status=status)
     repetition: Repetition = replace(row.repetitions[0], warmup=warmup)
-    write_row(replace(row, name="ZeRO 1", repetitions=(repetition,)), run_dir / MEASURED_FILE)
+    made = replace(row, name="ZeRO 1", engine=engine, repetitions=(repetition,))
+    write_row(made, run_dir / MEASURED_FILE)
 
 
 def measured_in(run_dir: Path, of: Variant) -> object:
@@ -170,6 +173,12 @@ def test_anything_else_is_not(of: str, steps: int, warmup: int, status: str, tmp
     """It is measured, which here is interrupted at once."""
     written(tmp_path / "run", variant(of), steps, warmup, status)
     assert measured_in(tmp_path / "run", variant()) in (STOPPED, CANNOT_RUN)
+
+
+def test_a_measurement_of_another_engine_is_not_taken(tmp_path: Path) -> None:
+    """As a trial by hand left it, which DeepSpeed trained, and which was called ddp."""
+    written(tmp_path / "run", variant("ddp"), 4, 2, engine="deepspeed")
+    assert measured_in(tmp_path / "run", variant("ddp")) in (STOPPED, CANNOT_RUN)
 
 
 def test_a_damaged_measurement_is_none(tmp_path: Path) -> None:

@@ -164,8 +164,7 @@ def test_impossible_points_are_refused_and_no_others() -> None:
     experiment = experiment_of(emitted_of())
     refused, ran = [], []
     for point, resolved in zip(points_of(experiment.space), resolved_points(experiment, CPU), strict=True):
-        overwrites = point.hyperparameters["overwrite_deepspeed_args"]
-        settings = (overwrites["zero_optimization"]["stage"], point.hyperparameters["pipe_parallel_size"])
+        settings = (point.hyperparameters["zero_stage"], point.hyperparameters["pipe_parallel_size"])
         (refused if resolved is None else ran).append(settings)
     assert len(refused) + len(ran) == 4 * 5 * 2
     assert set(refused) == {(2, 2), (3, 2)}
@@ -182,6 +181,9 @@ def test_it_passes_det_ds_check(case: str) -> None:
     checked = check_experiment(document, Asked(context_dir=ROOT, accelerator=accelerator.name))
     assert [str(each.problem) for each in checked.findings if each.severity == ERROR] == []
     for finding in checked.findings:
+        if finding.problem.code == "search-order":  # over a hundred points: which of them, no one counts on
+            assert document.get(("searcher", "name")) == "adaptive_asha"
+            continue
         assert finding.share is not None, finding.problem
     assert checked.num_runnable >= 2
 
@@ -191,7 +193,7 @@ def test_with_gpus_or_without_what_was_left_out_is_said() -> None:
         over=["offload", *FORMS]
     )
     on_gpus = emitted_of(over=["fused_optimizer", *FORMS], accelerator=CUDA)
-    assert "\n# Not searched: fused_optimizer, since on GPUs DeepSpeed's own optimizer is fused.\n" in on_gpus
+    assert "\n# Not searched: fused_optimizer, since on GPUs the optimizer is fused already.\n" in on_gpus
 
 
 # --------------------------------------------------------------------------------------------- the experiment
@@ -272,7 +274,7 @@ def test_a_trial_that_measures_itself_does_not_validate() -> None:
     checked = check_experiment(parse_yaml(text, "tune.yaml"), Asked(context_dir=ROOT, accelerator="cpu"))
     [problem] = [each.problem for each in checked.findings if each.severity == ERROR]
     assert (problem.key, problem.code) == ("searcher.metric", "metric")
-    assert "samples_per_second, step_seconds, peak_memory_bytes" in problem.message
+    assert "samples_per_second, step_seconds, peak_memory_gib" in problem.message
 
 
 def test_the_points_are_counted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -74,6 +75,27 @@ def test_a_training_that_fails_says_why(own_model: Path) -> None:
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in str(caught.value)
     assert str(own_model / "trained") in str(caught.value)
     assert processes_below(own_model) == []
+
+
+def test_losses_are_numbers_also_where_they_are_not_finite(own_model: Path) -> None:
+    """``metrics.jsonl`` has them as a text."""
+    trial = own_model / "trial.py"
+    body = trial.read_text()
+    trial.write_text(
+        body.replace(
+            "        return torch.nn.functional", "        return float('nan') * torch.nn.functional"
+        )
+    )
+    assert trial.read_text() != body
+    going_on = "hyperparameters.fit.stop_on_nan=false"
+    result = trained(
+        own_model,
+        method="zero0",
+        overrides=[*LENGTH[:1], "hyperparameters.fit.max_length={epochs: 1}", going_on],
+    )
+    assert [type(loss) for loss in result.losses_per_epoch] == [float]
+    assert math.isnan(result.losses_per_epoch[0])
+    assert math.isnan(result.final_metrics["validation_loss"])
 
 
 @pytest.mark.parametrize(

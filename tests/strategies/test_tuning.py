@@ -387,7 +387,7 @@ def test_the_least_memory_wins_where_that_is_asked_for() -> None:
     candidates = gpt2_candidates()
     machine = Machine(candidates, 0)
     machine.memory = {each.name: memory_bytes(each.variant, each.shape) + 6 * 10**8 for each in candidates}
-    found = tuned(candidates, machine, trials=12, metric="peak_memory_bytes")
+    found = tuned(candidates, machine, trials=12, metric="peak_memory_gib")
     assert found.best == min(machine.memory, key=lambda name: machine.memory[name])
     assert {row.status for row in found.tuning.rows} == {MEASURED}
 

@@ -17,7 +17,7 @@ from determined_ds.strategies.variants import (
     named_variants,
     same_micro_batch,
 )
-from tests.strategies.bases import CONST, CPU, CUDA, base_of
+from tests.strategies.bases import CONST, CPU, CUDA, base_in, base_of
 
 # Strategy -> ZeRO stage, whether optimizer and parameters are offloaded, pipeline stages; on two slots.
 MEANING = {
@@ -194,3 +194,28 @@ def test_slots_that_the_batch_does_not_divide_by_cannot_run() -> None:
     variant = only("zero1", slots=3)
     assert not variant.can_run
     assert "global_batch_size" in variant.reason
+
+
+# --------------------------------------------------------------------------------------- trials by hand
+
+BY_HAND = """
+name: by hand
+entrypoint: python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:ByHand
+resources: {slots_per_trial: 2}
+hyperparameters:
+  global_batch_size: 8
+  deepspeed_config: {type: const, val: {optimizer: {type: Adam, params: {lr: 0.1}}}}
+  fit: {max_length: {batches: 4}}
+searcher: {name: single, metric: validation_loss}
+"""
+
+
+def test_ddp_of_a_trial_by_hand_cannot_run(tmp_path: Path) -> None:
+    """DeepSpeed would train, since the trial calls it by itself: known before a process is started."""
+    source = "from determined.pytorch.deepspeed import DeepSpeedTrial\nclass ByHand(DeepSpeedTrial): ...\n"
+    (tmp_path / "trial.py").write_text(source)
+    base = base_in(tmp_path, BY_HAND)
+    ddp, zero1 = named_variants(base, ["ddp", "zero1"], [2])
+    assert not ddp.can_run
+    assert "ByHand calls deepspeed.initialize itself, so it cannot be trained by ddp" in ddp.reason
+    assert zero1.can_run

@@ -143,6 +143,22 @@ def trial_classes() -> dict[str, Any]:
             )
             self.engine = self.context.wrap_model_engine(engine)
 
+    class Stubborn(Replicated):
+        """Has a configuration of its own."""
+
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            self.args = AttrDict(context.get_hparams())
+            model = network()
+            ds_config = {
+                "train_batch_size": 16,
+                "optimizer": hyperparameters()["deepspeed_config"]["optimizer"],
+            }
+            engine, *_ = deepspeed.initialize(
+                model=model, model_parameters=model.parameters(), config=ds_config
+            )
+            self.engine = self.context.wrap_model_engine(engine)
+
     class Ours(DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
             return network()
@@ -156,7 +172,13 @@ def trial_classes() -> dict[str, Any]:
         def build_validation_data_loader(self) -> Any:
             return self.validation_loader(VALIDATION)
 
-    return {"replicated": Replicated, "piped": Piped, "overwritten": Overwritten, "ours": Ours}
+    return {
+        "replicated": Replicated,
+        "piped": Piped,
+        "overwritten": Overwritten,
+        "stubborn": Stubborn,
+        "ours": Ours,
+    }
 
 
 def train(name: str, run_dir: Path, stages: int = 1) -> None:
@@ -208,6 +230,38 @@ def test_a_trial_by_hand_trains_as_one_of_ours(
     assert found["validation"] == pytest.approx(ours["validation"], rel=1e-5)
     assert found["training"][-1] < 0.9 * found["training"][0], "it learns"
     assert all(("bubble" in metrics) == (stages > 1) for metrics in metrics_of(tmp_path, "training"))
+
+
+# --------------------------------------------------------------------------------- what is it that trains?
+
+
+def measure(name: str, run_dir: Path, engine: str, zero_stage: int) -> str:
+    """In a rank: measure a trial that is to be trained so; the engine of its row, or why there is none."""
+    from determined_ds import ConfigError, measure_throughput, open_context
+
+    hparams = hyperparameters()
+    hparams["overwrite_deepspeed_args"]["zero_optimization"] = {"stage": zero_stage}
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu", engine=engine) as context:
+        try:
+            trial = trial_classes()[name](context)
+            row = measure_throughput(trial, context, steps=1, warmup=0)
+        except ConfigError as error:
+            return str(error)
+    return f"{row.engine} {row.name}"
+
+
+def test_torchs_ddp_trains_what_is_measured_as_ddp(two_ranks: Ranks, tmp_path: Path) -> None:
+    """A trial that makes its engine itself is refused: it would measure DeepSpeed under the name of ddp."""
+    assert two_ranks.run(measure, "ours", tmp_path / "ours", "ddp", 0) == ["ddp ddp"] * 2
+    for said in two_ranks.run(measure, "replicated", tmp_path / "replicated", "ddp", 0):
+        assert "the trial wraps an engine of deepspeed, which would train instead" in said
+
+
+def test_a_row_is_named_by_the_strategy_that_its_engine_has(two_ranks: Ranks, tmp_path: Path) -> None:
+    """``Stubborn`` trains by a JSON of its own, whatever the experiment says."""
+    assert two_ranks.run(measure, "replicated", tmp_path / "1", "deepspeed", 2) == ["deepspeed ZeRO 2"] * 2
+    for said in two_ranks.run(measure, "stubborn", tmp_path / "2", "deepspeed", 2):
+        assert "Stubborn makes an engine of ZeRO 0 in fp32; the configuration is ZeRO 2 in fp32" in said
 
 
 # ------------------------------------------------------------------------------- under Determined's Trainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from determined_ds.config.document import Document
 from determined_ds.config.experiment import load_experiment
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.errors import ConfigError
+from determined_ds.trial import base
 from determined_ds.trial.several_engines import engine_configs, engine_hyperparameters
 from tests.ranks import ROOT, Ranks
 
@@ -47,6 +49,24 @@ def test_alike_unless_told() -> None:
     assert found["writer"]["train_batch_size"] == 16
     assert found["writer"]["train_micro_batch_size_per_gpu"] == 4
     assert found["writer"]["optimizer"]["params"]["lr"] == 0.1
+
+
+ONE_GPU = Accelerator(name="cuda", num_devices=1, bf16=True, fp16=True)
+
+
+def test_engines_of_two_machines() -> None:
+    """Each has room for one of the two ranks."""
+    document = Document(name="mine.yaml", data=HYPERPARAMETERS, prefix="hyperparameters")
+    ds = Document(name="zero1.json", data=json.loads(JSON.read_text()))
+    shared = reconcile(document, ds, slots=2, accelerator=ONE_GPU, machines=2)
+    assert engine_configs(document, shared, ENGINES)["writer"]["train_batch_size"] == 16
+
+
+def test_two_machines_under_determineds_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "detect_accelerator", lambda: ONE_GPU)
+    ranks = SimpleNamespace(size=2, cross_size=2)
+    context: Any = SimpleNamespace(get_hparams=lambda: HYPERPARAMETERS, distributed=ranks)
+    assert base.resolved_of(context).machines == 2
 
 
 def test_an_engine_of_its_own() -> None:

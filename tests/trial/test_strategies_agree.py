@@ -75,6 +75,7 @@ def hyperparameters(strategy: Strategy) -> dict[str, Any]:
             "gradient_accumulation_steps": strategy.accumulation,
             "gradient_clipping": CLIPPING,
         },
+        "trial_seed": SEED,
         "model_size": "tiny",
         "sequence_length": SEQUENCE_LENGTH,
         "dropout": 0.0,
@@ -93,7 +94,7 @@ def train(run_dir: Path, strategy: Strategy, data: dict[str, Any]) -> None:
 
     with open_context(
         hparams=hyperparameters(strategy),
-        exp_conf={"data": data, "reproducibility": {"experiment_seed": SEED}},
+        exp_conf={"data": data},
         run_dir=run_dir,
         accelerator="cpu",
         enable_tensorboard_logging=False,

@@ -34,9 +34,10 @@ class Deprecation:
 
 IGNORED = "is ignored by Determined"
 DEPRECATED = "is deprecated by Determined since 0.38"
+UNREAD = f"{DEPRECATED}, and ignored unless the entrypoint names a class"
 TABLE = (
     Deprecation(
-        key="searcher.max_length", why=DEPRECATED, mend="set hyperparameters.fit.max_length, and remove it"
+        key="searcher.max_length", why=UNREAD, mend="set hyperparameters.fit.max_length, and remove it"
     ),
     Deprecation(
         key="searcher.stop_once",
@@ -45,18 +46,18 @@ TABLE = (
     ),
     Deprecation(
         key="min_validation_period",
-        why=DEPRECATED,
+        why=UNREAD,
         mend="set hyperparameters.fit.validation_period, and remove it",
     ),
     Deprecation(
         key="min_checkpoint_period",
-        why=DEPRECATED,
+        why=UNREAD,
         mend="set hyperparameters.fit.checkpoint_period, and remove it",
     ),
     Deprecation(
-        key="scheduling_unit", why=DEPRECATED, mend="set hyperparameters.fit.reporting_period, and remove it"
+        key="scheduling_unit", why=UNREAD, mend="set hyperparameters.fit.reporting_period, and remove it"
     ),
-    Deprecation(key="optimizations", why=DEPRECATED, mend="set it in the DeepSpeed JSON, and remove it"),
+    Deprecation(key="optimizations", why=UNREAD, mend="set it in the DeepSpeed JSON, and remove it"),
     Deprecation(key="data_layer", why=f"{IGNORED} since 0.19.10", mend="remove it"),
     Deprecation(key="resources.agent_label", why=f"{IGNORED} since 0.20", mend="use resources.resource_pool"),
     Deprecation(key="security", why=IGNORED, mend="remove it"),

@@ -156,7 +156,9 @@ def _unknown(at: Located) -> Words:
     place = _elsewhere().get(word, "")
     of_any_kind = sorted({key for model in kinds.values() for key in model.model_fields})
     guess = nearest(word, known) or nearest(word, of_any_kind)
-    if place and place.rpartition(".")[0] != ".".join(above):
+    if " " in place:
+        mend, meant = place, ""
+    elif place and place.rpartition(".")[0] != ".".join(above):
         mend, meant = f"did you mean {place}?", place
         mend = mend if "." in place else f"write {word} at the top level, beside {above[0]}"
     elif guess:

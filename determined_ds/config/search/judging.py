@@ -29,7 +29,7 @@ class Verdict:
 
     Args:
         problems: Why they do not run; none where they do.
-        warnings: What is possible, but probably not meant so; none where they do not run.
+        warnings: What is possible, but probably not meant so.
         points: One or more.
         resolved: What the first of them runs with; None where it does not run.
     """
@@ -117,15 +117,18 @@ def _judged(
 ) -> _Open:
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
+    warnings: tuple[Problem, ...] = ()
     try:
         resolved = decide(hyperparameters, loaded(hyperparameters))
+        warnings = resolved.warnings
     except ConfigError as error:
         problems += error.problems
+        warnings = error.warnings
     if check is not None:
         problems += check(hyperparameters, resolved)
     if problems or resolved is None:
-        return _Open(None, tuple(problems), (), [])
-    return _Open(resolved, (), resolved.warnings, [])
+        return _Open(None, tuple(problems), warnings, [])
+    return _Open(resolved, (), warnings, [])
 
 
 class _Known:

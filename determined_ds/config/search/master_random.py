@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import random
+import uuid
+from typing import NamedTuple
 
 STATE_WORDS = 624
 MASK = 2**32 - 1
 LARGEST_UNIT = (2**53 - 1) / 2**53
-WORDS_OF_A_CREATE = 5
+WORDS_OF_A_REQUEST_ID = 4
+TRIAL_SEEDS = 2**31
+
+
+class Created(NamedTuple):
+    """What the master draws for a trial beside its hyperparameters.
+
+    Args:
+        request_id: Its name within the search, a UUID.
+        trial_seed: Its seed, 31 bits.
+    """
+
+    request_id: str
+    trial_seed: int
 
 
 class MasterRandom:
@@ -45,13 +60,24 @@ class MasterRandom:
         """A number in [low, high)."""
         return uniform(low, high, self._random.random())
 
-    def create(self) -> None:
-        """Pass over what the creation of a trial takes: its request's id and its own seed.
+    def create(self) -> Created:
+        """Draw what the creation of a trial takes after its hyperparameters: a request id, then a seed.
 
-        Source: ``NewCreate`` in determined 0.38.1's ``master/pkg/searcher/actions.go``.
+        Source: ``NewCreate`` in determined 0.38.1's ``master/pkg/searcher/actions.go``; ``NewRequestID`` in
+        ``master/pkg/model/searcher.go`` there.
         """
-        for _ in range(WORDS_OF_A_CREATE):
-            self._random.getrandbits(32)
+        words = [self._random.getrandbits(32) for _ in range(WORDS_OF_A_REQUEST_ID)]
+        drawn = b"".join(word.to_bytes(4, "little") for word in words)
+        return Created(str(uuid.UUID(bytes=drawn, version=4)), self.below(TRIAL_SEEDS))
+
+
+def first_trial_seed(experiment_seed: int) -> int:
+    """The seed of an experiment's first trial, where all hyperparameters are constants.
+
+    Args:
+        experiment_seed: ``reproducibility.experiment_seed``, 32 bits.
+    """
+    return MasterRandom(experiment_seed).create().trial_seed
 
 
 def uniform(low: float, high: float, unit: float) -> float:

@@ -81,7 +81,8 @@ def points_of(
     a sample as the master draws its trials; both with the corners.
 
     Where the experiment states its seed, such a sample begins with the very trials that the search will create;
-    unless a mapping in the hyperparameters holds two axes or more, which the master draws in no certain order.
+    unless a mapping in the hyperparameters holds two axes or more, which the master draws in no certain order
+    (:attr:`SearchSpace.unordered`).
 
     Args:
         space: See :func:`determined_ds.config.search.space.read_space`.

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.document import KeyPath, words
+from determined_ds.config.document import KeyPath, dotted, words
 from determined_ds.config.experiment import Experiment
-from determined_ds.config.hyperparameters import UNITS, FitOptions, Length
+from determined_ds.config.hyperparameters import LAID_OVER, OVERWRITES, UNITS, FitOptions, Length
 from determined_ds.config.search.rungs import brackets, rungs
 from determined_ds.errors import Problem
 
@@ -38,7 +38,7 @@ def search_problems(
         The problems, and the warnings.
     """
     search = _Search(experiment, fit)
-    told = [*_space(search), *_direction(search)]
+    told = [*_space(search), *_order(search), *_direction(search)]
     if search.name in HALVING:
         told += [*_time_metric(search, reported), *_length(search), *_rungs(search)]
     told += _concurrency(search)
@@ -129,6 +129,23 @@ def _space(search: _Search) -> Iterator[_Told]:
         message = f"is more than the {size} points of the space; they are drawn with repetition"
         mend = f"set searcher.max_trials to {size} or less, or use grid"
         yield search.told(("searcher", "max_trials"), message, mend, "search-repeats")
+
+
+def _order(search: _Search) -> Iterator[_Told]:
+    """A master draws other points each time where it draws several hyperparameters out of one mapping."""
+    for name, axes in search.space.unordered.items() if search.name != "single" else ():
+        short = [axis.path[1:] for axis in axes]
+        at_top = [key for key, path in LAID_OVER.items() if name == OVERWRITES and path in short]
+        message = (
+            f"{len(axes)} hyperparameters are searched in one mapping ({', '.join(map(dotted, short))}): a master"
+            " draws them in no certain order, so that two searches have different points"
+        )
+        mend = "search at most one hyperparameter in a mapping"
+        if at_top:
+            mend += (
+                f": write {' and '.join(f'hyperparameters.{key}' for key in at_top)} for what it stands for"
+            )
+        yield search.told(("hyperparameters", name), message, mend, "search-order")
 
 
 def _direction(search: _Search) -> Iterator[_Told]:

@@ -87,8 +87,10 @@ def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[
 
 
 def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:
-    """Every warning of the points that run, the most frequent first; shares are of all points."""
-    return _reasons(axes, verdicts, lambda verdict: verdict.warnings)
+    """Every warning of the points that run, or of all where none does, the most frequent first; shares are of all."""
+    verdicts = list(verdicts)
+    some_run = any(not verdict.problems for verdict in verdicts)
+    return _reasons(axes, verdicts, lambda verdict: () if some_run and verdict.problems else verdict.warnings)
 
 
 def _reasons(

@@ -14,6 +14,7 @@ from typing import Any
 
 from determined_ds.config.document import KeyPath, dotted, nearest
 from determined_ds.config.findings import Findings
+from determined_ds.config.search.go_power import go_power
 from determined_ds.config.search.master_random import LARGEST_UNIT, MasterRandom, uniform
 
 # A hyperparameter's type -> its fields (schemas expconf/v0/hyperparameter-*.json); all but count are required.
@@ -69,7 +70,7 @@ class Axis:
         """One of the ``num_values``, in the master's order.
 
         A grid's values of a range are even, ends included; a single one is in the middle. Integers are rounded
-        half away from zero. A power may differ from the master's in its last bit: Go has its own.
+        half away from zero.
         """
         count, low, high = self.num_values, self.spec.get("minval"), self.spec.get("maxval")
         assert count is not None
@@ -116,7 +117,7 @@ class Axis:
 
     def _of_range(self, number: float) -> float | int:
         """A value of a continuous range as the trial gets it: JSON of Go's, where 8.0 is written 8."""
-        value = float(self.spec["base"] ** number if self.kind == "log" else number)
+        value = go_power(float(self.spec["base"]), float(number)) if self.kind == "log" else float(number)
         if not math.isfinite(value):
             raise OverflowError("a hyperparameter must be finite")
         return int(value) if value.is_integer() and abs(value) < LARGEST_WHOLE else value
@@ -159,6 +160,21 @@ class SearchSpace:
             A mapping that shares with all others what they have in common. It is there to be read.
         """
         return _filled(self.constants, self._steps, values)
+
+    @cached_property
+    def unordered(self) -> dict[str, tuple[Axis, ...]]:
+        """Top-level hyperparameter -> the axes below it that a master draws in no certain order, two or more of them.
+
+        Top-level names are drawn in their order; of a mapping the order is that of a Go map, which changes from one
+        draw to the next. A grid draws nothing, and a list of one value takes no number.
+
+        Source: ``sampleAll`` and ``sampleOne`` in determined 0.38.1's ``master/pkg/searcher/hyperparameters.go``.
+        """
+        below: dict[str, list[Axis]] = {}
+        for axis in self.axes if self.searcher != "grid" else ():
+            if axis.num_values != 1:
+                below.setdefault(str(axis.path[0]), []).append(axis)
+        return {name: tuple(axes) for name, axes in below.items() if len(axes) > 1}
 
     @cached_property
     def middle(self) -> dict[str, Any]:

@@ -363,13 +363,19 @@ def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
             "given without workspace",
             "write workspace: NAME too, or remove project",
         ),
-        ("entrypoint: 3", "entrypoint", "wrong-type", "must be a command", "determined.launch.deepspeed"),
+        (
+            "entrypoint: 3",
+            "entrypoint",
+            "wrong-type",
+            "must be a command",
+            "determined.launch.torch_distributed",
+        ),
         (
             "entrypoint:",
             "entrypoint",
             "missing-key",
             "null: it says which trial",
-            "determined.launch.deepspeed",
+            "determined.launch.torch_distributed",
         ),
     ],
 )

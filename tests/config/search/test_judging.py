@@ -50,6 +50,7 @@ def alone(read: Experiment, point: Point, check: Any = None) -> tuple[list[str],
     document = read.at(copy.deepcopy(point.hyperparameters))
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
+    warnings: tuple[Problem, ...] = ()
     value = document.get(("deepspeed_config",))
     try:
         ds = load(value if isinstance(value, (str, dict)) else None, document)
@@ -58,14 +59,14 @@ def alone(read: Experiment, point: Point, check: Any = None) -> tuple[list[str],
     else:
         try:
             resolved = reconcile(document, ds, slots=read.slots, accelerator=CUDA)
+            warnings = resolved.warnings
         except ConfigError as error:
             problems += error.problems
+            warnings = error.warnings
     if check:
         problems += check(document, resolved)
-    if problems:
-        return [str(problem) for problem in problems], []
-    assert resolved
-    return [], [str(problem) for problem in resolved.warnings]
+    assert resolved or problems
+    return [str(problem) for problem in problems], [str(problem) for problem in warnings]
 
 
 VALUES: dict[str, list[Any]] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from determined_ds.config.document import Document, get_path
 from determined_ds.config.experiment import Experiment, parse_experiment
-from determined_ds.config.search.master_random import MasterRandom
+from determined_ds.config.search.master_random import MasterRandom, first_trial_seed
 from determined_ds.config.search.points import Point, points_of
 from determined_ds.config.search.space import SearchSpace
 from determined_ds.config.text import parse_yaml
@@ -234,6 +234,18 @@ def test_the_generator_is_numpys(seed: int) -> None:
     ours.create()
     theirs.bytes(20)
     assert ours.uniform(2, 5) == 2 + 3 * theirs.random_sample()
+
+
+def test_a_trial_gets_the_request_id_and_the_seed_that_a_master_gave_it() -> None:
+    """Seen in the database of a master of Determined 0.38.1: experiment_seed 0, all hyperparameters constant."""
+    assert MasterRandom(0).create() == ("ac0a7f8c-2faa-4497-b5a6-16b7c0cc21d8", 441365315)
+    assert first_trial_seed(0) == 441365315
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_seed_is_the_fifth_word_of_numpys_generator(seed: int) -> None:
+    words = np.random.RandomState(seed).randint(0, 2**32, size=5, dtype=np.uint32)
+    assert first_trial_seed(seed) == int(words[4]) % 2**31
 
 
 @given(st.integers(1, 2**40), st.integers(0, 10))

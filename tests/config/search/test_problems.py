@@ -91,6 +91,58 @@ def test_single_draws_by_chance() -> None:
     assert told({"name": "single"}, hyperparameters={"lr": 0.1}) == ([], [])
 
 
+LIST = {"type": "categorical", "vals": [1, 2]}
+
+
+@pytest.mark.parametrize("searcher", [{"name": "random", "max_trials": 2}, ASHA], ids=["random", "asha"])
+@pytest.mark.parametrize(
+    ("given", "said", "mend"),
+    [
+        (
+            {"m": {"b": LIST, "a": LIST}},
+            "m: 2 hyperparameters (a, b)",
+            "at most one hyperparameter in a mapping",
+        ),
+        ({"m": {"b": {"c": LIST}, "a": RANGE, "d": 3}}, "m: 2 hyperparameters (a, b.c)", "at most one"),
+        (
+            {"overwrite_deepspeed_args": {"gradient_clipping": RANGE, "zero_optimization": {"stage": LIST}}},
+            "overwrite_deepspeed_args: 2 hyperparameters (gradient_clipping, zero_optimization.stage)",
+            "write hyperparameters.zero_stage for what it stands for",
+        ),
+    ],
+)
+def test_a_mapping_in_which_several_are_searched_is_drawn_in_no_certain_order(
+    searcher: dict[str, Any], given: dict[str, Any], said: str, mend: str
+) -> None:
+    """Two creations of one search on one master gave other points."""
+    found = next(each for each in told(searcher, hyperparameters=given)[1] if each.code == "search-order")
+    name, _, count = said.partition(": ")
+    numbered, _, inside = count.partition(" hyperparameters ")
+    assert found.key == f"hyperparameters.{name}"
+    assert found.message.startswith(f"{numbered} hyperparameters are searched in one mapping {inside}")
+    assert mend in found.mend
+
+
+@pytest.mark.parametrize(
+    ("searcher", "given"),
+    [
+        ({"name": "random", "max_trials": 2}, {"m": {"b": LIST, "c": 3}, "n": {"a": LIST}, "lr": RANGE}),
+        ({"name": "random", "max_trials": 2}, {"m": {"b": LIST, "a": {"type": "categorical", "vals": [3]}}}),
+        ({"name": "grid"}, {"m": {"b": LIST, "a": LIST}}),
+    ],
+    ids=["one each", "one of them drawn", "grid"],
+)
+def test_a_mapping_in_which_one_is_drawn_has_an_order(
+    searcher: dict[str, Any], given: dict[str, Any]
+) -> None:
+    assert told(searcher, hyperparameters=given) == ([], [])
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_searches_of_the_repository_have_the_same_points_on_every_master(path: Any) -> None:
+    assert load_experiment(path).space.unordered == {}
+
+
 def test_more_trials_than_points() -> None:
     few = {"a": {"type": "categorical", "vals": [1, 2]}, "b": {"type": "int", "minval": 1, "maxval": 3}}
     found = warning({"name": "random", "max_trials": 7}, hyperparameters=few)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from determined_ds.errors import ConfigError, Problem
 from model_defs.causal_lm.config import check_fit, find_model, read_config
-from model_defs.causal_lm.lora import LoraOptions, parse_lora, with_lora
+from model_defs.causal_lm.lora import LoraOptions, lora_section, parse_lora, with_lora
 from model_defs.causal_lm.model import build_model
 from model_defs.causal_lm.source import Source, locate
 from tests.command import ROOT, det_ds
@@ -190,6 +190,18 @@ def test_what_lora_can_be_told() -> None:
         f"hyperparameters.lora.{name}" for name in ("alpha", "dropout", "r", "rank", "target_modules")
     ]
     assert refusal(parse_lora, True).mend == "lora: {r: 8, alpha: 16}"
+
+
+def test_the_targets_of_lora_may_stand_beside_it() -> None:
+    """So a search has them at the top level: a master draws two of one mapping in no certain order."""
+    beside = {"lora": {"r": 4}, "target_modules": ["q_proj"]}
+    assert lora_section(beside) == {"r": 4, "target_modules": ["q_proj"]}
+    assert lora_section({"lora": {"r": 4}}) == {"r": 4}
+    assert lora_section({}) is None
+    alone = refusal(lora_section, {"target_modules": "all-linear"})
+    assert (alone.key, alone.mend) == ("hyperparameters.target_modules", "lora: {r: 8, alpha: 16}")
+    twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
+    assert "differs from lora.target_modules = all-linear" in refusal(lora_section, twice).message
 
 
 # ----------------------------------------------------------------------------- through the real entry

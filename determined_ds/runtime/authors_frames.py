@@ -1,0 +1,161 @@
+"""Tracebacks that begin at the author's own line, and calls of ``exit`` in the author's code. Loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+HEADER = re.compile(r"^(?P<indent>.*?)(Original )?Traceback \(most recent call last\):$")
+FRAME = re.compile(r'^ *File "(?P<file>.+?)", line \d+')
+FIX = "raise an exception to say what is wrong, or call context.set_stop_requested(True) to end training in good order"
+
+
+class AuthorsFiles:
+    """Tells an author's files from those of libraries.
+
+    Args:
+        context_dir: The author's files are in it, but for packages that are installed there.
+    """
+
+    def __init__(self, context_dir: str | os.PathLike[str]) -> None:
+        self._context_dir = Path(context_dir).resolve()
+
+    def __contains__(self, file: str) -> bool:
+        if file.startswith("<"):  # no file: what Python or a library made up
+            return False
+        path = (self._context_dir / file).resolve()
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        return path.is_relative_to(self._context_dir) and not path.is_relative_to(PACKAGE) and not installed
+
+    def shown(self, file: str) -> str:
+        """A file by its path in the context directory."""
+        return str((self._context_dir / file).resolve().relative_to(self._context_dir))
+
+
+# ------------------------------------------------------------------------------------------- tracebacks
+
+
+def authors_traceback(text: str, files: AuthorsFiles) -> str:
+    """A traceback that begins at the first frame of the author's, and so do those chained to it or quoted in it.
+
+    Args:
+        text: As ``traceback.format_exc`` makes it; a data loader's quotes that of its worker.
+        files: The author's.
+
+    Returns:
+        The text without the frames above; all of it where no frame is the author's.
+    """
+    blocks = list(_blocks(text.splitlines()))
+    if not any(_first_of_author(frames, files) is not None for _, frames in blocks):
+        return text
+    lines = []
+    for before, frames in blocks:
+        lines += before
+        first = _first_of_author(frames, files)
+        lines += [line for frame in frames[first:] for line in frame] if first is not None else []
+    return "\n".join(lines) + "\n"
+
+
+def _blocks(lines: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Lines up to and with the head of a traceback, and its frames, each some lines; the rest has no frames."""
+    before: list[str] = []
+    at = 0
+    while at < len(lines):
+        before.append(lines[at])
+        at += 1
+        if HEADER.match(before[-1]):
+            frames: list[list[str]] = []
+            while at < len(lines) and (FRAME.match(lines[at]) or (frames and _belongs(lines[at]))):
+                if FRAME.match(lines[at]):
+                    frames.append([])
+                frames[-1].append(lines[at])
+                at += 1
+            yield before, frames
+            before = []
+    yield before, []
+
+
+def _belongs(line: str) -> bool:
+    """Whether a line says more of the frame above it: its code, marks under it, or how often it is repeated."""
+    return line.startswith(("    ", "  [Previous line repeated"))
+
+
+def _first_of_author(frames: list[list[str]], files: AuthorsFiles) -> int | None:
+    for index, (head, *_) in enumerate(frames):
+        found = FRAME.match(head)
+        if found and found["file"] in files:
+            return index
+    return None
+
+
+def told_from_author(error: BaseException, files: AuthorsFiles, keep: Path | None) -> str:
+    """An error's traceback from the author's first line on, and where all of it is.
+
+    Args:
+        error: What was raised.
+        files: The author's.
+        keep: A file for the whole of it; None: it is kept nowhere.
+    """
+    text = "".join(traceback.format_exception(error))
+    trimmed = authors_traceback(text, files)
+    if keep is None or trimmed == text:
+        return trimmed
+    with contextlib.suppress(OSError):
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        keep.write_text(text)
+        return f"{trimmed}\nfull traceback: {keep}\n"
+    return trimmed
+
+
+# ------------------------------------------------------------------------------------------- exits
+
+
+def exit_of_author(error: SystemExit, files: AuthorsFiles) -> str | None:
+    """What to say of an ``exit(7)`` that an author's code called; None where it was not the author's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return _exited(f"exit({error.code!r})", reversed(frames), files)
+
+
+@contextlib.contextmanager
+def os_exit_told(files: AuthorsFiles, say: Callable[[str, int], None]) -> Iterator[None]:
+    """In here an author's ``os._exit`` ends the process as a failure, whatever its code, and is said.
+
+    Args:
+        files: The author's.
+        say: Is given the message and the exit code.
+    """
+    real, process = os._exit, os.getpid()
+
+    def os_exit(status: int) -> NoReturn:
+        caller = sys._getframe(1)
+        said = _exited(f"os._exit({status!r})", traceback.walk_stack(caller), files)
+        if said is None or os.getpid() != process:  # a process that was forked from this one ends so
+            real(status)
+        say(said, 1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        real(1)
+
+    os._exit = os_exit
+    try:
+        yield
+    finally:
+        os._exit = real
+
+
+def _exited(call: str, frames: Iterator[tuple[types.FrameType, int]], files: AuthorsFiles) -> str | None:
+    """The message of an exit; the frames begin at the innermost."""
+    for frame, line in frames:
+        code = frame.f_code
+        if code.co_filename in files:
+            place = f"{files.shown(code.co_filename)}:{line}, in {code.co_name}"
+            return f"the trial called {call} at {place}: training had not ended\n  mend: {FIX}"
+    return None

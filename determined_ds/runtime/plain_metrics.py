@@ -1,0 +1,97 @@
+"""Metrics that an author reduced: from a custom reducer or ``evaluate_full_dataset``, reported as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from determined import util
+
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.trial.author import described
+
+
+def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:
+    """Metrics as numbers, strings, lists and dicts, which a master takes and JSON holds.
+
+    Args:
+        metrics: Name -> value; tensors and arrays may be in it at any depth.
+        source: What made them, for messages.
+        for_training: Of training, where a master takes null.
+
+    Raises:
+        TrainingError: a value can be reported in no form, or is None in a validation.
+
+    Source: ``json_encode`` in determined 0.38.1's ``util.py``; ``_get_serializable_metrics`` in ``core/_train.py``.
+    """
+    found = {}
+    for name, value in metrics.items():
+        try:
+            if value is None and not for_training:
+                raise TypeError
+            found[str(name)] = _plain(value)
+        except TypeError as error:
+            inside = f" that holds {error}" if str(error) else ""
+            raise TrainingError(
+                f"{source}: metric {name!r} is {described(value)}{inside}\n"
+                "  mend: return numbers, strings, tensors, arrays, or lists and dicts of them"
+            ) from None
+    return found
+
+
+def plain_reduced(metrics: Mapping[str, Any], reducers: list[Any], *, for_training: bool) -> dict[str, Any]:
+    """The metrics of custom reducers as :func:`plain` makes them.
+
+    Args:
+        metrics: Name -> what its reducer returned.
+        reducers: Those that a context has wrapped, for messages.
+        for_training: Whether they are of training.
+    """
+    found = {}
+    for name, value in metrics.items():
+        found.update(plain({name: value}, _reducer_of(name, reducers), for_training=for_training))
+    return found
+
+
+def _reducer_of(metric: str, reducers: list[Any]) -> str:
+    """The reducer of a metric, for messages; one without a name may report any."""
+    named_first = sorted(reducers, key=lambda each: each.name is None)
+    found = next(each.reducer for each in named_first if each.name in (metric, None))
+    function = getattr(found, "fn", None)
+    return f"reducer {getattr(function, '__name__', None) or type(found).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise TypeError(described(value))
+
+
+def searched(name: str, value: Any, trial: Any) -> float:
+    """The value of the searcher's metric, which must be a number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if util.is_numerical_scalar(value):
+        return float(value)
+    raise ConfigError(
+        Problem(
+            key="searcher.metric",
+            value=name,
+            message=f"{type(trial).__name__} reports {described(value)} by this name, and a search compares numbers",
+            mend="name a metric that is a number, or report one besides, such as its mean",
+            code="searcher-metric",
+        )
+    )

@@ -1,0 +1,42 @@
+"""Output that outlives its reader: a closed terminal, or a pipe that nobody reads any more, ends no training."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+GONE = (errno.EPIPE, errno.EIO)
+
+
+class _Outliving(io.FileIO):
+    """A descriptor that leads nowhere from the moment that its reader is gone."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return len(memoryview(data))
+
+
+def outlive_readers() -> None:
+    """From now on, what is written to stdout and stderr after their reader has gone is dropped."""
+    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    try:
+        descriptor = stream.fileno()
+    except (OSError, AttributeError, ValueError):  # none, or one that a test reads
+        return stream
+    stream.flush()
+    raw = _Outliving(descriptor, "w", closefd=False)
+    by_line = bool(getattr(stream, "line_buffering", True) or getattr(stream, "write_through", False))
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=by_line)

@@ -1,0 +1,166 @@
+"""What ``startup-hook.sh`` asks once the packages are there: variables of the ranks, and whether to start any.
+
+    variables=$(python3 -m determined_ds.startup) || exit $?
+
+On stdout there are commands for the shell that sources the hook; messages go to stderr. It loads no torch. What cannot
+be known without it, or before the ranks are there, is left to the ranks, which decide by the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from determined_ds.config.decide import no_length
+from determined_ds.config.experiment import words_of_entrypoint
+from determined_ds.config.task import Task, decide_task, task_of_cluster
+from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
+from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.task_log import NO_RESTART_HELPS, error_lines, warning_line
+
+SLOTS = "slots_per_trial"
+# Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
+RENDEZVOUS = Path("/run/determined/info/rendezvous.json")
+# A container that ends with an error ends the others: the first may need so long to say why.
+FIRST_SAYS_WHY_S = 10.0
+
+
+def main() -> int:
+    """Answer for the task that the environment describes. Returns the exit code of the task, 0 to go on."""
+    slots = slots_of(os.environ)
+    if slots is None:  # not in a task of a cluster
+        return 0
+    is_trial = os.environ.get("DET_TASK_TYPE") == "TRIAL"
+    # On CPU slots DeepSpeed's launcher starts a rank for each NUMA node unless told how many slots there are.
+    # On GPUs it counts these itself, and sets the variable anew for every rank.
+    wanted: dict[str, object] = {"LOCAL_SIZE": slots}
+    if is_trial:
+        wanted |= {"OMP_NUM_THREADS": threads_per_rank(slots), **quiet(os.environ)}
+    exports = [f"export {name}={value}" for name, value in wanted.items() if not os.environ.get(name)]
+    exit_now = refused(os.environ, slots) if is_trial else None
+    print("\n".join(exports))
+    if exit_now == 0:
+        print("exit 0")
+    return exit_now or 0
+
+
+def quiet(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for what torch and DeepSpeed would warn of in each process of every task; none under ``debug``."""
+    if json.loads(environment["DET_EXPERIMENT_CONFIG"]).get("debug"):
+        return {}
+    found = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a host without a name
+    if not any(Path(node).exists() for node in GPU_NODES):
+        found["DS_ACCELERATOR"] = "cpu"
+    return found
+
+
+def slots_of(environment: Mapping[str, str]) -> int | None:
+    """Ranks on this machine: its slots, or one where the task has none. None outside of a task."""
+    ids = environment.get("DET_SLOT_IDS")
+    return max(1, len(json.loads(ids) or [])) if ids else None
+
+
+def refused(environment: Mapping[str, str], slots: int) -> int | None:
+    """Decide what the ranks would decide, and say why they would refuse it.
+
+    Args:
+        environment: Of the task's container.
+        slots: Of this machine.
+
+    Returns:
+        The exit code to end the task with: 0 for a point that its searcher drops. None where ranks can start.
+    """
+    config = json.loads(environment["DET_EXPERIMENT_CONFIG"])
+    try:
+        words = words_of_entrypoint(config.get("entrypoint"))
+    except EntrypointError:  # of a script of the user's, which may do anything
+        return None
+    ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
+    machines = -(-ranks // slots)
+    task = None
+    try:
+        task = task_of_cluster(
+            json.loads(environment["DET_HPARAMS"]),
+            config,
+            seed=int(environment["DET_TRIAL_SEED"]),
+            steps_completed=int(environment["DET_STEPS_COMPLETED"]),
+        )
+        _check_slots(config)
+        _decide(task, words, ranks=ranks, machines=machines)
+    except ConfigError as error:
+        drops = task is not None and task.drops_point(error)
+        is_first = machines == 1 or _is_first()
+        if drops and is_first:
+            _drop(error)
+        elif is_first:
+            print(*error_lines(error), NO_RESTART_HELPS, sep="\n", file=sys.stderr, flush=True)
+        elif not drops:
+            time.sleep(FIRST_SAYS_WHY_S)
+        return 0 if drops else error.exit_code
+    return None
+
+
+def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--accelerator")
+    parser.add_argument("--test", action="store_true")
+    parser.add_argument("--measure")
+    try:
+        options, _ = parser.parse_known_args(words[1:])
+    except argparse.ArgumentError:
+        return
+    accelerator = detect_without_torch(options.accelerator)
+    if accelerator is None:
+        return
+    resolved = decide_task(task, ranks=ranks, machines=machines, accelerator=accelerator)
+    if resolved.fit.max_length is None and not options.test and not options.measure:
+        raise ConfigError(no_length(task.hyperparameters))
+
+
+def _check_slots(config: dict[str, Any]) -> None:
+    """Of no slots DeepSpeed's launcher starts one rank, and torchrun fails with an assertion."""
+    if "torch_distributed" in str(config["entrypoint"]) and (config.get("resources") or {}).get(SLOTS) == 0:
+        message = "determined.launch.torch_distributed starts a rank for each slot, so none"
+        problem = Problem(key=f"resources.{SLOTS}", value=0, message=message, mend=f"write {SLOTS}: 1")
+        raise ConfigError(problem)
+
+
+def _is_first() -> bool:
+    """Whether this is the first of the allocation's containers; waits until all of them are there."""
+    meet = [sys.executable, "-m", "determined.exec.prep_container", "--rendezvous"]
+    if subprocess.call(meet, stdout=subprocess.DEVNULL):
+        return True  # better said twice than not at all
+    return bool(json.loads(RENDEZVOUS.read_text())["container_rank"] == 0)
+
+
+def _drop(error: ConfigError) -> None:
+    """Have the searcher drop this point, and say why."""
+    from determined.common import util
+    from determined.common.api import authentication, certs, errors
+
+    from determined_ds.runtime.cluster import RETRIES
+
+    for problem in error.problems:
+        told = warning_line(f"this point cannot run, and is dropped: {problem}")
+        print(told, file=sys.stderr, flush=True)
+    master = os.environ["DET_MASTER"]
+    session = authentication.login_from_task(master, cert=certs.default_load(master))
+    os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))
+    session = session.with_retry(util.get_max_retries_config())
+    try:
+        body = {"reason": "EXITED_REASON_INVALID_HP"}
+        session.post(f"/api/v1/trials/{os.environ['DET_TRIAL_ID']}/early_exit", json=body)
+    except errors.APIException as refusal:
+        if refusal.status_code != 400:  # it has been reported already
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""How lines of ours look in the log of a Determined task. Loads nothing but the errors.
+
+Determined's log shipper takes the level of a line from its beginning, ``ERROR: `` or ``WARNING: ``, after the
+``[rank=N] `` that its launchers put there; the web UI hides a line without a level behind its filter. The master
+matches the patterns of ``log_policies`` against what is left: a line without its rank and its level.
+
+Source: ``level`` and ``rank`` in determined 0.38.1's ``master/static/srv/ship_logs.py``; ``monitor`` in its
+``master/internal/logpattern/logpattern.go``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from determined_ds.errors import ConfigError, Problem
+
+ERROR = "ERROR: "
+WARNING = "WARNING: "
+# The last line of a task that ends as its next start would. Our own exit path prints them, and nothing else does.
+NO_RESTART_HELPS = f"{ERROR}determined_ds: another start would fail in the same way"
+OUT_OF_MEMORY = f"{ERROR}determined_ds: out of memory, as another start would be"
+# What the templates have the master do at these lines. It matches a line without its level; anchored, a pattern meets
+# neither the configuration, which is in the log of each task, nor what a trial prints.
+LOG_POLICIES = (
+    {
+        "name": "No restart helps",
+        "pattern": "^determined_ds: another start would fail in the same way",
+        "action": "cancel_retries",
+    },
+    {"name": "CUDA OOM", "pattern": "^determined_ds: out of memory", "action": "cancel_retries"},
+)
+# The shipper cuts a line at 8191 bytes, and the rest of it has no level.
+MAX_LINE_BYTES = 8000
+
+
+def error_lines(error: BaseException) -> list[str]:
+    """The lines that say why a task ends, one for each problem: key, value, reason and fix.
+
+    Args:
+        error: What was raised; a :class:`~determined_ds.errors.ConfigError` has a line for each of its problems.
+    """
+    if isinstance(error, ConfigError):
+        return [error_line(problem) for problem in error.problems]
+    return lines_of(ERROR, str(error) or type(error).__name__)
+
+
+def lines_of(level: str, text: str) -> list[str]:
+    """A message as lines that each have their level; what is indented belongs to the line above it.
+
+    Args:
+        level: ``ERROR`` or ``WARNING`` of this module.
+        text: It, of one or more lines.
+    """
+    return [_line(level, each) for each in re.split(r"\n+(?=\S)", text.strip())]
+
+
+def error_line(what: Problem | str) -> str:
+    """One line of level ERROR.
+
+    Args:
+        what: A problem, or a message; one of several lines is put on one.
+    """
+    return _line(ERROR, what)
+
+
+def warning_line(what: Problem | str) -> str:
+    """One line of level WARNING.
+
+    Args:
+        what: A problem, or a message; one of several lines is put on one.
+    """
+    return _line(WARNING, what)
+
+
+def _line(level: str, what: Problem | str) -> str:
+    lines = [line.strip() for line in str(what).splitlines()]
+    text = ""
+    for line in filter(None, lines):
+        is_fix = line.startswith("mend: ")
+        if text:
+            text = f"{text.rstrip('.')}; " if is_fix else f"{text} "
+        text += f"fix: {line.removeprefix('mend: ')}" if is_fix else line
+    for said in (level, level.lower()):  # by those who print messages without a level as well
+        text = text.removeprefix(said)
+    line = level + text
+    if len(line.encode()) <= MAX_LINE_BYTES:
+        return line
+    return line.encode()[: MAX_LINE_BYTES - 3].decode(errors="ignore") + "..."

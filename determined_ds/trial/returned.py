@@ -1,0 +1,366 @@
+"""What a trial's methods return, checked where it arrives: one message with the method, what came, what is expected.
+
+Every check looks at Python types and at attributes of tensors; none waits for a device. Before training the error is a
+:class:`TrialError`, in training a :class:`TrainingError`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec
+from deepspeed.runtime.engine import DeepSpeedEngine
+from determined import pytorch
+
+from determined_ds.config.document import nearest
+from determined_ds.errors import Problem, TrainingError, TrialError
+from determined_ds.trial.author import described, method_of, written_by_author, wrong
+from determined_ds.trial.stream_loader import is_stream
+
+logger = logging.getLogger("determined_ds")
+
+SCALAR_LOSS = "a scalar tensor that requires a gradient"
+FORGOTTEN = "add the missing return statement: "
+
+
+# ------------------------------------------------------------------------------------------- before training
+
+
+def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
+    """The model that ``build_model`` returned."""
+    if isinstance(value, DeepSpeedEngine):
+        mend = "return the bare model: the library calls deepspeed.initialize"
+    elif isinstance(value, torch.nn.Module):
+        return value
+    elif isinstance(value, type):
+        mend = f"call it: return {value.__name__}(...)"
+    else:
+        mend = _forgotten(value) + "return the model"
+    raise TrialError(wrong(trial, name, value, "a torch.nn.Module", mend))
+
+
+def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
+    """The models by engine that ``build_models`` returned."""
+    expected = "a dict of the name of each engine and its torch.nn.Module"
+    mend = 'return {"generator": ..., "discriminator": ...}'
+    if not isinstance(value, dict) or not value:
+        raise TrialError(wrong(trial, "build_models", value, expected, _forgotten(value) + mend))
+    for name, each in value.items():
+        if not isinstance(name, str) or not isinstance(each, torch.nn.Module):
+            did = f"returned {name!r}: {described(each)}"
+            raise TrialError(wrong(trial, "build_models", each, expected, mend, did=did))
+    return value
+
+
+def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
+    """The layers that ``build_layers`` returned, at least one for each stage."""
+    name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
+    if isinstance(value, torch.nn.Module) and not isinstance(
+        value, (torch.nn.Sequential, torch.nn.ModuleList)
+    ):
+        raise TrialError(
+            wrong(trial, name, value, expected, "return its layers, one after the other, in a list")
+        )
+    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
+        raise TrialError(
+            wrong(trial, name, value, expected, _forgotten(value) + "return [layer, layer, ...]")
+        )
+    found = list(value)
+    for index, layer in enumerate(found):
+        if isinstance(layer, type):
+            mend = f"write LayerSpec({layer.__name__}, ...), or {layer.__name__}(...)"
+        elif isinstance(layer, LayerSpec) or callable(layer):
+            continue
+        else:
+            mend = "wrap what is not a module in a function, or leave it out"
+        did = f"returned {described(layer)} as layer {index}"
+        raise TrialError(wrong(trial, name, layer, expected, mend, did=did))
+    if len(found) < num_stages:
+        did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
+        mend = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found))}"
+        raise TrialError(wrong(trial, name, value, "at least one layer for each stage", mend, did=did))
+    return found
+
+
+def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Optimizer | None:
+    """The optimizer that ``build_optimizer`` returned for a model."""
+    name, expected = "build_optimizer", "a torch.optim.Optimizer of the given model's parameters, or None"
+    if value is None:
+        return None
+    if not isinstance(value, torch.optim.Optimizer):
+        is_class = isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
+        call = f"call it: return {value.__name__}(self.build_parameters(model), lr=...)" if is_class else ""
+        mend = call or "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
+        raise TrialError(wrong(trial, name, value, expected, mend))
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(each) in own for group in value.param_groups for each in group["params"]):
+        did = f"returned {described(value)} that has no parameter of the model, so nothing would be trained"
+        mend = "build it from the model that the method is given: self.build_parameters(model)"
+        raise TrialError(wrong(trial, name, value, expected, mend, did=did))
+    return value
+
+
+def parameters(trial: Any, value: Any) -> list[Any]:
+    """The parameters, or groups of them, that ``build_parameters`` returned."""
+    name = "build_parameters"
+    expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
+    if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Iterable):
+        mend = _forgotten(value) + "return [p for p in model.parameters() if p.requires_grad]"
+        raise TrialError(wrong(trial, name, value, expected, mend))
+    found = list(value)
+    for each in found:
+        is_group = isinstance(each, Mapping) and "params" in each
+        if not is_group and not isinstance(each, torch.Tensor):
+            mend = "model.named_parameters() yields pairs: take the second of each"
+            raise TrialError(
+                wrong(trial, name, each, expected, mend, did=f"returned {described(each)} in a list")
+            )
+    if not found and trial.is_whole:
+        name = written_by_author(trial, name, "build_model")
+        did = "returned no parameter that requires a gradient"
+        mend = "give the model a parameter whose requires_grad is true"
+        raise TrialError(wrong(trial, name, value, "at least one parameter", mend, did=did))
+    return found
+
+
+def engines(trial: Any, found: list[Any]) -> None:
+    """Refuse a trial that has wrapped no engine."""
+    if not found:
+        mend = (
+            "call super().__init__(context) first"
+            if hasattr(trial, "build_model")
+            else "call it on the engine"
+        )
+        expected = "context.wrap_model_engine(engine)"
+        raise TrialError(wrong(trial, "__init__", None, expected, mend, did="wrapped no engine"))
+
+
+def loader(trial: Any, name: str, value: Any) -> Any:
+    """The data loader that ``build_training_data_loader`` or ``build_validation_data_loader`` returned."""
+    method = "training_loader" if "training" in name else "validation_loader"
+    mend = (
+        f"return self.{method}(dataset)"
+        if hasattr(trial, method)
+        else "return DataLoader(dataset, batch_size)"
+    )
+    is_data = isinstance(value, (torch.utils.data.Dataset, torch.Tensor, type))
+    if value is None or is_data or isinstance(value, (bool, int, float, str)):
+        raise TrialError(wrong(trial, name, value, "a data loader", _forgotten(value) + mend))
+    return value
+
+
+def _has_index(dataset: Any) -> bool:
+    try:
+        return hasattr(dataset, "__getitem__") and len(dataset) >= 0
+    except TypeError:  # it has no length, such as a tensor of no dimension
+        return False
+
+
+def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what is no data, and a ``batch_size`` beside the one that was decided."""
+    if isinstance(dataset, type) or not (is_stream(dataset) or _has_index(dataset)):
+        raise TrialError(
+            Problem(
+                key=f"self.{method}",
+                message=f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be "
+                "iterated, or a function that returns an iterator",
+                mend=f"self.{method}(dataset)",
+                code="loader-data",
+            )
+        )
+    if "batch_size" in options:
+        size = trial.micro_batch_size
+        raise TrialError(
+            Problem(
+                key=f"self.{method}",
+                message=f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}",
+                mend=f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
+                "train_micro_batch_size_per_gpu in the DeepSpeed JSON",
+                code="loader-batch-size",
+            )
+        )
+
+
+def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
+    """The callbacks by name that ``build_callbacks`` returned."""
+    name, expected = "build_callbacks", "a dict of names and PyTorchCallback objects"
+    mend = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
+    if not isinstance(value, dict):
+        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + mend))
+    for key, callback in value.items():
+        if not isinstance(key, str) or not isinstance(callback, pytorch.PyTorchCallback):
+            is_class = isinstance(callback, type) and issubclass(callback, pytorch.PyTorchCallback)
+            call = f"call it: {key!r}: {callback.__name__}()" if is_class else ""
+            did = f"returned {key!r}: {described(callback)}"
+            raise TrialError(wrong(trial, name, callback, expected, call or mend, did=did))
+        if trial.context.distributed.rank == 0:
+            _warn_of_hooks(callback)
+    return value
+
+
+def _warn_of_hooks(callback: pytorch.PyTorchCallback) -> None:
+    """A method that is named as a hook and is none is never called."""
+    hooks = [hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_")]
+    for method in dir(callback):
+        if method.startswith("on_") and method not in hooks:
+            guess = nearest(method, hooks)
+            logger.warning(
+                "warning: %s is not a hook of PyTorchCallback, and is never called%s",
+                *(method_of(callback, method), f"; did you mean {guess}?" if guess else ""),
+            )
+
+
+def tokens_per_sample(trial: Any, value: Any) -> float | None:
+    """The number that ``tokens_per_sample`` returned."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    if value is None or is_number:
+        return value  # type: ignore[no-any-return]
+    mend = "return the tokens in a training sample, such as self.args.sequence_length, or None"
+    raise TrialError(wrong(trial, "tokens_per_sample", value, "a number of at least 0, or None", mend))
+
+
+def evaluation_reducer(trial: Any, value: Any) -> Any:
+    """How each metric is reduced, as ``evaluation_reducer`` returned it."""
+    each = value.values() if isinstance(value, Mapping) else [value]
+    for one in each:
+        if not isinstance(one, pytorch.Reducer):
+            expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
+            mend = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
+            did = f"returned {described(one)}" + (" for a metric" if isinstance(value, Mapping) else "")
+            raise TrialError(wrong(trial, "evaluation_reducer", one, expected, mend, did=did))
+    return value
+
+
+def signatures(trial: Any, arguments: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse methods that cannot be called as they will be, all of them at once.
+
+    Args:
+        trial: The trial.
+        arguments: Method -> the arguments that it is called with.
+    """
+    problems = []
+    for name, given in arguments.items():
+        method = getattr(trial, name)
+        if written_by_author(trial, name) != name or not callable(method):
+            continue
+        try:
+            inspect.signature(method).bind(*given)
+        except TypeError:
+            expected = f"{name}({', '.join(['self', *given])})"
+            did = f"is defined with the arguments {inspect.signature(method)}"
+            problems.append(wrong(trial, name, method, expected, f"write def {expected}", did=did))
+        except ValueError:  # a method without a signature
+            continue
+    if problems:
+        raise TrialError(problems)
+
+
+# ------------------------------------------------------------------------------------------- in training
+
+
+def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
+    """What to say of a loss that its author has called ``backward`` on, by the error of the second call."""
+    if "backward through the graph a second time" not in str(error):
+        return None
+    did = "returned a loss whose backward() has been called, or that keeps the graph of a batch before"
+    mend = "leave backward() and the optimizer's step to the library; detach() what is kept between batches"
+    return TrainingError(str(wrong(trial, "loss", None, SCALAR_LOSS, mend, did=did)))
+
+
+def training_loss(trial: Any, value: Any) -> dict[str, Any]:
+    """What ``loss`` returned in training, as metrics by name whose ``loss`` can be descended."""
+    if isinstance(value, dict):
+        if "loss" not in value:
+            raise _wrong_loss(trial, value, 'name the loss "loss": return {"loss": loss, ...}')
+        return {**value, "loss": _descendable(trial, value["loss"], "a dict whose 'loss' is ")}
+    return {"loss": _descendable(trial, value, "")}
+
+
+def evaluated_loss(trial: Any, value: Any) -> dict[str, Any]:
+    """What ``loss`` returned in evaluation, as metrics by name."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {"loss": value}
+    raise _wrong_loss(trial, value)
+
+
+def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
+    """What ``loss`` returned on the last stage of a pipeline, in training or in evaluation."""
+    if (
+        isinstance(value, torch.Tensor)
+        and not value.ndim
+        and (value.requires_grad or not torch.is_grad_enabled())
+    ):
+        return value
+    if isinstance(value, dict):
+        mend = "return the loss alone: a pipeline reports no other metric"
+        raise TrainingError(str(wrong(trial, "loss", value, SCALAR_LOSS, mend)))
+    return _descendable(trial, value, "") if torch.is_grad_enabled() else evaluated_loss(trial, value)["loss"]
+
+
+def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
+    """A loss that can be descended."""
+    if not isinstance(loss, torch.Tensor):
+        mend = None
+        if isinstance(loss, float):
+            mend = "return the tensor itself, without .item() or float()"
+        raise _wrong_loss(trial, loss, mend, prefix)
+    if loss.numel() != 1:
+        mend = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
+        raise _wrong_loss(trial, loss, mend, prefix)
+    if not loss.requires_grad:
+        mend = "compute it from model(...) without torch.no_grad(), .detach(), .item() or argmax"
+        raise _wrong_loss(trial, loss, mend, prefix, " that requires no gradient")
+    return loss
+
+
+def _wrong_loss(
+    trial: Any, value: Any, mend: str | None = None, prefix: str = "", suffix: str = ""
+) -> TrainingError:
+    stages = getattr(trial, "is_whole", True)
+    expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if stages else "")
+    mend = mend or _forgotten(value) + "return the mean loss of the micro-batch"
+    did = f"returned {prefix}{described(value)}{suffix}"
+    return TrainingError(str(wrong(trial, "loss", value, expected, mend, did=did)))
+
+
+def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
+    """The metrics that a method returned for a batch, by name; a tensor alone is the loss.
+
+    Args:
+        trial: The trial.
+        value: What came.
+        names: The method, and those that it leaves the work to where the author did not replace it.
+    """
+    if isinstance(value, torch.Tensor):
+        return {"loss": value}
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                name = written_by_author(trial, *names)
+                did = f"returned a dict with the key {key!r}"
+                mend = f"write {str(key)!r}"
+                raise TrainingError(
+                    str(wrong(trial, name, value, "names of metrics as strings", mend, did=did))
+                )
+        return value
+    name = written_by_author(trial, *names)
+    mend = _forgotten(value) + 'return {"name of a metric": value, ...}'
+    raise TrainingError(str(wrong(trial, name, value, "a dict of metrics by name", mend)))
+
+
+def batch_length(trial: Any, value: Any) -> int:
+    """The samples of a batch, as ``get_batch_length`` returned them."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    mend = "return the number of samples in the batch, such as len(batch['labels'])"
+    raise TrainingError(str(wrong(trial, "get_batch_length", value, "an integer of at least 0", mend)))
+
+
+def _forgotten(value: Any) -> str:
+    return FORGOTTEN if value is None else ""

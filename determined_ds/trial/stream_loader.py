@@ -1,0 +1,132 @@
+"""StreamLoader: how a stream is loaded, as Determined's ``DataLoader`` says it of data with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils import data as torch_data
+
+from determined_ds.errors import ConfigError, Problem
+
+
+class StreamLoader:
+    """Micro-batches out of data that is read from its beginning to its end, and then again.
+
+    All replicas read one stream, and each keeps its own part: global batch ``b`` is samples ``b*G .. (b+1)*G`` of the
+    passes over the dataset one after the other. Nothing is dropped: a batch may hold the end of one pass and the
+    beginning of the next. Work that each sample needs belongs into ``collate_fn``, which sees only those that are
+    kept, and runs in the workers.
+
+    Args:
+        dataset: A ``torch.utils.data.IterableDataset``, any other object that can be iterated again and again, or a
+            function without arguments that returns a new iterator. ``set_epoch(n)`` is called before pass ``n``
+            where it exists. With ``state_dict`` and ``load_state_dict`` (of the dataset, its iterator or both, as
+            torchdata's ``StatefulDataLoader`` takes them) a resumed run continues from its state; otherwise it reads
+            and skips.
+        batch_size: Samples in a micro-batch.
+        sharded: The dataset yields only the samples of this replica. Otherwise it must yield the same on all of
+            them: what it draws from the generators of random, numpy and torch is the same on all.
+        collate_fn: List of samples -> micro-batch; torch's ``default_collate`` if None.
+        num_workers: Processes that load; each reads the whole stream and makes every ``num_workers``-th micro-batch.
+            The dataset does not see them by ``get_worker_info()``, so that one which splits by them is whole.
+        pin_memory: As for torch's ``DataLoader``, and so are ``timeout`` (seconds), ``worker_init_fn``,
+            ``multiprocessing_context``, ``prefetch_factor`` and ``persistent_workers``.
+        shuffle: False; the order is the dataset's.
+        drop_last: False; nothing is dropped.
+
+    Raises:
+        ConfigError: an option that a stream cannot honour, or an iterator, which can be read only once.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        sharded: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        shuffle: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.sharded = sharded
+        self.collate_fn = collate_fn or torch_data.default_collate
+        self.num_workers = num_workers
+        self.workers = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        self.worker_init_fn = worker_init_fn
+        problems = [problem for problem in (_iterator(dataset), *_options(shuffle, drop_last)) if problem]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def name(self) -> str:
+        """The dataset, for messages."""
+        return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
+
+    def length(self) -> int | None:
+        """Samples that a pass should have; None where the dataset does not say."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError, AttributeError):
+            return None
+
+    def open(self) -> Iterator[Any]:
+        """Begin a pass over the dataset."""
+        made = self.dataset if hasattr(self.dataset, "__iter__") else self.dataset()
+        return iter(made)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a dataset is read from its beginning to its end, and has no index to take samples by."""
+    if isinstance(dataset, torch_data.IterableDataset):
+        return True
+    return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+
+
+def _iterator(dataset: Any) -> Problem | None:
+    if not hasattr(dataset, "__next__") or hasattr(dataset, "load_state_dict"):
+        return None
+    return Problem(
+        key="dataset",
+        value=type(dataset).__name__,
+        message="an iterator can be read only once, and neither replicas nor a resumed run can begin it again",
+        mend="give the function that makes it, and not what it returns: training_loader(read)",
+        code="stream-iterator",
+    )
+
+
+def _options(shuffle: bool, drop_last: bool) -> Iterator[Problem]:
+    if shuffle:
+        yield Problem(
+            key="shuffle",
+            value=shuffle,
+            message="a stream has no index to shuffle by",
+            mend="shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
+            "random, numpy or torch are the same on every replica and after a resume",
+            code="stream-shuffle",
+        )
+    if drop_last:
+        yield Problem(
+            key="drop_last",
+            value=drop_last,
+            message="a stream drops nothing: what is left of one pass is trained with the beginning of the next, and "
+            "validation counts every sample",
+            mend="leave drop_last out",
+            code="stream-drop-last",
+        )

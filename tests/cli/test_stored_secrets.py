@@ -1,0 +1,115 @@
+"""A run and a search whose configuration has secrets: the trial gets them, and no file of theirs has one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from determined_ds import ConfigError, load_model_from_checkpoint_path
+from determined_ds.errors import EXIT_CONFIG
+from determined_ds.runtime.checkpoint_files import checkpoints_in
+from tests.cli.conftest import OWN_MODEL
+from tests.command import det_ds
+from tests.forked import Forked
+
+# What the trial is to find: in its environment, and in the configuration.
+TRIAL = """
+
+class SecretiveTrial(TinyTrial):
+    def prepare(self):
+        import os
+
+        if hasattr(self.context, "wrap_model_engine"):
+            assert os.environ["HF_TOKEN"] == "s3cret-1", os.environ.get("HF_TOKEN")
+        assert self.context.get_data_config()["api_key"] == "s3cret-2"
+        assert self.context.get_hparams()["hub"]["password"] == "s3cret-3"
+"""
+GIVEN = {
+    "HF_TOKEN": "s3cret-1",
+    "DET_DS_DATA_API_KEY": "s3cret-2",
+    "DET_DS_HYPERPARAMETERS_HUB_PASSWORD": "s3cret-3",
+}
+LONGER = ("--set", "hyperparameters.fit.max_length.batches=8")
+
+
+@pytest.fixture(scope="module")
+def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A context directory, and beside it what its runs leave."""
+    folder = tmp_path_factory.mktemp("secretive") / "own_model"
+    shutil.copytree(OWN_MODEL, folder)
+    with (folder / "trial.py").open("a") as file:
+        file.write(TRIAL)
+    config = yaml.safe_load((folder / "experiment.yaml").read_text())
+    config["entrypoint"] = config["entrypoint"].replace("TinyTrial", "SecretiveTrial")
+    config["resources"]["slots_per_trial"] = 1
+    config["environment"] = {"environment_variables": ["HF_TOKEN=s3cret-1"]}
+    config["data"] = {"api_key": "s3cret-2"}
+    config["hyperparameters"]["hub"] = {"password": "s3cret-3"}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(secretive: Path, forked: Forked) -> Path:
+    """Of a run to its end."""
+    path = secretive.parent / "run"
+    done = forked.det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def files_with_secrets(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+
+
+def test_no_file_of_a_run_has_a_secret_in_clear(run_dir: Path) -> None:
+    assert checkpoints_in(run_dir / "checkpoints")
+    assert files_with_secrets(run_dir) == []
+
+
+def test_a_resumed_run_takes_them_from_the_environment(
+    run_dir: Path, secretive: Path, forked: Forked
+) -> None:
+    """Those that are missing are named, before anything is changed."""
+    words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", *LONGER]
+    refused = forked.det_ds(*words)
+    assert refused.returncode == EXIT_CONFIG
+    for name in GIVEN:
+        assert f"export {name}=" in refused.stderr
+    done = forked.det_ds(*words, env=GIVEN)
+    assert done.returncode == 0, done.stderr
+    assert files_with_secrets(run_dir) == []
+
+
+def test_or_from_the_configuration_that_has_them(run_dir: Path, secretive: Path, forked: Forked) -> None:
+    longer = ("--set", "hyperparameters.fit.max_length.batches=10")
+    words = ["run", secretive / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume"]
+    done = forked.det_ds(*words, *longer)
+    assert done.returncode == 0, done.stderr
+
+
+def test_so_does_a_model_that_is_loaded(
+    run_dir: Path, secretive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoints_in(run_dir / "checkpoints")[0].path
+    with pytest.raises(ConfigError, match="export DET_DS_DATA_API_KEY="):
+        load_model_from_checkpoint_path(path, context_dir=secretive)
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    assert load_model_from_checkpoint_path(path, context_dir=secretive)
+
+
+def test_a_searchs_trials_get_them_and_its_files_have_none(secretive: Path) -> None:
+    folder = secretive.parent / "search"
+    done = det_ds("search", secretive / "experiment.yaml", secretive, "--run-dir", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "best.yaml").is_file()
+    assert files_with_secrets(folder) == []
+    words = ["search", folder / "experiment.yaml", secretive, "--run-dir", folder, "--resume"]
+    refused = det_ds(*words)
+    assert refused.returncode == EXIT_CONFIG
+    assert "export HF_TOKEN=" in refused.stderr
+    assert det_ds(*words, env=GIVEN).returncode == 0, "it is the same search"

@@ -1,0 +1,41 @@
+"""What becomes of a line of a task: its level, and the policies of the experiment that it meets.
+
+Source: determined 0.38.1's ``master/static/srv/ship_logs.py`` and ``master/internal/logpattern/logpattern.go``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tests.cluster.state import Json
+
+RANK = re.compile(r" ?\[rank=\d+\] ?")
+LEVEL = re.compile(r" ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?")
+# The master passes over the line that has an experiment's configuration.
+CONFIGURATION = '"log_policies":'
+
+
+def shipped(line: str) -> str:
+    """A line as the log shipper sends it, its rank and its level taken off."""
+    line = line[found.end() :] if (found := RANK.match(line)) else line
+    return line[found.end() :] if (found := LEVEL.match(line)) else line
+
+
+def level_of(line: str) -> str:
+    """The level by which the web UI filters a line; "" where it has none."""
+    line = line[found.end() :] if (found := RANK.match(line)) else line
+    return found[1] if (found := LEVEL.match(line)) else ""
+
+
+def policies_met(config: dict[str, Json], line: str) -> list[dict[str, Json]]:
+    """The log policies of an experiment that a line of its task meets, the cluster's defaults among them.
+
+    Args:
+        config: Of the experiment, with the defaults filled in.
+        line: As the task wrote it.
+    """
+    text = shipped(line)
+    if CONFIGURATION in text:
+        return []
+    policies = [policy for policy in config["log_policies"] if policy.get("pattern")]
+    return [policy for policy in policies if re.search(policy["pattern"], text)]

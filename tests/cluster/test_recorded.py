@@ -1,0 +1,139 @@
+"""Our master answers as a real one did: the recorded exchange of trials with Determined 0.38.1, sent to it again.
+
+See ``recorded/README.md``. Each request is to be answered with the recorded status, by the same keys with values of the
+same types; and where the answer decides what a trial does (:data:`SAME`), by the same value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.cluster.master import Master
+from tests.cluster.state import Json, Trial
+from tests.cluster.still import User, still_master
+from tests.cluster.trial_api import resources_id
+
+RECORDED = Path(__file__).with_name("recorded")
+# By them the searchers' decisions and the preemption of the two masters are compared.
+SAME = ("state", "preempt", "restarts", "totalBatchesProcessed", "checkpointCount", "metric")
+LONG_POLL = "/signals/preemption?timeout_seconds=60"
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_recorded_exchange_is_answered_as_it_was(path: Path) -> None:
+    found, waiting = [], []
+
+    def compare(line: int, row: Json, answer: requests.Response) -> None:
+        if answer.status_code != row["status"]:
+            found.append(f"line {line}: {row['status']} recorded, {answer.status_code} ours: {answer.text}")
+        else:
+            found.extend(f"line {line}: {text}" for text in differences(row["response"], answer.json()))
+
+    with still_master() as master, ThreadPoolExecutor() as pool:
+        replay = Replay(master)
+        for line, row in enumerate(map(json.loads, path.read_text().splitlines()), start=1):
+            if "event" in row:
+                replay.happen(row)
+            elif row["path"].endswith(LONG_POLL):
+                waiting.append((line, row, pool.submit(replay.send, row)))
+                replay.wait_until_asked(row)
+            else:
+                compare(line, row, replay.send(row))
+        for line, row, poll in waiting:
+            compare(line, row, poll.result())
+    assert not found, "\n".join(found)
+
+
+class Replay:
+    """A recorded scenario, sent to a master of ours; the names in it stand for ids, which are the master's own.
+
+    Args:
+        master: Which does nothing else.
+    """
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+        self._user = User(master)
+        self._experiment_id = 0
+        self._trials: list[Trial] = []
+
+    def happen(self, event: Json) -> None:
+        """What happened on the real cluster between two requests."""
+        kind = event["event"]
+        if kind == "create":
+            experiment = self._user.create(event["config"])
+            self._experiment_id, self._trials = experiment.id, self._master.trials_of(experiment)
+        elif kind == "exit":
+            _, allocation = self._master.allocation(self._ours(event["allocation"]))
+            self._master.exited(allocation, event["code"])
+        else:
+            self._user.call("POST", f"/api/v1/experiments/{self._experiment_id}/{kind}")
+
+    def send(self, row: Json) -> requests.Response:
+        """Send a recorded request, with the token of the trial that it is of; of none, with the user's."""
+        named = re.search(r"\{(?:trial|task|container) (\d+)", json.dumps(row))
+        running = self._trials[int(named[1]) - 1].running if named else None
+        token = running.token if running else None
+        return self._user.call(
+            row["method"], self._ours(row["path"]), self._ours(row["request"]), token=token
+        )
+
+    def wait_until_asked(self, row: Json) -> None:
+        """Wait until the master has a long poll, which it answers later."""
+        path, _ = self._ours(row["path"]).split("?")
+        asked = {"timeout_seconds": "60"}
+        while not any(call.path == path and call.query == asked for call in self._master.server.calls):
+            time.sleep(0.005)
+
+    def _ours(self, value: Any) -> Any:
+        """A value with our ids in the place of names."""
+        if isinstance(value, dict):
+            return {key: self._ours(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._ours(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        if number := re.fullmatch(r"\{trial (\d+)\}", value):
+            return self._trials[int(number[1]) - 1].id
+        return re.sub(r"\{(\w+)(?: (\d+)(?:\.(\d+))?)?\}", self._id_of, value)
+
+    def _id_of(self, name: re.Match[str]) -> str:
+        kind, trial, run = name.groups()
+        if kind == "experiment":
+            return str(self._experiment_id)
+        found = self._trials[int(trial) - 1]
+        if kind == "container":
+            return resources_id(found.allocations[int(run) - 1])
+        return found.task_id if kind == "task" else str(found.id)
+
+
+def differences(recorded: Json, ours: Json, at: str = "answer") -> list[str]:
+    """Where two answers differ: in keys, types, or the values of :data:`SAME`."""
+    if isinstance(recorded, dict) and isinstance(ours, dict):
+        found = [f"{at}.{key}: ours lacks it" for key in recorded.keys() - ours.keys()]
+        found += [f"{at}.{key}: only ours has it" for key in ours.keys() - recorded.keys()]
+        for key in recorded.keys() & ours.keys():
+            found += differences(recorded[key], ours[key], f"{at}.{key}")
+        return found
+    if isinstance(recorded, list) and isinstance(ours, list):
+        pairs = zip(recorded[:1], ours[:1], strict=False)
+        return [line for pair in pairs for line in differences(*pair, f"{at}[0]")]
+    key = at.rsplit(".", 1)[-1]
+    if type_of(recorded) != type_of(ours) or (key in SAME and recorded != ours):
+        return [f"{at}: {recorded!r} recorded, {ours!r} ours"]
+    return []
+
+
+def type_of(value: Json) -> str:
+    """As JSON has it: 1 and 1.0 are alike."""
+    return (
+        "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    )

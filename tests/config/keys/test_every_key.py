@@ -1,0 +1,151 @@
+"""Every key that is known has a row in the tables that say what happens to it, and every row is a key's."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import pytest
+from pydantic import RootModel
+
+from determined_ds.config.deepspeed_json import known_keys
+from determined_ds.config.document import KeyPath, dotted
+from determined_ds.config.expconf import environment, searcher, storage
+from determined_ds.config.expconf.experiment import ExperimentConfig
+from determined_ds.config.expconf.section import Section
+from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
+from determined_ds.config.keys.deepspeed import DEEPSPEED
+from determined_ds.config.keys.experiment import EXPERIMENT
+from determined_ds.config.keys.row import CLUSTER, IGNORED, PLACES, REFUSED, RUN, Row, row_of
+from determined_ds.config.old_names import NEW_NAMES
+
+# Models of what is refused as a whole, by its name or type; of others the keys are known.
+OF_NOTHING = (
+    searcher.UnknownSearcher,
+    searcher.RemovedSearcher,
+    storage.UnknownStorage,
+    storage.UnknownTensorboard,
+    environment.OwnContainer,  # its keys are Kubernetes's
+)
+
+
+def models_in(annotation: Any) -> Iterator[type[Section]]:
+    """The sections that a value may be, whatever wraps them: unions, lists, null, validators."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif isinstance(annotation, type) and issubclass(annotation, RootModel):
+        return  # hyperparameters: any
+    elif get_origin(annotation) in (Annotated, Union, types.UnionType, list):
+        for inner in get_args(annotation):
+            yield from models_in(inner)
+
+
+def experiment_keys() -> set[KeyPath]:
+    """Every key of the experiment configuration, of every kind of searcher, storage and environment."""
+    found: set[KeyPath] = set()
+
+    def walk(model: type[Section], path: KeyPath) -> None:
+        for name, field in model.model_fields.items():
+            here = (*path, name)
+            found.add(here)
+            for inner in models_in(field.annotation):
+                if inner not in OF_NOTHING:
+                    walk(inner, here)
+
+    walk(ExperimentConfig, ())
+    own = {("hyperparameters", key) for key in OWN_KEYS}
+    fit = {("hyperparameters", "fit", field.name) for field in dataclasses.fields(FitOptions)}
+    return found | own | fit
+
+
+def json_keys() -> set[KeyPath]:
+    """Every key of the DeepSpeed JSON, but those that the installed DeepSpeed reads no more, which are refused."""
+    found: set[KeyPath] = set()
+
+    def walk(node: dict[str, Any], path: KeyPath) -> None:
+        for key, child in node.get("keys", {}).items():
+            here = (*path, key)
+            if "removed" in child or "deprecated" in child or here in NEW_NAMES:
+                continue
+            found.add(here)
+            walk(child, here)
+
+    walk(known_keys(), ())
+    for section in ("optimizer", "scheduler"):
+        for names in known_keys()[f"{section}_params"].values():
+            found |= {(section, "params", name) for name in names}
+    return found
+
+
+TABLES = {"experiment": (EXPERIMENT, experiment_keys), "deepspeed": (DEEPSPEED, json_keys)}
+
+
+def test_the_enumeration_finds_what_is_deep_in_the_models() -> None:
+    """Else that nothing is missing would mean nothing."""
+    found = {dotted(path) for path in experiment_keys()}
+    assert found >= {
+        "searcher.bracket_rungs",
+        "searcher.num_rungs",
+        "searcher.max_length.batches",
+        "checkpoint_storage.connection_string",
+        "tensorboard_storage.bucket",
+        "environment.image.cuda",
+        "environment.pod_spec.spec.containers",
+        "bind_mounts.host_path",
+        "integrations.pachyderm.dataset.token",
+        "log_policies.action.type",
+        "hyperparameters.fit.stop_on_nan",
+    }
+    assert len(found) > 150
+    assert len(json_keys()) > 330
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_key_has_a_row(name: str) -> None:
+    table, keys = TABLES[name]
+    assert [dotted(path) for path in sorted(keys()) if row_of(table, path) is None] == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_of_a_key(name: str) -> None:
+    table, keys = TABLES[name]
+    known = {dotted(path) for path in keys()}
+    assert [key for key in table if key not in known] == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_says_what_happens_in_every_place_and_why(name: str) -> None:
+    table, _ = TABLES[name]
+    places = len(PLACES) if name == "deepspeed" else len(PLACES) - 1
+    for row in table.values():
+        assert len(row.at) == places, row
+        assert set(row.at) <= set("HRID"), row
+        assert row.why, row
+        if (
+            row.at[CLUSTER] in IGNORED + REFUSED
+        ):  # nobody anywhere heeds it: then what does one write instead?
+            assert row.fix, row
+
+
+def test_a_json_means_the_same_in_every_place() -> None:
+    """It is judged once, wherever it will run."""
+    rows = [row for row in DEEPSPEED.values() if {IGNORED, REFUSED} & set(row.at[:4])]
+    assert all(len(set(row.at)) == 1 for row in rows)
+
+
+def test_the_most_specific_row_wins() -> None:
+    table = {
+        key: Row(key, "HHHH", key) for key in ("environment", "environment.image", "environment.image.cpu")
+    }
+    assert [
+        row_of(table, path)
+        for path in (
+            ("environment", "ports"),
+            ("environment", "image", "cuda"),
+            ("environment", "image", "cpu"),
+        )
+    ] == [table["environment"], table["environment.image"], table["environment.image.cpu"]]
+    assert row_of(table, ("name",)) is None
+    assert RUN == 0

@@ -1,0 +1,78 @@
+"""What a machine computes on, as it is found without torch; and the threads of ranks that share it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from determined_ds import devices
+from determined_ds.config.accelerator import Accelerator
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        (None, CORES),
+        (["max 100000"], CORES),
+        (["100000 100000"], 1),
+        (["150000 100000"], 1),
+        (["50000 100000"], 1),  # half a core is one thread
+        ([f"{(CORES + 7) * 100000} 100000"], CORES),
+        (["-1\n", "100000\n"], CORES),
+        (["100000\n", "100000\n"], 1),
+    ],
+)
+def test_a_container_has_no_more_cores_than_it_is_granted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: list[str] | None, cores: int
+) -> None:
+    """As cgroups of version 2 and 1 say it."""
+    files = [tmp_path / f"file{index}" for index in range(len(quota or ["none"]))]
+    for file, text in zip(files, quota or [], strict=False):
+        file.write_text(text)
+    monkeypatch.setattr(devices, "CPU_QUOTAS", (tuple(map(str, files)),))
+    assert devices.num_cores() == cores
+    assert devices.threads_per_rank(1) == cores
+    assert devices.threads_per_rank(cores + 1) == 1
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with a GPU's device node; the program, yet to be written, that says of which kind it is."""
+    node = tmp_path / "nvidiactl"
+    node.touch()
+    monkeypatch.setattr(devices, "GPU_NODES", (str(node),))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "nvidia-smi"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("9.0\n9.0", Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)),
+        ("7.5", Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)),
+        ("8.0\n7.5", None),
+        ("", None),
+        ("[N/A]", None),
+        ("NVIDIA-SMI has failed", None),
+    ],
+)
+def test_gpus_are_found_without_torch_or_left_to_it(gpus: Path, said: str, found: Accelerator | None) -> None:
+    gpus.write_text(f"#!/bin/sh\necho '{said}'\n")
+    gpus.chmod(0o755)
+    assert devices.detect_without_torch() == found
+
+
+def test_without_a_driver_that_answers_they_are_left_to_torch(gpus: Path) -> None:
+    assert devices.detect_without_torch() is None
+    gpus.write_text("#!/bin/sh\nexit 9\n")
+    gpus.chmod(0o755)
+    assert devices.detect_without_torch() is None
+
+
+def test_a_cpu_is_the_same_either_way(gpus: Path) -> None:
+    assert devices.detect_without_torch("cpu") == devices.detect_accelerator("cpu")
