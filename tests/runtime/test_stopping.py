@@ -190,7 +190,7 @@ class Stage:
         self.distributed = SimpleNamespace(rank=0, size=1)
         self.device = torch.device("cpu")
         self._core = SimpleNamespace(preempt=self)
-        monkeypatch.setattr(stopping.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
     def should_preempt(self) -> bool:
         self.asked_at_s.append(self.now_s)
