@@ -102,7 +102,7 @@ def test_what_is_not_asked_for_is_not_printed(one_rank: Ranks, tmp_path: Path) -
     said = [
         line
         for line in text.splitlines()
-        if not line.startswith(("training ", "checkpoint ", "trained ", "best "))
+        if not line.startswith(("training ", "checkpoint ", "trained ", "best ", "newest "))
     ]
     assert [line for line in said if "validation" not in line] == []
 
