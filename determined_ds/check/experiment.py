@@ -19,6 +19,7 @@ from determined_ds.check.trial_class import (
     stages_problem,
 )
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
+from determined_ds.config.additions import OLDEST
 from determined_ds.config.decide import no_length
 from determined_ds.config.deepspeed_json import find_deepspeed_config
 from determined_ds.config.document import Document
@@ -55,12 +56,14 @@ class Asked:
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, as the tables of keys have it: on a cluster, or in a search here.
         gpu_memory: Whether points fit into it; None where nobody asked.
+        determined_version: Of the master that will take it.
     """
 
     context_dir: Path | None = None
     accelerator: str = "cuda"
     place: int = CLUSTER
     gpu_memory: GpuMemory | None = None
+    determined_version: str = OLDEST
 
     def devices(self, slots: int) -> Accelerator:
         """As many as there are slots: whether the cluster has them is not known here."""
@@ -90,7 +93,7 @@ class Checked:
 
 def check_experiment(document: Document, asked: Asked) -> Checked:
     """Everything that the master would refuse, and much that it would not."""
-    refused, warned = experiment_problems(document)
+    refused, warned = experiment_problems(document, asked.determined_version)
     warned = [*warned, *secret_problems(document)]
     experiment, problems = read_experiment(document)
     if _is_foreign(experiment, problems):  # what it trains with is not known

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from determined_ds.check.context_dir import context_problems
 from determined_ds.check.experiment import Asked, Checked, check_experiment
 from determined_ds.check.report import Report, findings_of, in_order
+from determined_ds.config.additions import OLDEST
 from determined_ds.config.decide import OF_EXPERIMENTS, Problems, laid_over
 from determined_ds.config.deepspeed_alone import problems_alone
 from determined_ds.config.document import Document
@@ -29,6 +30,7 @@ def check_files(
     overrides: Sequence[str] = (),
     accelerator: str = "cuda",
     gpu_memory: GpuMemory | None = None,
+    determined_version: str = OLDEST,
 ) -> list[Report]:
     """Check files, each by itself.
 
@@ -39,6 +41,7 @@ def check_files(
         overrides: ``KEY=VALUE``, laid over every experiment.
         accelerator: ``cuda`` or ``cpu``.
         gpu_memory: Of a slot, to see whether each point fits; None not to ask.
+        determined_version: Of the master that will take the experiments.
 
     Returns:
         A report for each file, then one for each context directory in which something was found.
@@ -50,7 +53,12 @@ def check_files(
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         mend = "give the folder that holds the model's code, e.g. `.`"
         raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, mend=mend))
-    asked = Asked(context_dir=context_dir, accelerator=accelerator, gpu_memory=gpu_memory)
+    asked = Asked(
+        context_dir=context_dir,
+        accelerator=accelerator,
+        gpu_memory=gpu_memory,
+        determined_version=determined_version,
+    )
     reports: list[Report] = []
     contexts: dict[Path, Path] = {}
     for file in files:

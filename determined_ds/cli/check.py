@@ -22,6 +22,7 @@ Examples:
   det-ds check experiments/gpt2/const.yaml
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
+  det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
 
 \b
 Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note says what could not be checked,
@@ -51,6 +52,11 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
     default="cuda",
     help="The cluster's slots; default cuda.",
 )
+@click.option(
+    "--determined-version",
+    metavar="VERSION",
+    help="Of the master, e.g. 0.38.1 or 0.42.0; default: the determined that is installed here.",
+)
 @click.option("--strict", is_flag=True, help="Exit 1 where there are warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="For editors and CI: one JSON object.")
 def check(
@@ -60,6 +66,7 @@ def check(
     overrides: tuple[str, ...],
     gpu_memory: str | None,
     accelerator: str,
+    determined_version: str | None,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -71,7 +78,14 @@ def check(
     directory. Says of each where it stands, and what mends it.
     """
     from determined_ds.check.files import check_files
+    from determined_ds.config.additions import NEWEST, is_newer_than_known, version_to_check
 
+    version = version_to_check(determined_version)
+    if is_newer_than_known(version):
+        click.echo(
+            f"note: Determined {version} is newer than {NEWEST}: a key that only it knows is refused",
+            err=True,
+        )
     reports = check_files(
         config,
         context_dir=context_dir,
@@ -79,6 +93,7 @@ def check(
         overrides=overrides,
         accelerator=accelerator,
         gpu_memory=_gpu_memory(gpu_memory) if gpu_memory else None,
+        determined_version=version,
     )
     num_errors = sum(report.count("error") for report in reports)
     num_warnings = sum(report.count("warning") for report in reports)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.additions import added_to
 from determined_ds.config.aliases import IN_YAML
 from determined_ds.config.document import Document, KeyPath, nearest, words
 from determined_ds.config.findings import Findings, kind_of
@@ -41,7 +42,7 @@ SEARCHER_KEYS = words("""
 # Hyperparameters of this library that are easily written one level too high.
 ELSEWHERE = {
     **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
-    **{key: f"resources.{key}" for key in RESOURCES_KEYS},
+    **{key: f"resources.{key}" for key in RESOURCES_KEYS | added_to("resources")},
     **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
     "experiment_seed": "reproducibility.experiment_seed",
     **IN_YAML,
@@ -224,7 +225,8 @@ def _hyperparameters(document: Document, point: dict[str, Any], constants: list[
 
 
 def _slots(found: Findings) -> int:
-    found.section(("resources",), RESOURCES_KEYS - {"slots"}, {"slots": "resources.slots_per_trial"})
+    known = RESOURCES_KEYS | added_to("resources")  # which master takes them, `check` knows
+    found.section(("resources",), known - {"slots"}, {"slots": "resources.slots_per_trial"})
     path: KeyPath = ("resources", "slots_per_trial")
     slots: int = found.typed(path, int, 1)
     if slots < 1:

@@ -381,7 +381,7 @@ def test_what_cannot_be_installed_is_said_with_a_mend(hook: Hook, first: Path, o
 
 @pytest.mark.parametrize(
     ("name", "version", "needs"),
-    [("torch", "1.13.1+cu117", "torch>=2.6"), ("determined", "0.37.0", "determined<0.39,>=0.38.1")],
+    [("torch", "1.13.1+cu117", "torch>=2.6"), ("determined", "0.37.0", "determined<0.43,>=0.38.1")],
 )
 def test_an_image_that_does_not_fit_is_refused(
     hook: Hook, first: Path, name: str, version: str, needs: str

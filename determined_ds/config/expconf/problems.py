@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from determined_ds.config.additions import OLDEST, Addition, split_additions
 from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.expconf.experiment import ExperimentConfig
 from determined_ds.config.expconf.hyperparameters import uncounted
@@ -17,11 +18,12 @@ from determined_ds.errors import Problem
 MAX_PROBLEMS = 20
 
 
-def problems(document: Document) -> list[Problem]:
-    """All that the master would refuse, at most ``MAX_PROBLEMS``; the last then tells of the rest."""
+def problems(document: Document, version: str = OLDEST) -> list[Problem]:
+    """All that a master of a version would refuse, at most ``MAX_PROBLEMS``; the last then tells of the rest."""
     errors = []
+    config, added = split_additions(document.data)
     try:
-        ExperimentConfig.model_validate(document.data)
+        ExperimentConfig.model_validate(config)
     except ValidationError as refused:
         errors = refused.errors(include_url=False)
     places = [locate(ExperimentConfig, error["loc"]) for error in errors]
@@ -30,7 +32,7 @@ def problems(document: Document) -> list[Problem]:
     found = {places[index].path: worded(errors[index], places[index]) for index in order[:MAX_PROBLEMS]}
     if len(order) <= MAX_PROBLEMS:
         refused_at = frozenset(found)
-        for path, words in _between_sections(document.data):
+        for path, words in (*_between_sections(config), *_added(added, version)):
             if not any(path[:end] in refused_at for end in range(len(path) + 1)):
                 found[path] = words
     return _limited(document, _without_echoes(document, found), num_all=max(len(order), len(found)))
@@ -80,6 +82,15 @@ def _problem(document: Document, path: KeyPath, words: Words) -> Problem:
         code=words.code,
         **given,
     )
+
+
+def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[KeyPath, Words]]:
+    """What is wrong with the keys that came after 0.38.1."""
+    for row, value in given:
+        wrong = row.problem_with(value, version)
+        if wrong is not None:
+            code, message, mend = wrong
+            yield row.path, Words(code=code, message=message, mend=mend)
 
 
 # --- What no section can tell alone ------------------------------------------------------------------------
