@@ -21,8 +21,10 @@ from importlib import metadata
 
 try:
     from packaging.requirements import Requirement
+    from packaging.version import Version
 except ImportError:
     from pip._vendor.packaging.requirements import Requirement
+    from pip._vendor.packaging.version import Version
 
 
 def installed(name):
@@ -30,6 +32,14 @@ def installed(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def fits(requirement, version):
+    if version is None:
+        return False
+    # NVIDIA's torch 2.6.0a0+... sorts below 2.6, and has nearly all of it.
+    known = [version, Version(version).base_version] if requirement.name == "torch" else [version]
+    return any(requirement.specifier.contains(each, prereleases=True) for each in known)
 
 
 for name in ("setup.cfg", "constraints.txt", "determined_ds"):
@@ -43,13 +53,17 @@ setup = configparser.ConfigParser()
 setup.read("setup.cfg")
 lines = setup["options"]["install_requires"] + setup["options.extras_require"]["models"]
 wanted = {r.name: r for r in map(Requirement, filter(None, lines.splitlines()))}
-missing = {n: r for n, r in wanted.items() if not r.specifier.contains(installed(n) or "0", prereleases=True)}
+missing = {n: r for n, r in wanted.items() if not fits(r, installed(n))}
 
 # torch is built for the image's CUDA and determined comes with the cluster: neither is ever replaced.
 for name in ("torch", "determined"):
     if name in missing:
         found = installed(name) or "none"
-        sys.exit(f"startup-hook: determined_ds needs {wanted[name]}, this image has {found}: choose one that fits.")
+        sys.exit(
+            f"startup-hook: determined_ds needs {wanted[name]}, and this image has {name} {found}. Name one that fits in "
+            "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
+            "2.3: see \"The image\" in README.md.)"
+        )
 
 if missing:
     # Of what the image has, only what does not fit may change; what comes in anew comes as it was tested.

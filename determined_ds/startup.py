@@ -20,8 +20,11 @@ from typing import Any
 
 from determined_ds.config.decide import no_length
 from determined_ds.config.experiment import words_of_entrypoint
+from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.task import Task, decide_task, task_of_cluster
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
+from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
+from determined_ds.doctor.machine import Machine
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.task_log import NO_RESTART_HELPS, error_lines, warning_line
 
@@ -112,6 +115,7 @@ def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
     parser.add_argument("--accelerator")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--measure")
+    parser.add_argument("--engine", default="deepspeed")
     try:
         options, _ = parser.parse_known_args(words[1:])
     except argparse.ArgumentError:
@@ -122,6 +126,18 @@ def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
     resolved = decide_task(task, ranks=ranks, machines=machines, accelerator=accelerator)
     if resolved.fit.max_length is None and not options.test and not options.measure:
         raise ConfigError(no_length(task.hyperparameters))
+    if options.engine == "deepspeed":
+        _look_before_ranks(resolved)
+
+
+def _look_before_ranks(resolved: ResolvedConfig) -> None:
+    """Refuse what would be compiled without a compiler, and say which locks of killed builds would hang the ranks."""
+    machine = Machine()
+    missing = missing_compiler(resolved, machine)
+    if missing:
+        raise ConfigError(missing)
+    for line in freed_locks(resolved, machine):
+        print(warning_line(line), file=sys.stderr, flush=True)
 
 
 def _check_slots(config: dict[str, Any]) -> None:

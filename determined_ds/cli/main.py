@@ -17,6 +17,7 @@ from determined_ds.cli.render import render
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
 from determined_ds.config.aliases import option_instead
+from determined_ds.doctor.command import doctor
 from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
 
 
@@ -72,6 +73,7 @@ def main() -> None:
 main.add_command(autotune)
 main.add_command(check)
 main.add_command(compare)
+main.add_command(doctor)
 main.add_command(estimate)
 main.add_command(generate)
 main.add_command(new)

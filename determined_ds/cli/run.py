@@ -75,6 +75,9 @@ def run(
     The arguments are those of `det experiment create CONFIG CONTEXT_DIR`.
     """
     # The hidden options are for the commands that start many runs: compare, search, autotune.
+    from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
+    from determined_ds.doctor.machine import machine_of
+    from determined_ds.errors import ConfigError
     from determined_ds.runtime.local_run import prepare_run
     from determined_ds.runtime.signals import end_with
     from determined_ds.runtime.terminal import outlive_readers
@@ -94,6 +97,11 @@ def run(
         now=datetime.now(),
         measured=measure is not None,
     )
+    machine = machine_of(prepared.context_dir, prepared.run_dir, prepared.variables.values)
+    builds = engine == "deepspeed"
+    missing = missing_compiler(prepared.resolved, machine) if builds else []
+    if missing:
+        raise ConfigError(missing, prepared.warnings)
     for line in prepared.header():
         click.echo(line)
     # Whoever starts many runs has said once what is true of all of them.
@@ -102,6 +110,8 @@ def run(
         *(prepared.warnings if parent is None else prepared.resolved.warnings),
     ):
         click.echo(f"warning: {warning}", err=True)
+    for line in freed_locks(prepared.resolved, machine) if builds else ():
+        click.echo(f"warning: {line}", err=True)
     if prepared.complete and not test and measure is None:
         click.echo(f"  complete   this run is complete: {prepared.complete}")
         return

@@ -45,12 +45,12 @@ def take_interfaces() -> None:
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     is_one = of_cluster in (name for _, name in socket.if_nameindex())
-    interface = of_cluster if is_one else _interface_to(os.environ.get("MASTER_ADDR", ""))
+    interface = of_cluster if is_one else interface_to(os.environ.get("MASTER_ADDR", ""))
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
-def _interface_to(host: str) -> str | None:
+def interface_to(host: str) -> str | None:
     """The interface with the address from which this machine reaches a host; None where that is this machine alone.
 
     A machine reaches its own address from this very address: so it is found on the chief, too.

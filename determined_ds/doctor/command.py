@@ -1,0 +1,68 @@
+"""``det-ds doctor``: what this machine can run, and what it lacks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from determined_ds.doctor.finding import Finding
+
+EPILOG = """\b
+Examples:
+  det-ds doctor
+  det-ds doctor experiments/gpt2/zero3_offload.yaml
+  det cmd run --context . 'python3 -m determined_ds.doctor experiments/gpt2/const.yaml'    # in a task
+
+\b
+Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG runs nowhere.
+"""
+EXIT_MISSING = 1
+COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cyan"}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
+@click.option("--run-dir", type=click.Path(path_type=Path), default="runs", help="Of the run; default: runs.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+def doctor(
+    config: Path | None, context_dir: Path, accelerator: str | None, run_dir: Path, as_json: bool
+) -> None:
+    """Look at what this machine, or this task's container, can run, and say how to get what it lacks.
+
+    GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk, clock; with CONFIG, what just this
+    experiment needs of them, and its checkpoint storage, where a small object is written, read and deleted.
+    """
+    from determined_ds.doctor.examine import examine
+    from determined_ds.doctor.finding import MISSING, STATES
+    from determined_ds.doctor.machine import Machine
+
+    machine = Machine(working_dir=context_dir.absolute(), run_dir=run_dir)
+    findings = examine(machine, config, accelerator)
+    counts = {state: sum(finding.state == state for finding in findings) for state in STATES}
+    if as_json:
+        told = {"version": 1, **counts, "findings": [finding.as_json() for finding in findings]}
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _show(findings)
+        summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        click.echo(summary)
+    sys.exit(EXIT_MISSING if counts[MISSING] else 0)
+
+
+def _show(findings: list[Finding]) -> None:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        state = click.style(f"{finding.state:<8}", fg=COLOURS[finding.state])
+        click.echo(f"{state} {finding.name:<{width}}  {finding.found}")
+        indent = " " * (width + 11)
+        if finding.needed and finding.state != "ok":
+            click.echo(f"{indent}needed: {finding.needed}")
+        if finding.fix:
+            click.echo(f"{indent}fix: {finding.fix}")

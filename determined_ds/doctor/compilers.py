@@ -1,0 +1,144 @@
+"""The tools that build DeepSpeed's extensions: found as torch and DeepSpeed find them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from determined_ds.config.ops import CXX, LIBAIO, NINJA, NVCC
+from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
+from determined_ds.doctor.machine import Machine
+
+INSTALL = {
+    CXX: "apt install g++ (Debian and Ubuntu)",
+    NINJA: "pip install ninja",
+    LIBAIO: "apt install libaio-dev (Debian and Ubuntu)",
+    NVCC: "install the CUDA toolkit {}of torch's version and set CUDA_HOME, or use an image with it "
+    "(docker/Dockerfile with BASE=nvidia/cuda:...-devel-...)",
+}
+# Of CUDA 12 any serves any, of the others only the very one.
+# Source: ``cuda_minor_mismatch_ok`` and ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/builder.py.
+MINORS_MIX = (10, 11, 12)
+LINKS_LIBAIO = "#include <libaio.h>\nint main() { io_context_t context; return io_setup(1, &context); }\n"
+
+
+def look_at_compilers(
+    machine: Machine, wanted: Mapping[str, list[str]], *, torch_cuda: str, has_gpus: bool
+) -> list[Finding]:
+    """A finding for each tool.
+
+    Args:
+        machine: Where to look.
+        wanted: Tool -> what it is needed for, in words; a tool that is not in it is not needed.
+        torch_cuda: The CUDA that torch is built for; "" where that is none, or not known.
+        has_gpus: Whether there is anything to compile for.
+    """
+    found = {CXX: _cxx(machine), NINJA: _ninja(machine), NVCC: _nvcc(machine, torch_cuda)}
+    if LIBAIO in wanted:
+        found[LIBAIO] = _libaio(machine)
+    findings = []
+    for tool, (version, problem) in found.items():
+        uses = ", ".join(wanted.get(tool, ()))
+        if not problem:
+            findings.append(Finding(name=tool, state=OK, found=version, needed=uses))
+            continue
+        needed = uses or ("what is compiled for GPUs: ZeRO++, NVMe" if tool == NVCC else "offload to the CPU")
+        idle = not uses and not (tool == NVCC and has_gpus)
+        state = MISSING if uses else OK if idle else WARNING
+        fix = "" if idle else _fix(machine, tool, torch_cuda)
+        without = f"{problem}; nothing here needs it" if idle else problem
+        findings.append(Finding(name=tool, state=state, found=without, needed=needed, fix=fix))
+    return findings
+
+
+def _fix(machine: Machine, tool: str, torch_cuda: str) -> str:
+    beside = Path(machine.python).with_name("ninja")
+    if tool == NINJA and beside.exists():
+        return f"put {beside.parent} on PATH: activate the environment"
+    return INSTALL[tool].format(f"{torch_cuda}, " if torch_cuda else "")
+
+
+def _cxx(machine: Machine) -> tuple[str, str]:
+    """(version, problem). Source: ``get_cxx_compiler`` in torch 2.13's ``torch/utils/cpp_extension.py``."""
+    name = machine.variable("CXX") or "c++"
+    answer = machine.ask([*shlex.split(name), "--version"])
+    if not answer.worked:
+        return "", f"no {name}: {answer.last_line}"
+    return answer.said.splitlines()[0], ""
+
+
+def _ninja(machine: Machine) -> tuple[str, str]:
+    """(version, problem). Source: ``is_ninja_available``, there too."""
+    answer = machine.ask(["ninja", "--version"])
+    return (answer.said.strip(), "") if answer.worked else ("", f"no ninja: {answer.last_line}")
+
+
+def _libaio(machine: Machine) -> tuple[str, str]:
+    """(version, problem). Source: ``AsyncIOBuilder.is_compatible``, which links a call of it, too."""
+    flags = shlex.split(machine.variable("CFLAGS")), shlex.split(machine.variable("LDFLAGS"))
+    words = ["c++", "-x", "c++", *flags[0], "-", "-o", "/dev/null", *flags[1], "-laio"]
+    answer = machine.ask(words, stdin=LINKS_LIBAIO)
+    return ("its header and its library", "") if answer.worked else ("", "no libaio to link with")
+
+
+def _nvcc(machine: Machine, torch_cuda: str) -> tuple[str, str]:
+    """(version, problem), as DeepSpeed has it: of the same CUDA as torch."""
+    home = cuda_home(machine)
+    if home is None:
+        return "", "no nvcc: neither CUDA_HOME nor CUDA_PATH, no nvcc on PATH, nothing at /usr/local/cuda"
+    answer = machine.ask([str(home / "bin/nvcc"), "-V"])
+    release = re.search(r"release (\d+)\.(\d+)", answer.said)
+    if not answer.worked or release is None:
+        return "", f"no nvcc in {home}: {answer.last_line}"
+    version = ".".join(release.groups())
+    torchs = tuple(torch_cuda.split(".")[:2])
+    if torch_cuda and torchs != release.groups() and machine.variable("DS_SKIP_CUDA_CHECK") != "1":
+        mixes = torchs[0] == release[1] and int(release[1]) in MINORS_MIX
+        if not mixes:
+            return version, f"{version} in {home}, and torch is built for CUDA {torch_cuda}"
+    return f"{version} in {home}", ""
+
+
+def cuda_home(machine: Machine) -> Path | None:
+    """Where the CUDA toolkit is. Source: ``_find_cuda_home`` in torch 2.13's ``torch/utils/cpp_extension.py``."""
+    stated = machine.variable("CUDA_HOME") or machine.variable("CUDA_PATH")
+    if stated:
+        return Path(stated)
+    nvcc = machine.which("nvcc")
+    if nvcc is not None:
+        return Path(nvcc).parent.parent
+    return machine.cuda if machine.cuda.exists() else None
+
+
+def cuda_of_torch() -> str:
+    """The CUDA that torch is built for, read from its file: without the seconds that loading it takes."""
+    found = _literal("torch", "version.py", "cuda")
+    return found if isinstance(found, str) else ""
+
+
+def is_prebuilt(op: str) -> bool:
+    """Whether DeepSpeed was installed with an extension built in. Source: its ``git_version_info.py``."""
+    installed = _literal("deepspeed", "git_version_info_installed.py", "installed_ops")
+    accelerator = _literal("deepspeed", "git_version_info_installed.py", "accelerator_name")
+    return accelerator == "cuda" and isinstance(installed, dict) and bool(installed.get(op))
+
+
+def _literal(package: str, file: str, name: str) -> object:
+    """The value that a module of a package gives a name, without running it."""
+    try:
+        spec = find_spec(package)
+        tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text()) if spec else None  # type: ignore[index]
+    except (ImportError, OSError, SyntaxError, TypeError, ValueError, IndexError):
+        return None
+    for node in tree.body if tree else ():
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == name:
+            try:
+                return ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            except ValueError:
+                return None
+    return None

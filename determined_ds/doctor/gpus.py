@@ -1,0 +1,141 @@
+"""GPUs as the driver, torch and the variables of this process name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from determined_ds.doctor.finding import MISSING, OK, UNKNOWN, WARNING, Finding
+from determined_ds.doctor.imports import Torch
+from determined_ds.doctor.machine import Machine
+from determined_ds.memory.units import format_bytes
+
+QUERY = "name,memory.total,driver_version,uuid"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# The first driver that runs what is built for a CUDA.
+# Source: table 1 of NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
+FIRST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """What ``nvidia-smi`` says.
+
+    Args:
+        gpus: Of each its name, its memory in bytes and its UUID.
+        version: The driver's; "" where it is not known.
+        cuda: The newest CUDA that it runs; () where it is not known.
+        error: Why it says nothing; "" where it does.
+    """
+
+    gpus: tuple[tuple[str, int, str], ...] = ()
+    version: str = ""
+    cuda: tuple[int, ...] = ()
+    error: str = ""
+
+
+def ask_driver(machine: Machine) -> Driver | None:
+    """What the NVIDIA driver knows; None where there is no ``nvidia-smi``."""
+    if machine.which("nvidia-smi") is None:
+        return None
+    answer = machine.ask(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])
+    if not answer.worked:
+        return Driver(error=answer.last_line)
+    gpus, version = [], ""
+    for line in answer.said.splitlines():
+        name, mebibytes, version, uuid = ([part.strip() for part in line.split(",")] + [""] * 4)[:4]
+        gpus.append((name, int(mebibytes) * 2**20 if mebibytes.isdigit() else 0, uuid))
+    header = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", machine.ask(["nvidia-smi"]).said)
+    cuda = tuple(map(int, header.groups())) if header else ()
+    return Driver(gpus=tuple(gpus), version=version, cuda=cuda)
+
+
+def look_at_gpus(machine: Machine, driver: Driver | None, torch: Torch) -> Iterator[Finding]:
+    """How many GPUs there are and torch sees, and whether the driver runs torch's CUDA."""
+    if driver is None:
+        found = (
+            f"{torch.gpus} that torch sees, without nvidia-smi"
+            if torch.gpus
+            else "none; training is on the CPU"
+        )
+        yield Finding(name="gpus", state=OK, found=found)
+    elif driver.error:
+        fix = "install the driver anew, or load its kernel module (a restart after an update of it)"
+        yield Finding(
+            name="gpus", state=MISSING, found=f"nvidia-smi: {driver.error}", needed="a driver", fix=fix
+        )
+    else:
+        yield _count(driver, torch)
+    if driver is not None and driver.gpus:
+        yield from _driver(driver, torch)
+    yield from _visible(machine, driver)
+
+
+def _count(driver: Driver, torch: Torch) -> Finding:
+    names: dict[str, int] = {}
+    for name, num_bytes, _ in driver.gpus:
+        words = f"{name}, {format_bytes(num_bytes)}" if num_bytes else name
+        names[words] = names.get(words, 0) + 1
+    found = (
+        "; ".join(f"{count} x {words}" for words, count in names.items()) or "none; training is on the CPU"
+    )
+    if torch.error or not driver.gpus or torch.gpus:
+        seen = f", of which torch sees {torch.gpus}" if torch.gpus and torch.gpus != len(driver.gpus) else ""
+        return Finding(name="gpus", state=OK, found=f"{found}{seen}")
+    if not torch.cuda:
+        fix = "install a torch that is built for CUDA: pip install --force-reinstall torch from PyPI has one"
+        return Finding(name="gpus", state=MISSING, found=f"{found}, and torch is built for CPUs", fix=fix)
+    fix = f"see what {VISIBLE} says, and the driver below"
+    return Finding(name="gpus", state=MISSING, found=f"{found}, and torch sees none of them", fix=fix)
+
+
+def _driver(driver: Driver, torch: Torch) -> Iterator[Finding]:
+    runs = ".".join(map(str, driver.cuda)) or "?"
+    found = f"{driver.version}, for CUDA up to {runs}"
+    if not torch.cuda:
+        yield Finding(name="driver", state=OK, found=found)
+        return
+    needed = f"CUDA {torch.cuda}, which torch is built for"
+    built = tuple(map(int, torch.cuda.split(".")[:2]))
+    first = FIRST_DRIVERS.get(built[0])
+    newer = f"install driver {first} or newer" if first else "install a newer driver"
+    if not driver.cuda:
+        yield Finding(name="driver", state=UNKNOWN, found=found, needed=needed)
+    elif driver.cuda[0] < built[0]:
+        fix = f"{newer}, or a torch that is built for CUDA {driver.cuda[0]}"
+        yield Finding(name="driver", state=MISSING, found=found, needed=needed, fix=fix)
+    elif driver.cuda < built:
+        fix = f"where a kernel fails to load: {newer.replace(f'driver {first}', f'a driver for CUDA {torch.cuda}')}"
+        yield Finding(name="driver", state=WARNING, found=found, needed=needed, fix=fix)
+    else:
+        yield Finding(name="driver", state=OK, found=found, needed=needed)
+
+
+def _visible(machine: Machine, driver: Driver | None) -> Iterator[Finding]:
+    """Source: CUDA shows a process one MIG device (NVIDIA's MIG user guide, "CUDA Visible Devices")."""
+    if VISIBLE not in machine.environment:
+        return
+    said = machine.variable(VISIBLE)
+    names = [name.strip() for name in said.split(",") if name.strip()]
+    there = [uuid for _, _, uuid in driver.gpus] if driver is not None else []
+    absent = [name for name in names if there and not _names_device(name, there)]
+    several_mig = len(names) > 1 and any(name.startswith("MIG") for name in names)
+    if several_mig:
+        state, needed = MISSING, "one MIG device: a process sees no more of them"
+        fix = f"name one, and train on one slot: {VISIBLE}={names[0]}"
+    elif absent:
+        state, needed = MISSING, "names of devices that there are"
+        fix = f"name devices of nvidia-smi -L, or 0 to {len(there) - 1}; not {', '.join(absent)}"
+    elif there and not names:
+        state, needed, fix = WARNING, "the GPUs that are to train", f"unset {VISIBLE} to train on the GPUs"
+    else:
+        state, needed, fix = OK, "", ""
+    yield Finding(name=VISIBLE, state=state, found=said or "empty: no device", needed=needed, fix=fix)
+
+
+def _names_device(name: str, uuids: list[str]) -> bool:
+    """By its number, or by the beginning of its UUID. A MIG device is not among what was asked for."""
+    if name.isdigit():
+        return int(name) < len(uuids)
+    return name.startswith("MIG") or any(uuid.startswith(name) for uuid in uuids)
