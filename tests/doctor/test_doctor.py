@@ -1,0 +1,162 @@
+"""``det-ds doctor`` as its users start it: on this machine, on one where everything is broken, and in a task."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from determined.common import context
+
+from tests.command import DET_DS, ROOT, det_ds
+from tests.doctor.programs import nvidia_smi
+from tests.doctor.test_versions import as_if_installed
+
+BROKEN = """\
+name: broken
+entrypoint: python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial
+searcher: {name: single, metric: validation_loss}
+resources: {slots_per_trial: 4096}
+checkpoint_storage: {type: s3, bucket: b, endpoint_url: "http://127.0.0.1:9", access_key: a, secret_key: hush}
+hyperparameters:
+  global_batch_size: 4096
+  num_workers: 3
+  fit: {max_length: {batches: 1}}
+  deepspeed_config:
+    type: const
+    val:
+      optimizer: {type: AdamW, params: {lr: 0.001, torch_adam: false}}
+      zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}
+      wandb: {enabled: true}
+"""
+# What needs another name for /dev/shm: a mount that only this process and those that it starts see.
+SMALL_SHARED_MEMORY = "mount -t tmpfs -o size=1m none /dev/shm && "
+
+
+def findings_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    told = json.loads(done.stdout)
+    assert told["version"] == 1
+    for finding in told["findings"]:
+        assert finding.keys() == {"name", "state", "found", "needed", "fix"}
+        assert finding["fix"] or finding["state"] != "missing", finding
+    return {finding["name"]: finding for finding in told["findings"]}
+
+
+def can_mount() -> bool:
+    words = ["unshare", "--mount", "sh", "-c", f"{SMALL_SHARED_MEMORY}true"]
+    return shutil.which("unshare") is not None and subprocess.run(words, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("config", ["experiments/gpt2/const.yaml", "experiments/gpt2/zero3_offload.yaml"])
+def test_here_an_experiment_of_the_repository_can_run(config: str) -> None:
+    done = det_ds("doctor", config, ".", "--json", env={"CUDA_VISIBLE_DEVICES": ""})
+    found = findings_of(done)
+    missing = {name for name, finding in found.items() if finding["state"] == "missing"}
+    assert (done.returncode, missing) == (0, set()), done.stdout
+    assert done.stderr == ""
+    assert {"python", "torch", "imports", "gpus", "slots", "c++", "nvcc", "network", "clock"} <= found.keys()
+    assert "storage" not in found  # it is left to the cluster
+
+
+def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
+    """A PATH without a compiler, a tiny /dev/shm, an old driver, a lock of a killed build, another torch, no S3."""
+    bins, site, home = tmp_path / "bin", tmp_path / "site", tmp_path / "home"
+    nvidia_smi(bins, gpus=2, version="470.57.02", cuda="11.4")
+    for name in ("sh", "cat"):
+        (bins / name).symlink_to(shutil.which(name) or name)
+    as_if_installed(site, "torch", "2.3.0a0+40ec155e58")
+    (site / "determined").mkdir()
+    (site / "determined/__init__.py").write_text("raise ImportError('no module named urllib3')\n")
+    lock = home / ".cache/torch_extensions/py311_cu130/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (time.time() - 86400,) * 2)
+    config = tmp_path / "broken.yaml"
+    config.write_text(BROKEN)
+    words = [str(DET_DS), "doctor", str(config), str(ROOT), "--json", "--accelerator", "cpu"]
+    small = can_mount()
+    if small:
+        quoted = shlex.join(words)
+        script = f"PATH=/usr/sbin:/usr/bin:/sbin:/bin; {SMALL_SHARED_MEMORY}PATH={bins} exec {quoted}"
+        words = [shutil.which("unshare") or "unshare", "--mount", "/bin/sh", "-c", script]
+    environment = {
+        "PATH": str(bins),
+        "HOME": str(home),
+        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
+        "GLOO_SOCKET_IFNAME": "ib9",
+        "CUDA_VISIBLE_DEVICES": "0,7",
+    }
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "hush" not in done.stdout + done.stderr
+    found = findings_of(done)
+    missing = {name for name, finding in found.items() if finding["state"] == "missing"}
+    expected = {
+        "torch",
+        "determined import",
+        "gpus",
+        "driver",
+        "CUDA_VISIBLE_DEVICES",
+        "slots",
+        "c++",
+        "ninja",
+        "package for wandb.enabled",
+        "GLOO_SOCKET_IFNAME",
+        "storage",
+    }
+    assert missing - {"disk", "shared memory"} == expected, json.dumps(found, indent=1)
+    if small:
+        assert found["shared memory"]["state"] == "missing"
+    assert found["c++"]["needed"] == "cpu_adam (zero_optimization.offload_optimizer)"
+    assert found["extension locks"]["state"] == "warning"
+    assert str(lock) in found["extension locks"]["found"]
+    assert lock.exists()  # it looks, and changes nothing
+
+
+def test_a_configuration_that_runs_nowhere_is_refused_as_by_run(tmp_path: Path) -> None:
+    config = tmp_path / "a.yaml"
+    config.write_text(BROKEN.replace("global_batch_size: 4096", "global_batch_size: 5"))
+    done = det_ds("doctor", config)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "global_batch_size = 5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
+    """As ``det cmd run --context . 'python3 -m determined_ds.doctor CONFIG'``; ``det-ds`` itself is not sent."""
+    for file in context.read_v1_context(ROOT):
+        if file.type == ord("0"):
+            path = tmp_path / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(file.content or ""))
+    assert not (tmp_path / "determined_ds/cli").exists()
+    words = [
+        sys.executable,
+        "-m",
+        "determined_ds.doctor",
+        "experiments/gpt2/const.yaml",
+        "--accelerator",
+        "cpu",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    task = {"DET_MASTER": "http://127.0.0.1:9", "DET_TASK_ID": "1"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**environment, **task}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("ok       torch ") for line in lines)
+    assert lines[-1].endswith(" ok") or "warning" in lines[-1]
+    done = subprocess.run(
+        [*words[:3], "no/such.yaml"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.startswith("error: ")) == (2, True), done.stderr

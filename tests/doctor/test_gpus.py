@@ -1,0 +1,92 @@
+"""GPUs, their driver and the variable that hides some: as nvidia-smi and torch say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from determined_ds.doctor.finding import Finding
+from determined_ds.doctor.gpus import ask_driver, look_at_gpus
+from determined_ds.doctor.imports import Torch
+from tests.doctor.programs import machine, nvidia_smi
+
+CUDA13 = Torch(cuda="13.0", gpus=2)
+OF_CPUS = Torch()
+
+
+def look(folder: Path, torch: Torch, **environment: str) -> dict[str, Finding]:
+    here = machine(folder, Path("/usr/bin"), Path("/bin"), **environment)
+    return {finding.name: finding for finding in look_at_gpus(here, ask_driver(here), torch)}
+
+
+def test_a_machine_without_gpus_is_in_order(tmp_path: Path) -> None:
+    (gpus,) = look(tmp_path, OF_CPUS).values()
+    assert (gpus.state, gpus.found) == ("ok", "none; training is on the CPU")
+
+
+def test_gpus_are_counted_with_their_names_and_memory(tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, gpus=2, version="580.95.05", cuda="13.0")
+    found = look(tmp_path, CUDA13)
+    assert (found["gpus"].state, found["gpus"].found) == ("ok", "2 x NVIDIA H100 80GB HBM3, 79.6 GiB")
+    assert (found["driver"].state, found["driver"].found) == ("ok", "580.95.05, for CUDA up to 13.0")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torch", "state", "fix"),
+    [
+        ("12.4", "13.0", "missing", "install driver 580 or newer, or a torch that is built for CUDA 12"),
+        ("12.4", "12.8", "warning", "a driver for CUDA 12.8"),
+        ("12.8", "12.4", "ok", ""),
+        ("13.0", "12.8", "ok", ""),
+    ],
+)
+def test_a_driver_runs_its_own_cuda_and_older_ones(
+    tmp_path: Path, cuda: str, torch: str, state: str, fix: str
+) -> None:
+    nvidia_smi(tmp_path, cuda=cuda)
+    driver = look(tmp_path, Torch(cuda=torch, gpus=2))["driver"]
+    assert driver.state == state
+    assert fix in driver.fix
+    assert torch in driver.needed
+
+
+def test_a_torch_of_cpus_sees_no_gpu_and_neither_does_one_that_is_hindered(tmp_path: Path) -> None:
+    nvidia_smi(tmp_path)
+    built = look(tmp_path, OF_CPUS)["gpus"]
+    assert (built.state, "torch is built for CPUs" in built.found, "built for CUDA" in built.fix) == (
+        "missing",
+        True,
+        True,
+    )
+    blind = look(tmp_path, Torch(cuda="12.4"))["gpus"]
+    assert (blind.state, "torch sees none" in blind.found) == ("missing", True)
+
+
+def test_a_driver_that_is_not_loaded_is_told_in_its_own_words(tmp_path: Path) -> None:
+    nvidia_smi(tmp_path, gpus=-1)
+    (gpus,) = look(tmp_path, CUDA13).values()
+    assert gpus.state == "missing"
+    assert "couldn't communicate with the NVIDIA driver" in gpus.found
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "told"),
+    [
+        ("0,1", "ok", ""),
+        ("1", "ok", ""),
+        ("GPU-0a5c2f1e", "ok", ""),
+        ("MIG-6a1e", "ok", ""),
+        ("0,2", "missing", "not 2"),
+        ("GPU-ffff", "missing", "not GPU-ffff"),
+        ("MIG-6a1e,MIG-7b2f", "missing", "CUDA_VISIBLE_DEVICES=MIG-6a1e"),
+        ("", "warning", "unset CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_visible_devices_are_numbers_or_uuids_that_there_are(
+    tmp_path: Path, said: str, state: str, told: str
+) -> None:
+    nvidia_smi(tmp_path)
+    finding = look(tmp_path, CUDA13, CUDA_VISIBLE_DEVICES=said)["CUDA_VISIBLE_DEVICES"]
+    assert finding.state == state
+    assert told in finding.fix
