@@ -11,14 +11,14 @@ from pathlib import Path
 
 from determined_ds.config.ops import CXX, LIBAIO, NINJA, NVCC
 from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.machine import Answer, Machine
 
 INSTALL = {
     CXX: "apt install g++ (Debian and Ubuntu)",
     NINJA: "pip install ninja",
     LIBAIO: "apt install libaio-dev (Debian and Ubuntu)",
-    NVCC: "install the CUDA toolkit {}of torch's version and set CUDA_HOME, or use an image with it "
-    "(docker/Dockerfile with BASE=nvidia/cuda:...-devel-...)",
+    NVCC: "install the CUDA toolkit{} and set CUDA_HOME, or use an image with it "
+    "(docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
 }
 # Of CUDA 12 any serves any, of the others only the very one.
 # Source: ``cuda_minor_mismatch_ok`` and ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/builder.py.
@@ -59,7 +59,7 @@ def _fix(machine: Machine, tool: str, torch_cuda: str) -> str:
     beside = Path(machine.python).with_name("ninja")
     if tool == NINJA and beside.exists():
         return f"put {beside.parent} on PATH: activate the environment"
-    return INSTALL[tool].format(f"{torch_cuda}, " if torch_cuda else "")
+    return INSTALL[tool].format(f" {torch_cuda}" if torch_cuda else "")
 
 
 def _cxx(machine: Machine) -> tuple[str, str]:
@@ -67,14 +67,18 @@ def _cxx(machine: Machine) -> tuple[str, str]:
     name = machine.variable("CXX") or "c++"
     answer = machine.ask([*shlex.split(name), "--version"])
     if not answer.worked:
-        return "", f"no {name}: {answer.last_line}"
+        return "", _why_not(name, answer)
     return answer.said.splitlines()[0], ""
 
 
 def _ninja(machine: Machine) -> tuple[str, str]:
     """(version, problem). Source: ``is_ninja_available``, there too."""
     answer = machine.ask(["ninja", "--version"])
-    return (answer.said.strip(), "") if answer.worked else ("", f"no ninja: {answer.last_line}")
+    return (answer.said.strip(), "") if answer.worked else ("", _why_not("ninja", answer))
+
+
+def _why_not(program: str, answer: Answer) -> str:
+    return answer.said if answer.code is None else f"{program} fails: {answer.last_line}"
 
 
 def _libaio(machine: Machine) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator
@@ -36,21 +37,19 @@ def examine(machine: Machine, config: Path | None, accelerator: str | None = Non
     torch, imported = look_at_imports(machine)
     device = _accelerator(accelerator, driver, torch)
     needs = needs_of(config, machine.working_dir, device) if config is not None else Needs()
-    return list(_findings(machine, driver, torch, imported, device, needs))
+    gpus = list(look_at_gpus(machine, driver, torch))
+    if accelerator == "cpu":  # what hinders the GPUs does not hinder what was asked for
+        gpus = [replace(each, state=WARNING) if each.state == MISSING else each for each in gpus]
+    return [
+        *look_at_versions(machine.working_dir),
+        *imported,
+        *gpus,
+        *_findings(machine, torch, device, needs),
+    ]
 
 
-def _findings(
-    machine: Machine,
-    driver: Driver | None,
-    torch: Torch,
-    imported: list[Finding],
-    device: Accelerator,
-    needs: Needs,
-) -> Iterator[Finding]:
+def _findings(machine: Machine, torch: Torch, device: Accelerator, needs: Needs) -> Iterator[Finding]:
     here = min(needs.slots, device.max_ranks)
-    yield from look_at_versions(machine.working_dir)
-    yield from imported
-    yield from look_at_gpus(machine, driver, torch)
     yield _slots(machine, device, needs.slots)
     is_rocm = bool(torch.hip) or (Path(ROCM_NODE).exists() and not Path(GPU_NODES[0]).exists())
     if not is_rocm:  # whose compiler is another
@@ -100,7 +99,7 @@ def _packages(needs: Needs) -> Iterator[Finding]:
             name=f"package for {problem.key}",
             state=MISSING,
             found="not installed",
-            needed=problem.message.partition(",")[0],
+            needed=problem.message.partition(",")[0].removeprefix("needs "),
             fix=problem.mend,
         )
 

@@ -381,7 +381,7 @@ def test_what_cannot_be_installed_is_said_with_a_mend(hook: Hook, first: Path, o
 
 @pytest.mark.parametrize(
     ("name", "version", "needs"),
-    [("torch", "1.13.1+cu117", "torch>=2.6"), ("determined", "0.37.0", "determined<0.43,>=0.38.1")],
+    [("torch", "2.3.0a0+40ec155e58", "torch>=2.6"), ("determined", "0.37.0", "determined<0.43,>=0.38.1")],
 )
 def test_an_image_that_does_not_fit_is_refused(
     hook: Hook, first: Path, name: str, version: str, needs: str
@@ -395,6 +395,13 @@ def test_an_image_that_does_not_fit_is_refused(
         "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
         '2.3: see "The image" in README.md.)\n'
     )
+
+
+def test_nvidias_torch_of_the_time_before_2_6_0_is_taken(hook: Hook, first: Path) -> None:
+    """Its 2.6.0a0+... sorts below 2.6."""
+    as_if_installed(first, "torch", "2.6.0a0+df5bbc09d1.nv24.11")
+    done = hook(PYTHONPATH=first)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_python_that_is_too_old_is_refused(hook: Hook, tmp_path: Path) -> None:

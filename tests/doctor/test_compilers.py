@@ -89,7 +89,7 @@ def test_on_a_path_without_a_compiler_what_needs_one_is_missing(tmp_path: Path) 
         "ninja": "missing",
         "nvcc": "ok",
     }
-    assert "there is no c++ on PATH" in found["c++"].found
+    assert found["c++"].found == "there is no c++ on PATH"
     assert found["c++"].needed == "cpu_adam (zero_optimization.offload_optimizer)"
     assert found["c++"].fix.startswith("apt install g++")
     assert "nothing here needs it" in found["nvcc"].found

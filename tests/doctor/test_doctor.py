@@ -81,7 +81,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     os.utime(lock, (time.time() - 86400,) * 2)
     config = tmp_path / "broken.yaml"
     config.write_text(BROKEN)
-    words = [str(DET_DS), "doctor", str(config), str(ROOT), "--json", "--accelerator", "cpu"]
+    words = [str(DET_DS), "doctor", str(config), str(ROOT), "--json"]
     small = can_mount()
     if small:
         quoted = shlex.join(words)
@@ -92,7 +92,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
         "HOME": str(home),
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
         "GLOO_SOCKET_IFNAME": "ib9",
-        "CUDA_VISIBLE_DEVICES": "0,7",
+        "CUDA_VISIBLE_DEVICES": "98,99",
     }
     done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stdout + done.stderr
