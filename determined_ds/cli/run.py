@@ -76,7 +76,7 @@ def run(
     """
     # The hidden options are for the commands that start many runs: compare, search, autotune.
     from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-    from determined_ds.doctor.machine import machine_of
+    from determined_ds.doctor.machine import Machine
     from determined_ds.errors import ConfigError
     from determined_ds.runtime.local_run import prepare_run
     from determined_ds.runtime.signals import end_with
@@ -97,7 +97,7 @@ def run(
         now=datetime.now(),
         measured=measure is not None,
     )
-    machine = machine_of(prepared.context_dir, prepared.run_dir, prepared.variables.values)
+    machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
     builds = engine == "deepspeed"
     missing = missing_compiler(prepared.resolved, machine) if builds else []
     if missing:

@@ -10,9 +10,12 @@ from typing import Any
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.decide import decide, read_document
 from determined_ds.config.experiment import parse_experiment
-from determined_ds.config.ops import CXX, ops_of
+from determined_ds.config.ops import CXX, NVCC, ops_of
 from determined_ds.config.packages import missing_packages
 from determined_ds.config.trial_file import check_trial_file
+from determined_ds.config.variables import variables_for
+from determined_ds.devices import kind_of_device
+from determined_ds.doctor.compilers import is_prebuilt
 from determined_ds.errors import Problem
 
 WORKERS = "num_workers"  # a hyperparameter of the models here, and a usual one elsewhere
@@ -28,6 +31,7 @@ class Needs:
         tools: Tool -> what for, in words.
         packages: Problems of packages that the DeepSpeed JSON names and that are not installed.
         storage: ``checkpoint_storage``; None where it is left to the cluster.
+        variables: Of the ranks' environment; None for one that they must not have.
     """
 
     slots: int = 1
@@ -35,6 +39,7 @@ class Needs:
     tools: Mapping[str, list[str]] = field(default_factory=dict)
     packages: tuple[Problem, ...] = ()
     storage: Mapping[str, Any] | None = None
+    variables: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs:
@@ -61,7 +66,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
     resolved = decide(experiment, point, context_dir=context_dir, accelerator=enough)
     tools: dict[str, list[str]] = {}
     for op in ops_of(resolved):
-        for tool in op.tools:
+        for tool in () if NVCC in op.tools and is_prebuilt(op.name) else op.tools:
             tools.setdefault(tool, []).append(f"{op.name} ({'.'.join(map(str, op.key))})")
     if resolved.torch_compile:
         tools.setdefault(CXX, []).append("torch.compile (hyperparameters.torch_compile)")
@@ -73,6 +78,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
         tools=tools,
         packages=tuple(missing_packages(resolved.ds)),
         storage=storage if isinstance(storage, dict) else None,
+        variables=variables_for(document, kind_of_device(accelerator)).values,
     )
 
 

@@ -37,6 +37,7 @@ def examine(machine: Machine, config: Path | None, accelerator: str | None = Non
     torch, imported = look_at_imports(machine)
     device = _accelerator(accelerator, driver, torch)
     needs = needs_of(config, machine.working_dir, device) if config is not None else Needs()
+    machine = machine.with_variables(needs.variables)
     gpus = list(look_at_gpus(machine, driver, torch))
     if accelerator == "cpu":  # what hinders the GPUs does not hinder what was asked for
         gpus = [replace(each, state=WARNING) if each.state == MISSING else each for each in gpus]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from determined_ds.runtime.exhausted import SHARED_MEMORY
@@ -68,6 +68,11 @@ class Machine:
             return Answer(code=None, said=str(error.strerror))
         return Answer(code=done.returncode, said=done.stdout, complained=done.stderr)
 
+    def with_variables(self, variables: Mapping[str, str | None]) -> Machine:
+        """The same with an experiment's environment variables; None for one that ranks must not have."""
+        merged = {**self.environment, **variables}
+        return replace(self, environment={name: value for name, value in merged.items() if value is not None})
+
     @property
     def in_task(self) -> bool:
         """Whether this is the container of a task on a Determined cluster."""
@@ -97,18 +102,6 @@ class Answer:
         """The line that says most, where it failed."""
         lines = (self.complained.strip() or self.said.strip()).splitlines()
         return lines[-1].strip() if lines else f"exit code {self.code}"
-
-
-def machine_of(working_dir: Path, run_dir: Path, variables: Mapping[str, str | None]) -> Machine:
-    """This machine, as the ranks of a run will see it.
-
-    Args:
-        working_dir: The context directory.
-        run_dir: The run's.
-        variables: Of the experiment's environment; None for one that ranks must not have.
-    """
-    environment = {name: value for name, value in {**os.environ, **variables}.items() if value is not None}
-    return Machine(environment=environment, working_dir=working_dir, run_dir=run_dir)
 
 
 def existing(path: Path) -> Path:
