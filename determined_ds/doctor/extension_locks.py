@@ -43,11 +43,13 @@ class Lock:
 
     Args:
         path: The file.
+        identity: Its device and inode: another build may have released this one and made its own.
         is_stale: Whether it is certain that nobody else holds it.
         why: What is known of it, in a clause.
     """
 
     path: Path
+    identity: tuple[int, int]
     is_stale: bool
     why: str
 
@@ -68,16 +70,17 @@ def locks_left(root: Path, *, now: float) -> list[Lock]:
         root: As :func:`root_of_extensions`.
         now: Seconds, by the clock of the file system.
     """
-    found = list(_locks(root))
+    # In this order: whoever holds a lock that was found here keeps it open from before that on.
+    found = {path: identity for path in _locks(root) if (identity := _identity(path)) is not None}
     held = _open_files() if found else set()
-    return [_judged(path, now) for path in found if not _is_held(path, held)]
+    return [_judged(path, identity, now) for path, identity in found.items() if identity not in held]
 
 
 def remove_stale(root: Path, *, now: float) -> list[str]:
     """Remove the locks that certainly nobody holds. Returns a line for each lock that is not held, removed or not."""
     said = []
     for lock in locks_left(root, now=now):
-        if lock.is_stale:
+        if lock.is_stale and _identity(lock.path) == lock.identity:
             with contextlib.suppress(OSError):
                 lock.path.unlink()
                 said.append(f"removed {lock.path}, the lock of a build that was killed: {lock.why}")
@@ -107,25 +110,25 @@ def _open_files() -> set[tuple[int, int]]:
     return found
 
 
-def _is_held(path: Path, held: set[tuple[int, int]]) -> bool:
+def _identity(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()
     except OSError:  # just released
-        return True
-    return (status.st_dev, status.st_ino) in held
+        return None
+    return status.st_dev, status.st_ino
 
 
-def _judged(path: Path, now: float) -> Lock:
+def _judged(path: Path, identity: tuple[int, int], now: float) -> Lock:
     idle_s = now - max((each.lstat().st_mtime for each in _files_beside(path)), default=now)
-    if _sees_every_holder(path):
-        return Lock(path=path, is_stale=True, why="no process of this machine holds it")
     minutes = f"{idle_s / 60:.0f} minutes"
-    if idle_s >= QUIET_S:
-        return Lock(
-            path=path, is_stale=True, why=f"no process here holds it, and nothing was written for {minutes}"
-        )
-    why = f"which no process here holds; another machine or container may (last written {minutes} ago)"
-    return Lock(path=path, is_stale=False, why=why)
+    if _sees_every_holder(path):
+        is_stale, why = True, "no process of this machine holds it"
+    elif idle_s >= QUIET_S:
+        is_stale, why = True, f"no process here holds it, and nothing was written for {minutes}"
+    else:
+        is_stale = False
+        why = f"which no process here holds; another machine or container may (last written {minutes} ago)"
+    return Lock(path=path, identity=identity, is_stale=is_stale, why=why)
 
 
 def _files_beside(path: Path) -> list[Path]:

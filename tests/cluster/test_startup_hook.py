@@ -397,9 +397,14 @@ def test_an_image_that_does_not_fit_is_refused(
     )
 
 
-def test_nvidias_torch_of_the_time_before_2_6_0_is_taken(hook: Hook, first: Path) -> None:
-    """Its 2.6.0a0+... sorts below 2.6."""
-    as_if_installed(first, "torch", "2.6.0a0+df5bbc09d1.nv24.11")
+@pytest.mark.parametrize(
+    ("name", "version"), [("torch", "2.6.0a0+df5bbc09d1.nv24.11"), ("determined", "0.42.0")]
+)
+def test_nvidias_torch_from_before_2_6_0_is_taken_and_so_is_the_forks_harness(
+    hook: Hook, first: Path, name: str, version: str
+) -> None:
+    """2.6.0a0+... sorts below 2.6."""
+    as_if_installed(first, name, version)
     done = hook(PYTHONPATH=first)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
