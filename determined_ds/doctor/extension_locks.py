@@ -1,7 +1,9 @@
 """Locks of torch's extension builder that nobody holds: whoever builds that extension next waits for them for ever.
 
 torch locks the folder of an extension by a file that it creates and keeps open while it builds. A build that is killed
-leaves the file, without a process id in it; the next one waits until somebody removes it.
+leaves the file, without a process id in it; the next one waits until somebody removes it. Compilers of the killed build
+may still run, since ninja gives each a process group of its own: they write what the next build, which starts later,
+writes again before it links.
 
 Source: ``FileBaton`` in torch 2.13's ``torch/utils/file_baton.py``, ``_jit_compile`` in its ``cpp_extension.py``.
 """
@@ -119,7 +121,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _judged(path: Path, identity: tuple[int, int], now: float) -> Lock:
-    idle_s = now - max((each.lstat().st_mtime for each in _files_beside(path)), default=now)
+    idle_s = now - _last_written(path, now)
     minutes = f"{idle_s / 60:.0f} minutes"
     if _sees_every_holder(path):
         is_stale, why = True, "no process of this machine holds it"
@@ -131,11 +133,14 @@ def _judged(path: Path, identity: tuple[int, int], now: float) -> Lock:
     return Lock(path=path, identity=identity, is_stale=is_stale, why=why)
 
 
-def _files_beside(path: Path) -> list[Path]:
-    try:
-        return list(path.parent.iterdir())
-    except OSError:
-        return [path]
+def _last_written(path: Path, now: float) -> float:
+    """When a file beside a lock was last written; now, where that cannot be told."""
+    times = []
+    with contextlib.suppress(OSError):
+        for each in os.scandir(path.parent):
+            with contextlib.suppress(OSError):  # a compiler's own, and gone
+                times.append(each.stat(follow_symlinks=False).st_mtime)
+    return max(times, default=now)
 
 
 def _sees_every_holder(path: Path) -> bool:
