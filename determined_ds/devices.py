@@ -62,15 +62,42 @@ def detect_without_torch(name: str | None = None) -> Accelerator | None:
     named = name or os.environ.get("DS_ACCELERATOR")
     if named == "cpu" or not any(Path(node).exists() for node in GPU_NODES):
         return detect_accelerator(name)
-    ask = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    ask = ["nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader"]
     try:
         said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
-        native = [float(line) >= 8.0 for line in said.split()]
+        gpus = [line.split(", ") for line in said.splitlines()]
+        native = [float(capability) >= 8.0 for _, capability in _visible(gpus)]
     except (OSError, ValueError, subprocess.SubprocessError):  # ROCm, or a driver from before compute_cap
         return None
     if len(set(native)) != 1:  # none, or of several kinds
         return None
     return Accelerator(name="cuda", num_devices=len(native), bf16=native[0], fp16=True)
+
+
+def _visible(gpus: list[list[str]]) -> list[list[str]]:
+    """The GPUs that CUDA shows this process; ``nvidia-smi`` lists them all.
+
+    Args:
+        gpus: Of the machine: first the uuid of each.
+
+    Raises:
+        ValueError: only CUDA can tell, as where the variable names a part of a GPU (``MIG-...``).
+
+    Source: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    found = []
+    for name in filter(None, (name.strip() for name in named.split(","))):
+        if name.isdecimal() and int(name) < len(gpus):
+            matches = [gpus[int(name)]]
+        else:  # the beginning of a uuid, as long as it is of one GPU alone
+            matches = [gpu for gpu in gpus if name.startswith("GPU-") and gpu[0].startswith(name)]
+        if len(matches) != 1 or matches[0] in found:
+            raise ValueError(name)
+        found += matches
+    return found
 
 
 def kind_of_device(accelerator: Accelerator) -> str:

@@ -373,7 +373,8 @@ class Checkpoints:
                 f"resume with {written_by} slots"
             )
         try:
-            part = torch.load(path / f"det_state_dict_rank{rank}.pth", map_location="cpu")
+            where = to_their_kind_of_device(self._context.device)
+            part = torch.load(path / f"det_state_dict_rank{rank}.pth", map_location=where)
         except (pickle.UnpicklingError, FileNotFoundError) as error:
             raise CheckpointError(
                 f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
@@ -388,6 +389,21 @@ def _state_in(path: Path, uuid: str) -> TrialState:
     except FileNotFoundError:
         message = f"checkpoint {uuid} has no {STATE}: it was written by no DeepSpeedTrial"
         raise CheckpointError(message) from None
+
+
+def to_their_kind_of_device(device: torch.device) -> Callable[[Any, str], Any]:
+    """``torch.load``'s ``map_location``: what was on a GPU goes to this rank's, all else to the host.
+
+    A reducer adds up on the device where its batches are: on the host, its next addition would fail.
+
+    Args:
+        device: Of this rank.
+    """
+
+    def place(storage: Any, location: str) -> Any:
+        return storage.to(device=device) if location.startswith(device.type) else storage
+
+    return place
 
 
 def spoil(models: list[Any]) -> None:

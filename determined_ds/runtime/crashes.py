@@ -25,7 +25,8 @@ ERRNOS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ENETUNREACH, errno.EHOSTU
 OF_OTHER_RANKS = re.compile(r"/gloo/|\bNCCL\b|closed by peer|reset by peer|connectFullMesh|Broken pipe")
 # An index that is out of range looks so on a GPU.
 ASSERTED = "device-side assert"
-OUT_OF_MEMORY = re.compile(r"(CUDA|HIP)( error:)? out of memory")
+# cuBLAS and its sisters take memory of their own, and have words of their own for its want.
+OUT_OF_MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

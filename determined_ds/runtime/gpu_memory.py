@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 
 import torch
+
+from determined_ds.memory.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,20 @@ class GpuMemoryStats:
 def get_gpu_memory_stats() -> list[GpuMemoryStats]:
     """The memory of every GPU that this process sees; an empty list where there is none.
 
+    Asking CUDA how much of a GPU is free takes hundreds of megabytes of it, for a context of this process. So the
+    driver is asked, by ``nvidia-smi``. Where that does not know a GPU (ROCm, a part of one by MIG), CUDA is asked
+    about those that this process computes on already, and the others are left out.
+
     Source: ``torch.cuda.memory_allocated``, ``memory_reserved`` and ``mem_get_info``.
     """
     stats = []
+    told = _told_by_driver() if torch.cuda.device_count() else {}
     for device in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(device)
+        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+        free_and_total = told.get(f"GPU-{uuid}") or _told_by_cuda(device)
+        if free_and_total is None:
+            continue
+        free, total = free_and_total
         stats.append(
             GpuMemoryStats(
                 device=device,
@@ -51,3 +63,23 @@ def get_gpu_memory_stats() -> list[GpuMemoryStats]:
             )
         )
     return stats
+
+
+def _told_by_driver() -> dict[str, tuple[int, int]]:
+    """Free and total bytes of this machine's GPUs by uuid; of those that the driver does not know, nothing."""
+    ask = ["nvidia-smi", "--query-gpu=uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(
+            ask, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
+        gpus = [line.split(", ") for line in lines]
+        return {uuid: (int(free_mib) * MIB, int(total_mib) * MIB) for uuid, free_mib, total_mib in gpus}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}
+
+
+def _told_by_cuda(device: int) -> tuple[int, int] | None:
+    """The same by CUDA; None where this process has nothing on the GPU."""
+    if device != torch.cuda.current_device() and not torch.cuda.memory_reserved(device):
+        return None
+    return torch.cuda.mem_get_info(device)

@@ -23,7 +23,7 @@ from determined_ds.runtime.run_lock import make_private
 MAX_REASON = 300
 OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemoryError|cannot allocate memory|Unable to allocate|can't allocate memory|bad_alloc"
-    r"|MemoryError|exitcode: -9|SIGKILL",
+    r"|MemoryError|exitcode: -9|SIGKILL|_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
 

@@ -222,7 +222,8 @@ class DDPEngine(torch.nn.Module):
     ) -> tuple[str, dict[str, Any]]:
         """Read back what :meth:`save_checkpoint` wrote."""
         folder = Path(load_dir) / str(tag)
-        state = torch.load(folder / CHECKPOINT, map_location=self.device)
+        # To the host: all else is copied to where it is, but Adam counts its steps there, one number a parameter.
+        state = torch.load(folder / CHECKPOINT, map_location="cpu")
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.global_steps, self.micro_steps, self.skipped_steps = json.loads((folder / STEPS).read_text())

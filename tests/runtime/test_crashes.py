@@ -46,6 +46,11 @@ def trained(request: pytest.FixtureRequest) -> Iterator[bool]:
         (CheckpointError("damaged"), EXIT_TRAINING_FAILED),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), EXIT_TRAINING_FAILED),
         (RuntimeError("CUDA error: out of memory"), EXIT_TRAINING_FAILED),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            EXIT_TRAINING_FAILED,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), EXIT_TRAINING_FAILED),
     ],
     ids=repr,
 )

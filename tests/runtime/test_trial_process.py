@@ -245,6 +245,7 @@ def test_the_reason_is_in_its_own_words(output: str, reason: str) -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory", True),
         ("MemoryError", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("std::bad_alloc", True),
         ("rank 1 failed first: Signal 9 (SIGKILL)", True),
         ("ValueError: no such file", False),

@@ -133,6 +133,11 @@ def prove_checkpoint(run_dir: Path, hparams: dict[str, Any]) -> None:
         trial.engine.load_checkpoint(next((run_dir / "checkpoints").glob("[!.]*")), tag="model0")
         assert trial.engine.global_steps == 1
         assert trial.engine.get_lr() == before
+        trial.engine.device = torch.device("meta")  # any other than the host's
+        trial.engine.load_checkpoint(next((run_dir / "checkpoints").glob("[!.]*")), tag="model0")
+        counts = [state["step"] for state in trial.engine.optimizer.state.values()]
+        # On a device, reading each would wait for it, at every step.
+        assert {count.device.type for count in counts} == {"cpu"}
 
 
 def test_a_checkpoint_holds_all_of_it(two_ranks: Ranks, tmp_path: Path) -> None:
