@@ -31,6 +31,7 @@ from determined_ds.config.secrets import masked
 from determined_ds.errors import CheckpointError
 from determined_ds.runtime.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoint_files import (
+    MANIFEST,
     damage_in_share,
     files_of,
     fingerprint,
@@ -43,7 +44,8 @@ from determined_ds.runtime.free_space import check_room
 from determined_ds.runtime.generators import rng_state
 from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.local import AtomicStorage
-from determined_ds.runtime.only_data import ALLOWED, only_data
+from determined_ds.runtime.machines_folders import is_shared, keep_apart, share_of
+from determined_ds.runtime.only_data import ALLOWED, only_data, to_their_kind_of_device
 from determined_ds.runtime.progress import silent
 from determined_ds.runtime.refused import another_model, explained
 from determined_ds.runtime.saveable import check_state, not_plain
@@ -202,16 +204,22 @@ class Checkpoints:
             )
 
     def _seal(self, path: Path, metadata: dict[str, Any]) -> None:
-        """Write the manifest, once all ranks have written; the ranks of a machine share the reading."""
+        """Write the manifest, once all ranks have written; those that see the same folder share the reading."""
         self._distributed.allgather(None)
-        names = files_of(path)[self._distributed.local_rank :: self._distributed.local_size]
+        shared = is_shared(path / "det_state_dict_rank0.pth", self._distributed)
+        index, count = share_of(self._distributed, shared=shared)
+        names = files_of(path)
+        if shared:  # one list for all, whatever a network's file system shows whom
+            names = sorted({name for seen in self._distributed.allgather(names) for name in seen})
         marks = {}
-        for name in names:
+        for name in names[index::count]:
             marks[name] = fingerprint(path / name)
             HEART.beat()
         shares = self._distributed.allgather(marks)
-        if self._distributed.local_rank == 0:
+        if index == 0:
             write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
+        if not shared:
+            keep_apart(path, self._distributed)
 
     def _prune(self, state: TrialState) -> None:
         """Delete the oldest checkpoints over the limit, never the best nor the newest."""
@@ -291,8 +299,9 @@ class Checkpoints:
             return self._read(path, uuid, trial_id)
 
     def _verify(self, path: Path, uuid: str) -> None:
-        local_rank, local_size = self._distributed.local_rank, self._distributed.local_size
-        damages = self._distributed.allgather(damage_in_share(path, local_rank, local_size))
+        shared = is_shared(path / MANIFEST, self._distributed)
+        index, count = share_of(self._distributed, shared=shared)
+        damages = self._distributed.allgather(damage_in_share(path, index, count))
         found = [damage for damage in damages if damage]
         if found:
             raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}")
@@ -389,21 +398,6 @@ def _state_in(path: Path, uuid: str) -> TrialState:
     except FileNotFoundError:
         message = f"checkpoint {uuid} has no {STATE}: it was written by no DeepSpeedTrial"
         raise CheckpointError(message) from None
-
-
-def to_their_kind_of_device(device: torch.device) -> Callable[[Any, str], Any]:
-    """``torch.load``'s ``map_location``: what was on a GPU goes to this rank's, all else to the host.
-
-    A reducer adds up on the device where its batches are: on the host, its next addition would fail.
-
-    Args:
-        device: Of this rank.
-    """
-
-    def place(storage: Any, location: str) -> Any:
-        return storage.to(device=device) if location.startswith(device.type) else storage
-
-    return place
 
 
 def spoil(models: list[Any]) -> None:

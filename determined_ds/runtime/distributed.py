@@ -41,6 +41,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     from deepspeed.constants import default_pg_timeout
 
     _quiet_upstream()
+    _have_deepspeed_compute_on(accelerator.name)
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     compile_muon_when_called()
@@ -64,6 +65,23 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         timeout=patience(default=default_pg_timeout),
     )
     return TorchDistributedContext()
+
+
+def _have_deepspeed_compute_on(name: str) -> None:
+    """Have DeepSpeed take this accelerator, where it was imported before anybody said so.
+
+    It takes one for good when it is imported: on a machine with GPUs ``cuda``, whatever ``open_context`` says later.
+
+    Args:
+        name: ``cpu`` or ``cuda``.
+
+    Source: ``get_accelerator`` in deepspeed 0.19.8's ``accelerator/real_accelerator.py``.
+    """
+    from deepspeed.accelerator import cpu_accelerator, cuda_accelerator, get_accelerator, set_accelerator
+
+    kinds = {"cpu": cpu_accelerator.CPU_Accelerator, "cuda": cuda_accelerator.CUDA_Accelerator}
+    if get_accelerator().device_name() != name:
+        set_accelerator(kinds[name]())
 
 
 def patience(default: timedelta | None) -> timedelta | None:
@@ -137,11 +155,14 @@ class TorchDistributedContext(core.DistributedContext):
             timeout = patience(default=None)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
             machines = self.allgather((self.cross_rank, self.rank))
-            for machine in sorted({cross for cross, _ in machines}):  # every rank creates every group
-                members = [r for cross, r in machines if cross == machine]
-                group = dist.new_group(members, backend="gloo", timeout=timeout)
-                if machine == self.cross_rank:
-                    self._local_group = group
+            # By its members alone: for a group of others, a rank that has bound its GPU would take part in a split of
+            # NCCL's communicator (``perform_nocolor_split`` in torch), which those of a gloo group do not make.
+            self._local_group = dist.new_group(
+                [rank for machine, rank in machines if machine == self.cross_rank],
+                backend="gloo",
+                timeout=timeout,
+                use_local_synchronization=True,
+            )
 
     def close(self) -> None:
         self._closed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,3 +52,18 @@ def only_data() -> Iterator[None]:
             del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
         else:
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = before
+
+
+def to_their_kind_of_device(device: torch.device) -> Callable[[Any, str], Any]:
+    """``torch.load``'s ``map_location``: what was on a GPU goes to this rank's, all else to the host.
+
+    A reducer adds up on the device where its batches are: on the host, its next addition would fail.
+
+    Args:
+        device: Of this rank.
+    """
+
+    def place(storage: Any, location: str) -> Any:
+        return storage.to(device=device) if location.startswith(device.type) else storage
+
+    return place

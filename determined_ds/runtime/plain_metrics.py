@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,3 +96,23 @@ def searched(name: str, value: Any, trial: Any) -> float:
             code="searcher-metric",
         )
     )
+
+
+def is_same(first: Any, second: Any, *, tolerance: float) -> bool:
+    """Whether plain metrics are equal, numbers up to a relative difference.
+
+    Args:
+        first: Numbers, strings, and lists and dicts of them.
+        second: The same at another time.
+        tolerance: 0: to the last bit.
+    """
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            is_same(first[key], second[key], tolerance=tolerance) for key in first
+        )
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(is_same(*pair, tolerance=tolerance) for pair in pairs)
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=tolerance)
+    return bool(first == second)

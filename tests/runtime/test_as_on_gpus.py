@@ -10,10 +10,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from determined_ds.config.document import Document
 from determined_ds.config.reconcile import reconcile
 from determined_ds.devices import detect_accelerator
+from determined_ds.runtime.only_data import to_their_kind_of_device
 from tests.config.making import CUDA
 from tests.ranks import Ranks
 
@@ -56,7 +58,6 @@ def fp16_and_counted() -> Iterator[list[int]]:
 
 def train(run_dir: str, ds_config: dict[str, Any]) -> list[int]:
     """In a rank: train with a report every batch; synchronizations in each of the micro-batches."""
-    import torch
     from determined.pytorch import Batch
 
     from determined_ds import DataParallelTrial, Trainer, open_context
@@ -137,3 +138,49 @@ def test_a_timer_that_is_asked_for_waits(one_rank: Ranks, tmp_path: Path) -> Non
         train, str(tmp_path), config_of_gpus(1, timers={"throughput": {"enabled": True}})
     )
     assert counted == [0, 0, 0, 0] + [2] * (NUM_BATCHES * ACCUMULATION - 4)
+
+
+def train_on_the_cpu_after_all(run_dir: str, ds_config: dict[str, Any]) -> tuple[str, str, int]:
+    """In a rank whose DeepSpeed was imported on a machine with GPUs: what it computes on, and where its weights are."""
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    set_accelerator(CUDA_Accelerator())
+    steps = train(run_dir, ds_config)
+    return get_accelerator().device_name(), get_accelerator().communication_backend_name(), len(steps)
+
+
+def test_deepspeed_that_was_imported_for_gpus_trains_on_the_cpu(one_rank: Ranks, tmp_path: Path) -> None:
+    ds_config = config_of_gpus(1, bf16={"enabled": True})
+    (found,) = one_rank.run(train_on_the_cpu_after_all, str(tmp_path), ds_config)
+    assert found == ("cpu", "gloo", NUM_BATCHES * ACCUMULATION)
+
+
+class Moved:
+    """A storage that keeps where it was sent."""
+
+    to = staticmethod(lambda device: f"on {device}")
+
+
+@pytest.mark.parametrize(
+    ("device", "location", "place"),
+    [
+        ("cuda:1", "cuda:3", "on cuda:1"),  # of the rank that wrote it, to the one that reads it
+        ("cuda:1", "cpu", "stays"),
+        ("cpu", "cuda:3", "stays"),  # torch has read it to the host
+    ],
+)
+def test_what_was_on_a_gpu_comes_back_to_one(device: str, location: str, place: str) -> None:
+    """A reducer that adds up on its device would fail at the first batch after a resume."""
+    storage = Moved()
+    found = to_their_kind_of_device(torch.device(device))(storage, location)
+    assert found == place if place != "stays" else found is storage
+
+
+def test_a_part_is_read_by_the_place_of_each_tensor(tmp_path: Path) -> None:
+    torch.save({"sum": torch.ones(2), "rng": torch.ones(2, dtype=torch.uint8)}, tmp_path / "part.pth")
+    place = to_their_kind_of_device(torch.device("meta"))
+    read = torch.load(tmp_path / "part.pth", map_location=place, weights_only=True)
+    assert {tensor.device.type for tensor in read.values()} == {"cpu"}
+    place = to_their_kind_of_device(torch.device("cpu"))
+    assert torch.load(tmp_path / "part.pth", map_location=place, weights_only=True)["sum"].sum() == 2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.metrics import MetricSums, jsonable, to_json_line
-from determined_ds.runtime.plain_metrics import plain
+from determined_ds.runtime.plain_metrics import is_same, plain
 from determined_ds.runtime.progress import show
 from tests.ranks import Ranks
 
@@ -159,6 +159,27 @@ def test_what_was_reduced_by_its_author_is_reported_as_it_is() -> None:
         "none": None,
     }
     assert found == json.loads(util.json_encode(found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("second", "exactly", "nearly"),
+    [
+        ({"loss": 2.0, "by_class": [0.5, {"road": 1}], "name": "a"}, True, True),
+        ({"loss": 2.01, "by_class": [0.5, {"road": 1}], "name": "a"}, False, True),
+        ({"loss": 2.0, "by_class": [0.502, {"road": 1}], "name": "a"}, False, True),
+        ({"loss": 2.1, "by_class": [0.5, {"road": 1}], "name": "a"}, False, False),
+        ({"loss": 2.0, "by_class": [0.5, {"road": 2}], "name": "a"}, False, False),
+        ({"loss": 2.0, "by_class": [0.5], "name": "a"}, False, False),
+        ({"loss": 2.0, "by_class": [0.5, {"road": 1}], "name": "b"}, False, False),
+        ({"loss": float("nan"), "by_class": [0.5, {"road": 1}], "name": "a"}, False, False),
+        ({"loss": 2.0}, False, False),
+    ],
+)
+def test_a_gpu_may_add_in_another_order(second: dict[str, Any], exactly: bool, nearly: bool) -> None:
+    """Counts and words are the same all the same."""
+    first = {"loss": 2.0, "by_class": [0.5, {"road": 1}], "name": "a"}
+    assert is_same(first, second, tolerance=0.0) is exactly
+    assert is_same(first, second, tolerance=0.01) is nearly
 
 
 @pytest.mark.parametrize("value", [{1, 2}, [CPU], {"a": object()}, 1j, b"bytes"])
