@@ -128,9 +128,10 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
         if isinstance(options.target_modules, tuple)
         else options.target_modules,
     )
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name of before
-        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/lora".encode()).digest()[:7], "little"))
+        own = int.from_bytes(hashlib.sha256(f"{seed}/lora".encode()).digest()[:7], "little")
+        torch.random.default_generator.manual_seed(own)  # peft draws on the CPU, and then moves what it drew
         try:
             # In the type of the weights beside them, as the engine wants all of them; it keeps an fp32 copy.
             return peft.get_peft_model(model, config, autocast_adapter_dtype=False)

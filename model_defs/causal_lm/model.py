@@ -173,7 +173,7 @@ def _said_by_any(reason: str) -> str:
 
 @torch.no_grad()
 def load_initial_weights(model: Any, seed: int) -> None:
-    """Draw a model's weights by its own rule, the same whether it is whole or partitioned.
+    """Draw a model's weights by its own rule, the same whether it is whole or partitioned, on any device.
 
     Each module draws from a generator of its own, that the seed and the module's name decide.
 
@@ -188,12 +188,37 @@ def load_initial_weights(model: Any, seed: int) -> None:
         # A rule may write to a child's parameters, too.
         parts = [module, *(c for c in module.children() if not isinstance(c, transformers.PreTrainedModel))]
         parameters = [parameter for part in parts for parameter in part.parameters(recurse=False)]
-        with zero.GatheredParameters(parameters, modifier_rank=0), torch.random.fork_rng():
-            torch.manual_seed(_seed_of(seed, name))
+        with (
+            zero.GatheredParameters(parameters, modifier_rank=0),
+            on_the_host(parameters),
+            torch.random.fork_rng(devices=[]),
+        ):
+            torch.random.default_generator.manual_seed(_seed_of(seed, name))
             rule(module)
 
     visit(model, "", model._init_weights)
     model.tie_weights()
+
+
+@contextlib.contextmanager
+def on_the_host(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """In here parameters are on the CPU, in fp32; then they are where they were, with the values they got.
+
+    ``zero.Init`` makes them on the GPU and in the engine's precision, where another generator would draw, and other
+    numbers: a whole model is drawn on the CPU in fp32, and cast.
+
+    Args:
+        parameters: Gathered, where they are partitioned.
+    """
+    held = {parameter: parameter.data for parameter in parameters}
+    for parameter, data in held.items():
+        parameter.data = data.to("cpu", torch.float32, copy=True)
+    try:
+        yield
+    finally:
+        for parameter, data in held.items():
+            data.copy_(parameter.data)
+            parameter.data = data
 
 
 def _seed_of(seed: int, name: str) -> int:
