@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     parser.add_argument("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
+    parser.add_argument("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     options = parser.parse_args(argv)
     if options.run_dir is not None:
         if PARENT in os.environ:
@@ -152,6 +153,7 @@ def _train(options: argparse.Namespace) -> None:
             run_dir=options.run_dir,
             accelerator=options.accelerator,
             engine=options.engine,
+            storage=options.storage,
         ) as context,
     ):
         is_pipeline = context.resolved.topology.pipe_parallel_size > 1

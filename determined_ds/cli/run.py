@@ -42,6 +42,11 @@ class Slots(click.ParamType):
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --run-dir.")
+@click.option(
+    "--storage",
+    is_flag=True,
+    help="Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
+)
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
 @click.option(
     "--hang-timeout",
@@ -63,6 +68,7 @@ def run(
     overrides: tuple[str, ...],
     run_dir: Path | None,
     resume: bool,
+    storage: bool,
     accelerator: str | None,
     hang_timeout: float,
     measure: int | None,
@@ -96,6 +102,7 @@ def run(
         accelerator=accelerator,
         now=datetime.now(),
         measured=measure is not None,
+        storage=storage,
     )
     machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
     builds = engine == "deepspeed"

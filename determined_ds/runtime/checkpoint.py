@@ -49,6 +49,7 @@ from determined_ds.runtime.only_data import ALLOWED, only_data, to_their_kind_of
 from determined_ds.runtime.progress import silent
 from determined_ds.runtime.refused import another_model, explained
 from determined_ds.runtime.saveable import check_state, not_plain
+from determined_ds.runtime.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.trial_state import STATE, TrialState, read_state
 from determined_ds.runtime.warm_start import take_weights
 from determined_ds.trial.author import method_of
@@ -142,6 +143,9 @@ class Checkpoints:
             state.best = uuid if best else state.best
             self._write(Path(path), state)
             self._seal(Path(path), metadata)
+        checkpoints = self._context._core.checkpoint
+        if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
+            checkpoints.enter(uuid, metadata, self._told(state))
         for callback in self._callbacks.values():
             callback.on_checkpoint_upload_end(uuid=uuid)
         self._prune(state)
@@ -168,8 +172,8 @@ class Checkpoints:
         self._trial.save(self._context, path)
         HEART.beat()
         if self._distributed.rank == 0:
-            (path / STATE).write_text(json.dumps(asdict(state)) + "\n")
-            (path / "load_data.json").write_text(json.dumps(self._load_data()) + "\n")
+            for name, text in self._told(state).items():
+                (path / name).write_text(text)
             if not self._is_local:  # off a cluster the context directory is at hand
                 write_code(path)
         for callback in self._callbacks.values():
@@ -239,6 +243,13 @@ class Checkpoints:
             state.kept.append(uuid)
         damaged = self._storage.damaged(besides=state.kept) if self._distributed.rank == 0 else None
         state.kept[:0] = self._distributed.broadcast(damaged)
+
+    def _told(self, state: TrialState) -> dict[str, str]:
+        """Name -> text of the files that say where training stands, and of what."""
+        return {
+            STATE: json.dumps(asdict(state)) + "\n",
+            "load_data.json": json.dumps(self._load_data()) + "\n",
+        }
 
     def _load_data(self) -> dict[str, Any]:
         try:

@@ -16,6 +16,7 @@ MANIFEST = "manifest.json"
 # As metadata.json has them, and in this order; whatever else is in one was added by somebody.
 METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
 THEIR_STATE = "trial_state.pkl"  # what a checkpoint of Determined's own loop has
+INDEX = "stored.json"  # of a checkpoint that is elsewhere, see stored_elsewhere.py
 PARTIAL = ".partial"  # ends the name of one that is being written
 CHUNK_BYTES = 2**20
 
@@ -71,7 +72,8 @@ def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is still what was written, and what is wrong with the ones after it."""
     damages: list[str] = []
     for checkpoint in checkpoints_in(folder):
-        damage = damage_of(checkpoint.path)
+        # One that is elsewhere is verified when the ranks have fetched it.
+        damage = None if is_index(checkpoint.path) else damage_of(checkpoint.path)
         if damage is None:
             return checkpoint, damages
         damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
@@ -138,6 +140,18 @@ def is_sealed(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
+def is_index(path: Path) -> bool:
+    """Whether a folder is the index of a checkpoint in another storage, and not the checkpoint."""
+    return (path / INDEX).is_file()
+
+
+def num_writers(path: Path) -> int:
+    """How many ranks wrote a checkpoint; 0 where it does not tell."""
+    if is_index(path):
+        return int(json.loads((path / INDEX).read_text())["ranks"])
+    return len(list(path.glob("det_state_dict_rank*.pth")))
+
+
 def unverified(name: str) -> str:
     """What is said of a checkpoint without one."""
     return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
@@ -158,6 +172,9 @@ def damage_in_share(path: Path, index: int, count: int) -> str | None:
 
 
 def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
+    if is_index(path):
+        yield "it is in checkpoint_storage, and this folder is its index"
+        return
     if not (path / MANIFEST).is_file():
         if (path / "trial_state.json").exists():  # ours, and ours have one
             yield f"{MANIFEST} is missing"

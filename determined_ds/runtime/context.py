@@ -253,6 +253,7 @@ def open_context(
     run_dir: str | os.PathLike[str] | None = None,
     accelerator: str | None = None,
     engine: str = "deepspeed",
+    storage: bool = False,
 ) -> Iterator[DeepSpeedTrialContext]:
     """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
 
@@ -268,6 +269,7 @@ def open_context(
         run_dir: Where metrics, checkpoints and TensorBoard files go, off-cluster; a fresh temporary folder if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
         engine: ``deepspeed``, or ``ddp`` to train the same by torch's own DistributedDataParallel.
+        storage: Have checkpoints go to the experiment's ``checkpoint_storage`` off-cluster too.
 
     Raises:
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
@@ -277,7 +279,7 @@ def open_context(
     devices = detect_accelerator(accelerator)
     distributed = distributed or join_process_group(devices)
     folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, distributed))
-    with _core_context(task, folder, distributed) as core_context:
+    with _core_context(task, folder, distributed, storage=storage) as core_context:
         try:
             written_in = str(core_context.train.get_tensorboard_path())
             resolved = _reconcile(task, distributed, devices).writing_in(written_in)
@@ -331,12 +333,16 @@ def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.Distribut
 
 
 def _core_context(
-    task: Task, run_dir: Path, distributed: core.DistributedContext
+    task: Task, run_dir: Path, distributed: core.DistributedContext, *, storage: bool
 ) -> contextlib.AbstractContextManager[core.Context]:
     if task.on_cluster:
         return cluster_core_context(distributed)
     return local_core_context(
-        run_dir, distributed, metric=task.metric, smaller_is_better=task.smaller_is_better
+        run_dir,
+        distributed,
+        metric=task.metric,
+        smaller_is_better=task.smaller_is_better,
+        storage_config=(task.exp_conf or {}).get("checkpoint_storage") if storage else None,
     )
 
 

@@ -27,6 +27,7 @@ from determined_ds.runtime.metrics_file import append_line, put_on_disk
 from determined_ds.runtime.run_dir import CHECKPOINTS, METRICS, TENSORBOARD
 from determined_ds.runtime.run_lock import make_private
 from determined_ds.runtime.signals import STOP
+from determined_ds.runtime.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 
@@ -165,16 +166,32 @@ def local_core_context(
     *,
     metric: str = "",
     smaller_is_better: bool = True,
+    storage_config: Mapping[str, Any] | None = None,
 ) -> core.Context:
-    """A core context whose checkpoints, metrics and TensorBoard files go to ``run_dir``."""
+    """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
+
+    Args:
+        run_dir: The run directory.
+        distributed: The ranks.
+        metric: As for :class:`LocalTrainContext`.
+        smaller_is_better: Of that metric.
+        storage_config: A ``checkpoint_storage``, for the checkpoints to go there instead.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
     checkpoints = run_dir / CHECKPOINTS
     make_private(checkpoints)
-    manager = AtomicStorage(str(checkpoints), run_dir / METRICS)
     if distributed.rank == 0:
         forget_partial(checkpoints)  # of a run that was killed
+    if storage_config is not None:
+        checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
+    else:
+        manager = AtomicStorage(str(checkpoints), run_dir / METRICS)
+        checkpoint = core.DummyCheckpointContext(distributed, manager)
     return core.Context(
         distributed=distributed,
-        checkpoint=core.DummyCheckpointContext(distributed, manager),
+        checkpoint=checkpoint,
         preempt=SignalPreemptContext(distributed),
         train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better),
         profiler=LocalProfiler(run_dir, distributed),

@@ -17,12 +17,12 @@ from typing import Any
 from determined_ds.check.trial_class import metric_problem, optimizer_problem
 from determined_ds.config.decide import Problems, decide, read_document
 from determined_ds.config.deepspeed_json import AUTO
-from determined_ds.config.document import get_path
+from determined_ds.config.document import Document, get_path
 from determined_ds.config.experiment import Experiment, parse_experiment
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.keys import RUN, not_looked_at
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.secrets import secrets_of, stored_yaml
+from determined_ds.config.secrets import missing_in, secrets_of, stored_yaml
 from determined_ds.config.trial_file import check_trial_file
 from determined_ds.config.variables import Variables, variables_for
 from determined_ds.config.writing import write_whole
@@ -43,6 +43,7 @@ from determined_ds.runtime.result import write_result
 from determined_ds.runtime.resuming import (
     Start,
     changes_of,
+    check_storage,
     check_writers,
     checkpoint_to_resume,
     completed,
@@ -51,6 +52,7 @@ from determined_ds.runtime.resuming import (
 from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS, RESULT, short
 from determined_ds.runtime.run_lock import RunLock, unwritable
 
+STORAGE = "checkpoint_storage"
 NOT_RESUMED = "start anew in another --run-dir, without --resume"
 
 
@@ -67,6 +69,7 @@ class LocalRun:
         variables: For the environment of its ranks.
         warnings: What is possible, and probably not meant so; keys that are not looked at here.
         accelerator: The one that was asked for, None where it was left to the machine.
+        storage: Whether checkpoints go to the experiment's ``checkpoint_storage``.
     """
 
     experiment: Experiment
@@ -77,6 +80,7 @@ class LocalRun:
     variables: Variables = field(default_factory=Variables)
     warnings: tuple[Problem, ...] = ()
     accelerator: str | None = None
+    storage: bool = False
 
     def header(self) -> list[str]:
         """What will run, in a few lines for people."""
@@ -126,8 +130,10 @@ class LocalRun:
             ConfigError: the run directory cannot be written to, or another process writes to it.
             TrainingError: the ranks could not be started, for want of room on a disk or of open files.
         """
-        os.environ.update(secrets_of(self._config))  # for the ranks, which read the file without them
+        # For the ranks, which read the file without them.
+        os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.storage else ()))
         arguments = [*self.experiment.train_options, *(["--test"] if test else []), *more]
+        arguments += ["--storage"] if self.storage else []
         restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
         run = self
         with RunLock(self.run_dir) as lock:
@@ -181,6 +187,7 @@ class LocalRun:
         words += ["--run-dir", short(self.run_dir), "--resume"]
         if self.accelerator:
             words += ["--accelerator", self.accelerator]
+        words += ["--storage"] if self.storage else []
         return shlex.join(words)
 
     @property
@@ -234,12 +241,14 @@ def prepare_run(
     accelerator: str | None,
     now: datetime,
     measured: bool = False,
+    storage: bool = False,
 ) -> LocalRun:
     """Decide a run from what ``det-ds run`` was given.
 
     Args:
         slots: Ranks; ``"auto"``: the experiment's, or as many as this machine carries; None: the experiment's.
         measured: It is measured for some steps, instead of trained: from weights of its own, without a validation.
+        storage: Checkpoints go to the experiment's ``checkpoint_storage``.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank is started.
@@ -247,7 +256,10 @@ def prepare_run(
     stated = None if isinstance(slots, str) else slots
     document = read_document(config, context_dir, slots=stated, overrides=overrides)
     found = Problems()
-    found.warn(not_looked_at(document, RUN))
+    if storage:
+        found.problems += _storage_problems(document)
+    is_used = storage and STORAGE in document.data
+    found.warn(not_looked_at(document.without((STORAGE,)) if is_used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     found.of(lambda: check_trial_file(experiment.trial, context_dir, experiment.document))
     devices = found.of(lambda: detect_accelerator(accelerator))
@@ -270,6 +282,9 @@ def prepare_run(
     start = found.of(
         lambda: _start_in(where, experiment, resolved, resume=resume, stated=run_dir is not None, forks=forks)
     )
+    if start is not None and start.checkpoint is not None:
+        checkpoint = start.checkpoint
+        found.of(lambda: check_storage(checkpoint, storage=storage))
     found.raise_any()
     assert resolved is not None
     assert variables is not None
@@ -285,7 +300,16 @@ def prepare_run(
         variables=variables,
         warnings=tuple(found.warnings),
         accelerator=accelerator,
+        storage=storage,
     )
+
+
+def _storage_problems(document: Document) -> list[Problem]:
+    """What ``--storage`` lacks: the section, or the value of a secret in it that was not stored."""
+    if isinstance(document.get((STORAGE,)), dict):
+        return missing_in(document, STORAGE)
+    mend = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
+    return [Problem(key="--storage", message=f"the experiment has no {STORAGE}", mend=mend, code="storage")]
 
 
 def _of_the_class(

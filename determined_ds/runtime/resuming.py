@@ -13,7 +13,13 @@ from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resuming import Changes, asked_before, changes_since
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.checkpoint_files import Checkpoint, checkpoints_in, newest_good_checkpoint
+from determined_ds.runtime.checkpoint_files import (
+    Checkpoint,
+    checkpoints_in,
+    is_index,
+    newest_good_checkpoint,
+    num_writers,
+)
 from determined_ds.runtime.paths import count, run_dir_problem
 from determined_ds.runtime.run_dir import CHECKPOINTS, DEEPSPEED_CONFIG, EXPERIMENT
 
@@ -99,7 +105,7 @@ def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) 
     Raises:
         ConfigError: other ranks than these wrote it.
     """
-    writers = len(list(checkpoint.path.glob("det_state_dict_rank*.pth")))
+    writers = num_writers(checkpoint.path)
     if writers in (0, experiment.slots):  # 0: not one of ours; the ranks will say
         return
     path = ("resources", "slots_per_trial")
@@ -113,6 +119,25 @@ def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) 
             code="resume-slots",
         )
     )
+
+
+def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
+    """A run goes on with its checkpoints where it has kept them.
+
+    Args:
+        checkpoint: To go on from.
+        storage: Whether ``--storage`` was given.
+
+    Raises:
+        ConfigError: they are in the other place.
+    """
+    elsewhere = is_index(checkpoint.path)
+    if elsewhere == storage:
+        return
+    where = "checkpoint_storage" if elsewhere else "the run directory"
+    message = f"checkpoint {checkpoint.uuid} of this run is in {where}"
+    mend = "add --storage" if elsewhere else "leave --storage out, or start anew in another --run-dir"
+    raise ConfigError(Problem(key="--resume", message=message, mend=mend, code="storage"))
 
 
 def trial_seed_of(checkpoint: Checkpoint) -> int | None:
