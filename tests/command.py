@@ -21,18 +21,20 @@ def det_ds(
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
+    accelerator: str = "cpu",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``det-ds`` on CPUs to its end.
+    """Run ``det-ds`` to its end.
 
     Args:
         arguments: Of the command; with a ``--run-dir``, no process that was given it may be left at the end.
         cwd: Where it is started.
         env: More environment variables.
         timeout_s: How long it may take.
+        accelerator: ``cpu`` or ``cuda``.
     """
     words = [str(argument) for argument in arguments]
     done = subprocess.run(
-        [str(DET_DS), *words, "--accelerator", "cpu"],
+        [str(DET_DS), *words, "--accelerator", accelerator],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         stdin=subprocess.DEVNULL,

@@ -48,6 +48,7 @@ def pytest_collection_finish() -> None:
 BYTES_A_WORKER = 2 * 2**30
 # What takes longest begins first, in this order, so that all end together.
 LONG = (
+    "tests/gpu/",
     "tests/runtime/test_resume.py",
     "tests/experiments/test_templates.py",
     "tests/cluster/",
