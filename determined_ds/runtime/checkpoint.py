@@ -27,7 +27,6 @@ from determined import util
 from determined.errors import CheckpointNotFound
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.secrets import masked
 from determined_ds.errors import CheckpointError
 from determined_ds.runtime.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoint_files import (
@@ -43,6 +42,7 @@ from determined_ds.runtime.code_copy import write_code
 from determined_ds.runtime.free_space import check_room
 from determined_ds.runtime.generators import rng_state
 from determined_ds.runtime.heartbeat import HEART
+from determined_ds.runtime.load_data import load_data
 from determined_ds.runtime.local import AtomicStorage
 from determined_ds.runtime.machines_folders import is_shared, keep_apart, share_of
 from determined_ds.runtime.only_data import ALLOWED, only_data, to_their_kind_of_device
@@ -248,25 +248,7 @@ class Checkpoints:
         """Name -> text of the files that say where training stands, and of what."""
         return {
             STATE: json.dumps(asdict(state)) + "\n",
-            "load_data.json": json.dumps(self._load_data()) + "\n",
-        }
-
-    def _load_data(self) -> dict[str, Any]:
-        try:
-            exp_conf = self._context.get_experiment_config()
-        except ValueError:
-            exp_conf = None
-        kind = type(self._trial)
-        return {
-            "trial_type": "DeepSpeedTrial",
-            "experiment_config": exp_conf and masked(exp_conf),
-            "hparams": masked({"hyperparameters": self._context.get_hparams()})["hyperparameters"],
-            "deepspeed_config": masked({"deepspeed_config": self._context.resolved.ds_config})[
-                "deepspeed_config"
-            ],
-            "trial_seed": self._context.get_trial_seed(),
-            "trial_cls_spec": f"{kind.__module__}:{kind.__qualname__}",
-            "is_trainer": True,
+            "load_data.json": json.dumps(load_data(self._trial, self._context)) + "\n",
         }
 
     # -------------------------------------------------------------------------------------------- load
