@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.memory.units import GIB
 from determined_ds.runtime.checkpoint_files import checkpoints_in
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
@@ -42,7 +43,7 @@ PRECISION = {
         f"{OVERWRITE}.fp16.initial_scale_power=12",
     ],
     "compiled": ["hyperparameters.torch_compile=true"],
-    **{kernel: [f"hyperparameters.sdpa_kernel={kernel}"] for kernel in ("flash", "efficient", "math")},
+    **{kernel: [f"hyperparameters.sdpa_kernel={kernel}"] for kernel in SDPA_KERNELS},
 }
 
 
