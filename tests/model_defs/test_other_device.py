@@ -1,7 +1,7 @@
 """Every model's loss in bf16 on a device that is not the CPU: torch's meta device, which holds no numbers.
 
 It refuses what a GPU would refuse, a tensor that was left on the CPU, and what a GPU would wait for: a number that is
-read of a tensor, a shape that depends on one. (``causal_lm`` makes no masks there: transformers reads one number in each
+read of a tensor, a shape that depends on one. (``causal_lm`` makes no masks there: transformers reads a number in each
 forward pass to learn whether documents are packed, on a GPU too.)
 """
 
