@@ -14,6 +14,10 @@ STORE = "DET_DS_STORE"  # the file by which ranks meet
 ERROR_FD = "DET_DS_ERROR_FD"  # a pipe: why this rank ends, in its own words
 PARENT = "DET_DS_PARENT"  # process id of the launcher
 PATIENCE = "DET_DS_PATIENCE_S"  # seconds that ranks may wait for one another
+# And of a rank that another launcher started, whose environment has been prepared: process id and launcher.
+LAUNCHED_BY = "DET_DS_LAUNCHED_BY"
+REPORT = "DET_DS_REPORT"  # of rank 0: the run is reported to the master that DET_MASTER names
+TERMINAL = "DET_DS_TERMINAL_FD"  # where that launcher hears a rank whose own output goes to a file
 
 
 def tell_launcher(message: str, exit_code: int) -> bool:
@@ -30,3 +34,10 @@ def tell_launcher(message: str, exit_code: int) -> bool:
     while rest:
         rest = rest[os.write(int(descriptor), rest) :]
     return True
+
+
+def tell_terminal(message: str) -> None:
+    """Say why a rank of another launcher ends, there where it was started, too."""
+    descriptor = os.environ.get(TERMINAL)
+    if descriptor is not None:
+        os.write(int(descriptor), f"rank {os.environ['RANK']}: {message}\n".encode())
