@@ -31,6 +31,7 @@ from determined_ds.runtime.cluster import cluster_core_context
 from determined_ds.runtime.distributed import join_process_group
 from determined_ds.runtime.generators import seed_everything
 from determined_ds.runtime.laid_aside import ASIDE, adopt, current
+from determined_ds.runtime.launched import REPORT
 from determined_ds.runtime.local import local_core_context
 from determined_ds.runtime.moving import Mover
 from determined_ds.runtime.plain_metrics import plain_reduced
@@ -332,18 +333,29 @@ def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.Distribut
     return str(distributed.broadcast(made))
 
 
+@contextlib.contextmanager
 def _core_context(
     task: Task, run_dir: Path, distributed: core.DistributedContext, *, storage: bool
-) -> contextlib.AbstractContextManager[core.Context]:
-    if task.on_cluster:
-        return cluster_core_context(distributed)
-    return local_core_context(
-        run_dir,
-        distributed,
-        metric=task.metric,
-        smaller_is_better=task.smaller_is_better,
-        storage_config=(task.exp_conf or {}).get("checkpoint_storage") if storage else None,
-    )
+) -> Iterator[core.Context]:
+    with contextlib.ExitStack() as stack:
+        if task.on_cluster:
+            yield stack.enter_context(cluster_core_context(distributed))
+            return
+        report = None
+        if REPORT in os.environ and distributed.rank == 0:
+            from determined_ds.runtime.master_report import reported
+
+            report = stack.enter_context(reported(run_dir, task.exp_conf or {}, task.hyperparameters.data))
+        yield stack.enter_context(
+            local_core_context(
+                run_dir,
+                distributed,
+                metric=task.metric,
+                smaller_is_better=task.smaller_is_better,
+                storage_config=(task.exp_conf or {}).get("checkpoint_storage") if storage else None,
+                report=report,
+            )
+        )
 
 
 def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:

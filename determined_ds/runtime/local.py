@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined import core
 from determined.common import storage
@@ -30,6 +30,9 @@ from determined_ds.runtime.signals import STOP
 from determined_ds.runtime.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.system_metrics import LocalProfiler
 
+if TYPE_CHECKING:
+    from determined_ds.runtime.master_report import MasterReport
+
 
 class LocalTrainContext(core.DummyTrainContext):
     """Writes to ``metrics.jsonl`` what the master would be told.
@@ -38,18 +41,27 @@ class LocalTrainContext(core.DummyTrainContext):
         run_dir: The run directory.
         metric: ``searcher.metric``: the validation metric that the best checkpoint is chosen by.
         smaller_is_better: Of that metric.
+        report: Who tells a master the same; None where nobody does.
     """
 
     _trial_id = 0
     _exp_id = 0
 
-    def __init__(self, run_dir: Path, *, metric: str = "", smaller_is_better: bool = True) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        metric: str = "",
+        smaller_is_better: bool = True,
+        report: MasterReport | None = None,
+    ) -> None:
         tensorboard = run_dir / TENSORBOARD
         make_private(tensorboard)
         super().__init__(tensorboard_path=tensorboard)
         self.run_dir = run_dir
         self._metric = metric
         self._smaller_is_better = smaller_is_better
+        self._report = report
         self._best: float | None = None
         self._remember_best()
 
@@ -67,6 +79,8 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def report_progress(self, progress: float) -> None:
         """The terminal shows it."""
+        if self._report is not None:
+            self._report.progress(progress)
 
     def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
         """They are where they belong."""
@@ -88,6 +102,8 @@ class LocalTrainContext(core.DummyTrainContext):
             "time": round(time.time(), 3),
         }
         append_line(self.run_dir / METRICS, to_json_line(record))
+        if self._report is not None:
+            self._report.metrics(group, steps_completed, jsonable(metrics))
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
         value = finite(metrics.get(self._metric))
@@ -105,12 +121,14 @@ class AtomicStorage(storage.SharedFSStorageManager):
         base_path: The folder of the checkpoints.
         metrics: The file of the metrics, which a checkpoint counts on: it goes on from there, and reports no batch
             before it again.
+        is_chief: Whether this is rank 0, which puts a checkpoint in its place.
     """
 
-    def __init__(self, base_path: str, metrics: Path) -> None:
+    def __init__(self, base_path: str, metrics: Path, *, is_chief: bool = True) -> None:
         super().__init__(base_path)
         self.folder = Path(base_path)
         self._metrics = metrics
+        self._is_chief = is_chief
 
     def store_path_is_direct_access(self) -> bool:
         """No: what is written becomes the checkpoint in :meth:`post_store_path`."""
@@ -125,6 +143,14 @@ class AtomicStorage(storage.SharedFSStorageManager):
         return path
 
     def post_store_path(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
+        """The folder becomes the checkpoint, once all ranks have written.
+
+        Determined has the first rank of each machine do it: it goes by the device's number, and that of a network
+        file system is each machine's own. Source: ``_store_path_sharded`` in determined 0.38.1's
+        ``core/_checkpoint.py``.
+        """
+        if not self._is_chief:
+            return
         put_on_disk(self._metrics)
         sync_to_disk_folder(self._metrics.parent)
         sync_to_disk(Path(src))
@@ -150,6 +176,33 @@ def sync_to_disk_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+class LocalCheckpointContext(core.DummyCheckpointContext):
+    """Checkpoints in the run directory, which a master may hear of.
+
+    Args:
+        distributed: The ranks.
+        storage_manager: Where they are.
+        report: Who tells a master; None where nobody does.
+    """
+
+    def __init__(
+        self,
+        distributed: core.DistributedContext,
+        storage_manager: storage.StorageManager,
+        report: MasterReport | None,
+    ) -> None:
+        super().__init__(distributed, storage_manager)
+        self._report = report
+
+    def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
+        if self._report is not None:
+            self._report.checkpoint(storage_id, resources, metadata)
+
+    def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
+        if self._report is not None:
+            self._report.deleted(storage_id, resources)
+
+
 class SignalPreemptContext(core.DummyPreemptContext):
     """Preemption by SIGTERM."""
 
@@ -167,6 +220,7 @@ def local_core_context(
     metric: str = "",
     smaller_is_better: bool = True,
     storage_config: Mapping[str, Any] | None = None,
+    report: MasterReport | None = None,
 ) -> core.Context:
     """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
 
@@ -176,6 +230,7 @@ def local_core_context(
         metric: As for :class:`LocalTrainContext`.
         smaller_is_better: Of that metric.
         storage_config: A ``checkpoint_storage``, for the checkpoints to go there instead.
+        report: Who tells a master; of checkpoints only where they are in the run directory.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -187,12 +242,12 @@ def local_core_context(
     if storage_config is not None:
         checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
     else:
-        manager = AtomicStorage(str(checkpoints), run_dir / METRICS)
-        checkpoint = core.DummyCheckpointContext(distributed, manager)
+        manager = AtomicStorage(str(checkpoints), run_dir / METRICS, is_chief=distributed.rank == 0)
+        checkpoint = LocalCheckpointContext(distributed, manager, report)
     return core.Context(
         distributed=distributed,
         checkpoint=checkpoint,
         preempt=SignalPreemptContext(distributed),
-        train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better),
+        train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better, report=report),
         profiler=LocalProfiler(run_dir, distributed),
     )

@@ -12,6 +12,7 @@ CHECKPOINTS = "checkpoints"
 SYSTEM_METRICS = "system_metrics.jsonl"  # of a run that is profiled
 TENSORBOARD = "tensorboard"
 LOGS = "logs"  # what the ranks but the first write
+REPORTED = "master.json"  # of a run that is reported to a master: how that knows it
 MEASURED = "measured.json"  # of a run that is measured
 OUTPUT = "output.log"  # of a run that another process started
 GIVEN = "given.yaml"  # what that process asked for

@@ -32,6 +32,7 @@ from tests.cluster.state import (
     now,
 )
 from tests.cluster.trial_api import TrialApi
+from tests.cluster.unmanaged_api import UnmanagedApi
 
 
 class Agent(Protocol):
@@ -75,7 +76,7 @@ class Master:
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self._searches: dict[int, Search] = {}
         self.agent: Agent | None = None
-        self.server = Server([ClientApi(self), TrialApi(self)], self.who)
+        self.server = Server([ClientApi(self), TrialApi(self), UnmanagedApi(self)], self.who)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -326,7 +327,7 @@ class Master:
     def report(self, trial: Trial, new: Report) -> None:
         """Take in metrics; validations are shown to the searcher first, whatever becomes of them."""
         experiment = self.experiments[trial.experiment_id]
-        if new.group == "validation":
+        if new.group == "validation" and experiment.id in self._searches:
             self._act(experiment, self._searches[experiment.id].validated(trial.id, new.metrics))
             self.schedule()
         if new.run_id != trial.run_id:

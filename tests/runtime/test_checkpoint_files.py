@@ -20,6 +20,7 @@ from determined_ds.runtime.checkpoint_files import (
     newest_good_checkpoint,
     write_manifest,
 )
+from determined_ds.runtime.local import AtomicStorage
 
 FILES = {
     "latest": b"model0",
@@ -146,3 +147,18 @@ def test_a_fingerprint_is_size_and_sha256(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"abc")
     assert fingerprint(file) == {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+
+
+def test_on_a_file_system_whose_number_differs_by_machine_rank_0_alone_puts_a_checkpoint_in_its_place(
+    tmp_path: Path,
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    chief, other = (AtomicStorage(str(tmp_path), metrics, is_chief=is_chief) for is_chief in (True, False))
+    written = chief.pre_store_path("uuid")
+    (written / "part").touch()
+    chief.post_store_path(written, "uuid")
+    other.post_store_path(
+        written, "uuid"
+    )  # Determined's core context calls it on the first rank of each machine
+    assert (tmp_path / "uuid" / "part").is_file()

@@ -1,0 +1,114 @@
+"""A run without a cluster, reported to a master by the real ``core_v2``: the numbers of its run directory."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from determined_ds.runtime import master_report
+from determined_ds.runtime.checkpoint_files import checkpoints_in
+from tests.cli.conftest import OWN_MODEL
+from tests.cluster.master import Master
+from tests.command import det_ds
+
+# One rank of torchrun's; another launcher's is the same from there on.
+RANK = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
+LENGTH = "hyperparameters.fit.max_length.batches"
+
+
+@pytest.fixture
+def master() -> Iterator[Master]:
+    made = Master(storage={}, check=lambda config, _: ([], config))
+    yield made
+    made.close()
+    assert not made.server.errors, made.server.errors
+
+
+def run(run_dir: Path, master: str, *words: str, env: dict[str, str]) -> Any:
+    home = {"HOME": str(run_dir.parent)}  # core_v2 keeps who is logged in there
+    config = OWN_MODEL / "experiment.yaml"
+    environment = {**env, **home, "DET_MASTER": master}
+    return det_ds("run", config, OWN_MODEL, "--run-dir", run_dir, *words, env=environment)
+
+
+def told(run_dir: Path) -> list[tuple[str, int, Any]]:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return sorted((record["group"], record["steps_completed"], record["metrics"]) for record in records)
+
+
+def test_a_rank_of_a_launcher_reports_its_run_and_a_resumed_one_goes_on_there(
+    master: Master, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    first = run(run_dir, master.server.url, "--set", f"{LENGTH}=4", env=RANK)
+    assert first.returncode == 0, first.stderr
+    assert f"reported to {master.server.url}/det/experiments/1" in first.stdout
+    [trial] = master.trials.values()
+    assert trial.state == "COMPLETED"
+    again = run(run_dir, master.server.url, "--set", f"{LENGTH}=6", "--resume", env=RANK)
+    assert again.returncode == 0, again.stderr
+    assert list(master.trials.values()) == [trial]
+    assert (trial.state, trial.run_id, trial.progress) == ("COMPLETED", 2, 1.0)
+
+    seen = [(report.group, report.steps, report.metrics) for report in trial.reports if not report.archived]
+    assert sorted(seen, key=lambda each: each[:2]) == told(run_dir)
+    there = {
+        checkpoint.uuid: checkpoint.steps_completed for checkpoint in checkpoints_in(run_dir / "checkpoints")
+    }
+    assert {
+        uuid: found.steps for uuid, found in master.checkpoints.items()
+    } == there  # and no folder beside them
+    experiment = master.experiments[1]
+    assert experiment.name == "tiny"
+    assert experiment.searcher["metric"] == "validation_loss"
+    assert trial.hparams["global_batch_size"] == 8
+
+
+def test_a_master_that_cannot_be_reached_is_one_warning(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", "http://127.0.0.1:1", "--set", f"{LENGTH}=2", env=RANK)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is not reported to the master") == 1
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_a_master_that_never_answers_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(master_report, "LAST_S", 0.2)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("DET_MASTER", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with master_report.reported(tmp_path, {"name": "tiny"}, {}) as report:
+            for step in range(5000):  # more than any queue of core_v2's holds
+                report.metrics("training", step, {"loss": 1.0})
+    assert "has not taken all of the run" in caplog.text
+
+
+def test_our_own_launcher_reports_where_it_is_asked_to(master: Master, tmp_path: Path) -> None:
+    words = ["--set", f"{LENGTH}=2", "--slots", "1"]
+    assert run(tmp_path / "quiet", master.server.url, *words, env={}).returncode == 0
+    assert not master.trials
+    assert run(tmp_path / "run", master.server.url, "--report-to-master", *words, env={}).returncode == 0
+    [trial] = master.trials.values()
+    assert trial.state == "COMPLETED"
+    nowhere = det_ds(
+        "run", OWN_MODEL / "experiment.yaml", OWN_MODEL, "--report-to-master", env={"DET_MASTER": ""}
+    )
+    assert nowhere.returncode == 2
+    assert "names no master" in nowhere.stderr
