@@ -138,6 +138,16 @@ class ConfigError(DeterminedDSError):
         return "\n".join(str(problem) for problem in self.problems)
 
 
+def lines_of_error(error: DeterminedDSError) -> list[str]:
+    """An error as a command prints it: every warning and every problem."""
+    warnings = error.warnings if isinstance(error, ConfigError) else ()
+    problems = error.problems if isinstance(error, ConfigError) else (error,)
+    return [
+        *(f"warning: {warning}" for warning in warnings),
+        *(f"error: {problem}" for problem in problems),
+    ]
+
+
 class EntrypointError(ConfigError):
     """The entrypoint names no trial that can be run."""
 

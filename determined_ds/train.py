@@ -34,8 +34,8 @@ from determined_ds.runtime.crashes import exit_code_of
 from determined_ds.runtime.exhausted import exhausted, let_main_thread_tell
 from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.laid_aside import current
-from determined_ds.runtime.last_words import on_cluster, say_in_task_log
-from determined_ds.runtime.launched import PARENT, tell_launcher
+from determined_ds.runtime.last_words import on_cluster, said_by_chief, say_in_task_log
+from determined_ds.runtime.launched import LAUNCHED_BY, PARENT, tell_launcher, tell_terminal
 from determined_ds.runtime.run_dir import EXPERIMENT, LOGS
 from determined_ds.runtime.signals import (
     die_with_parent,
@@ -246,6 +246,8 @@ def _say(message: str, exit_code: int, error: BaseException | None = None) -> No
         say_in_task_log(message, exit_code, error)
     else:
         print(message, file=sys.stderr, flush=True)
+        if LAUNCHED_BY in os.environ and not said_by_chief(message):
+            tell_terminal(message)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from determined_ds.cli.run import run
 from determined_ds.cli.search import search
 from determined_ds.config.aliases import option_instead
 from determined_ds.doctor.command import doctor
-from determined_ds.errors import EXIT_TRAINING_FAILED, ConfigError, DeterminedDSError
+from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
 
 class _Commands(click.Group):
@@ -34,10 +34,8 @@ class _Commands(click.Group):
                 raise click.NoSuchOption(error.option_name, said, ctx=error.ctx) from None
             raise
         except DeterminedDSError as error:
-            for warning in error.warnings if isinstance(error, ConfigError) else ():
-                click.echo(f"warning: {warning}", err=True)
-            for problem in error.problems if isinstance(error, ConfigError) else [error]:
-                click.echo(f"error: {problem}", err=True)
+            for line in lines_of_error(error):
+                click.echo(line, err=True)
             sys.exit(error.exit_code)
         except OSError as error:
             if error.errno != errno.ENOSPC:  # a reader that went away is click's to handle

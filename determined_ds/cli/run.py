@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from determined_ds.config.deepspeed_json import AUTO
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.launched import REPORT
+
+if TYPE_CHECKING:
+    from determined_ds.runtime.local_run import LocalRun
 
 EPILOG = """\b
 Examples:
@@ -56,10 +63,21 @@ class Slots(click.ParamType):
     show_default=True,
     help="End a run in which no step passes for so long; 0: never.",
 )
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    help="Machines (HOST slots=N, a line each) on which DeepSpeed's launcher starts the ranks, by pdsh over ssh.",
+)
+@click.option(
+    "--report-to-master",
+    is_flag=True,
+    help="Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
+)
 @click.option("--measure", metavar="STEPS", type=click.IntRange(min=1), hidden=True)
 @click.option("--warmup", metavar="STEPS", type=click.IntRange(min=0), default=5, hidden=True)
 @click.option("--engine", type=click.Choice(["deepspeed", "ddp"]), default="deepspeed", hidden=True)
 @click.option("--parent", metavar="PID", type=int, hidden=True)
+@click.option("--local-rank", type=int, hidden=True)  # deepspeed's launcher adds it
 def run(
     config: Path,
     context_dir: Path,
@@ -71,26 +89,55 @@ def run(
     storage: bool,
     accelerator: str | None,
     hang_timeout: float,
+    hostfile: Path | None,
+    report_to_master: bool,
     measure: int | None,
     warmup: int,
     engine: str,
     parent: int | None,
+    local_rank: int | None,
 ) -> None:
     """Run the experiment CONFIG with the code in CONTEXT_DIR, here.
 
-    The arguments are those of `det experiment create CONFIG CONTEXT_DIR`.
+    The arguments are those of `det experiment create CONFIG CONTEXT_DIR`. Started by torchrun, srun, mpirun or
+    deepspeed, it is one of the ranks and starts none.
     """
     # The hidden options are for the commands that start many runs: compare, search, autotune.
-    from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-    from determined_ds.doctor.machine import Machine
-    from determined_ds.errors import ConfigError
+    from determined_ds import train
+    from determined_ds.runtime.as_rank import be_rank
+    from determined_ds.runtime.asked import Asked
+    from determined_ds.runtime.hostfile import run_on_hosts
     from determined_ds.runtime.local_run import prepare_run
+    from determined_ds.runtime.placement import placement_here
     from determined_ds.runtime.signals import end_with
     from determined_ds.runtime.terminal import outlive_readers
 
+    more = ["--engine", engine] if engine != "deepspeed" else []
+    if measure is not None:
+        more += ["--measure", str(measure), "--warmup", str(warmup)]
+    asked = Asked(
+        config=config,
+        context_dir=context_dir,
+        slots=slots,
+        overrides=overrides,
+        run_dir=run_dir,
+        resume=resume,
+        accelerator=accelerator,
+        storage=storage,
+        test=test,
+        measured=measure is not None,
+        more=more,
+    )
+    placed = None if parent is not None else placement_here()
+    if placed is not None:
+        be_rank(placed, asked, before_ranks=partial(_before_ranks, engine=engine), train=train.main)
+    if hostfile is not None:
+        run_on_hosts(hostfile, asked)
     if parent is not None:
         end_with(parent)
     outlive_readers()
+    if report_to_master:
+        _report_to_master()
 
     prepared = prepare_run(
         config,
@@ -104,11 +151,7 @@ def run(
         measured=measure is not None,
         storage=storage,
     )
-    machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
-    builds = engine == "deepspeed"
-    missing = missing_compiler(prepared.resolved, machine) if builds else []
-    if missing:
-        raise ConfigError(missing, prepared.warnings)
+    found = _before_ranks(prepared, engine=engine)
     for line in prepared.header():
         click.echo(line)
     # Whoever starts many runs has said once what is true of all of them.
@@ -117,13 +160,40 @@ def run(
         *(prepared.warnings if parent is None else prepared.resolved.warnings),
     ):
         click.echo(f"warning: {warning}", err=True)
-    for line in freed_locks(prepared.resolved, machine) if builds else ():
-        click.echo(f"warning: {line}", err=True)
+    for warned in found:
+        click.echo(f"warning: {warned}", err=True)
     if prepared.complete and not test and measure is None:
         click.echo(f"  complete   this run is complete: {prepared.complete}")
         return
     sys.stdout.flush()
-    more = ["--engine", engine] if engine != "deepspeed" else []
-    if measure is not None:
-        more += ["--measure", str(measure), "--warmup", str(warmup)]
     sys.exit(prepared.launch(test=test, more=more, hang_timeout_s=60 * hang_timeout))
+
+
+def _before_ranks(prepared: LocalRun, *, engine: str) -> list[str]:
+    """Look whether this machine can build what DeepSpeed will, before a rank tries. Returns warnings.
+
+    Raises:
+        ConfigError: a compiler is missing.
+    """
+    from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
+    from determined_ds.doctor.machine import Machine
+
+    if engine != "deepspeed":
+        return []
+    machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
+    missing = missing_compiler(prepared.resolved, machine)
+    if missing:
+        raise ConfigError(missing, prepared.warnings)
+    return [str(line) for line in freed_locks(prepared.resolved, machine)]
+
+
+def _report_to_master() -> None:
+    """Have rank 0 report the run.
+
+    Raises:
+        ConfigError: no master is named.
+    """
+    if not os.environ.get("DET_MASTER"):
+        message, mend = "the environment names no master", "export DET_MASTER=https://HOST:PORT"
+        raise ConfigError(Problem(key="--report-to-master", message=message, mend=mend, code="master"))
+    os.environ[REPORT] = "1"

@@ -123,6 +123,7 @@ def decide(
     context_dir: Path,
     accelerator: Accelerator,
     here: bool = False,
+    machines: int = 1,
 ) -> ResolvedConfig:
     """What will run at one point of an experiment's search space.
 
@@ -132,6 +133,7 @@ def decide(
         context_dir: Where the DeepSpeed JSON is.
         accelerator: What the ranks compute on.
         here: Whether it will train on this machine, which must then have the packages that it needs.
+        machines: Machines that the slots are spread over.
 
     Raises:
         ConfigError: every reason why it cannot run.
@@ -143,7 +145,14 @@ def decide(
     if hp.fit.max_length is None:
         found.problems.append(no_length(hyperparameters))
     resolved = found.of(
-        lambda: _reconciled(experiment, hyperparameters, hp, context_dir=context_dir, accelerator=accelerator)
+        lambda: _reconciled(
+            experiment,
+            hyperparameters,
+            hp,
+            context_dir=context_dir,
+            accelerator=accelerator,
+            machines=machines,
+        )
     )
     if here and resolved is not None:
         found.problems += missing_packages(resolved.ds)
@@ -172,6 +181,7 @@ def _reconciled(
     *,
     context_dir: Path,
     accelerator: Accelerator,
+    machines: int,
 ) -> ResolvedConfig:
     ds = find_deepspeed_config(hp.deepspeed_config, context_dir=context_dir, hyperparameters=document)
     return reconcile(
@@ -180,4 +190,5 @@ def _reconciled(
         slots=experiment.slots,
         accelerator=accelerator,
         slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
+        machines=machines,
     )

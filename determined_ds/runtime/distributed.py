@@ -15,7 +15,7 @@ from determined import core
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.runtime.addresses import take_interfaces, take_own_port
-from determined_ds.runtime.launched import PATIENCE, STORE
+from determined_ds.runtime.launched import LAUNCHED_BY, PATIENCE, STORE
 from determined_ds.runtime.muon import compile_muon_when_called
 from determined_ds.runtime.objects import allgather_objects, broadcast_object
 
@@ -48,7 +48,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     if accelerator.name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store = os.environ.get(STORE)
-    if size == 1 or store:
+    if size == 1 or store or (LAUNCHED_BY in os.environ and os.environ["GROUP_WORLD_SIZE"] == "1"):
         _stay_on_this_machine()
     else:
         take_own_port()
@@ -56,6 +56,8 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     if size == 1 and not dist.is_initialized():
         backend = get_accelerator().communication_backend_name()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and not dist.is_initialized():
+        _join_again(rank, size, patience(default=default_pg_timeout))
     deepspeed.init_distributed(
         auto_mpi_discovery=False,
         verbose=False,
@@ -65,6 +67,20 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         timeout=patience(default=default_pg_timeout),
     )
     return TorchDistributedContext()
+
+
+def _join_again(rank: int, size: int, timeout: timedelta | None) -> None:
+    """Join after a restart of torchrun's, whose store still has the addresses of the ranks before.
+
+    Source: ``next_rendezvous`` in torch 2.13's ``elastic/rendezvous/dynamic_rendezvous.py`` and
+    ``static_tcp_rendezvous.py`` keeps the store, and ``_create_c10d_store`` counts on another.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    store, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[no-untyped-call]
+    attempt = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    backend = get_accelerator().communication_backend_name()
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=timeout)
 
 
 def _have_deepspeed_compute_on(name: str) -> None:

@@ -19,6 +19,8 @@ from determined_ds.task_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error
 
 # How far apart ranks may fail for the same reason. A rank that fails alone says why so much later.
 APART_S = 10.0
+# The same under another launcher, where others wait for the end of a rank that fails alone.
+APART_ELSEWHERE_S = 3.0
 
 
 def on_cluster() -> bool:
@@ -49,6 +51,11 @@ def say_in_task_log(message: str, exit_code: int, error: BaseException | None) -
         print(said, file=sys.stderr, flush=True)
 
 
+def said_by_chief(message: str) -> bool:
+    """Whether rank 0, which has nobody to ask, ends for the same reason as this rank, and says so."""
+    return _meet([message], chief=os.environ.get("RANK", "0") == "0", apart_s=APART_ELSEWHERE_S)
+
+
 def _lines(message: str, error: BaseException | None) -> list[str]:
     if error is None:
         return lines_of(ERROR, message)
@@ -57,24 +64,24 @@ def _lines(message: str, error: BaseException | None) -> list[str]:
     return lines_of(ERROR, traceback.format_exception_only(error)[-1])
 
 
-def _meet(said: list[str], *, chief: bool) -> bool:
-    """Whether rank 0 says the same; rank 0 waits until all have heard it. At most :data:`APART_S`."""
+def _meet(said: list[str], *, chief: bool, apart_s: float = APART_S) -> bool:
+    """Whether rank 0 says the same; rank 0 waits until all have heard it. At most ``apart_s``."""
     found = threading.Event()
     done = threading.Event()
 
     def meet() -> None:
         # Their store may be gone, or on a machine that is.
         with contextlib.suppress(Exception):
-            if _all_here(said, chief=chief):
+            if _all_here(said, chief=chief, apart_s=apart_s):
                 found.set()
         done.set()
 
     threading.Thread(target=meet, daemon=True).start()
-    done.wait(APART_S + 1)
+    done.wait(apart_s + 1)
     return found.is_set()
 
 
-def _all_here(said: list[str], *, chief: bool) -> bool:
+def _all_here(said: list[str], *, chief: bool, apart_s: float) -> bool:
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -84,7 +91,7 @@ def _all_here(said: list[str], *, chief: bool) -> bool:
     wanted = dist.get_world_size() - 1 if chief else 1
     own, others = (f"{name}/chief", name) if chief else (name, f"{name}/chief")
     store.add(own, 1)
-    deadline = time.monotonic() + APART_S
+    deadline = time.monotonic() + apart_s
     while (there := store.add(others, 0)) < wanted and time.monotonic() < deadline:
         time.sleep(0.05)
     return bool(there >= wanted)

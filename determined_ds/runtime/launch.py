@@ -97,7 +97,7 @@ def run_ranks(
         command,
         size=num_ranks,
         environment={
-            **_environment(num_ranks, accelerator, context_dir, variables or {}),
+            **environment_of_ranks(num_ranks, accelerator, context_dir, variables or {}),
             PATIENCE: str(hang_timeout_s + MORE_S if hang_timeout_s else FOR_EVER_S),
         },
         cwd=context_dir,
@@ -146,9 +146,17 @@ class _StopAsAsked:
             self._ranks.send(signal.SIGTERM)
 
 
-def _environment(
+def environment_of_ranks(
     num_ranks: int, accelerator: Accelerator, context_dir: Path, variables: Mapping[str, str | None]
 ) -> dict[str, str]:
+    """The environment of the ranks of a machine: this process's, with what they need before they load torch.
+
+    Args:
+        num_ranks: On this machine.
+        accelerator: What they compute on.
+        context_dir: With the trial's code.
+        variables: The experiment's environment variables; None for one that they must not have.
+    """
     own = {name: value for name, value in variables.items() if value is not None}
     environment = {
         name: value for name, value in os.environ.items() if variables.get(name, value) is not None

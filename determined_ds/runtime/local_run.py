@@ -37,7 +37,16 @@ from determined_ds.runtime.header import decided
 from determined_ds.runtime.laid_aside import ASIDE, forget_aside, lay_aside
 from determined_ds.runtime.launch import Outcome, run_ranks, say_outcome
 from determined_ds.runtime.metrics_file import kept_until
-from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, run_dir_problem, slug
+from determined_ds.runtime.paths import (
+    RUNS,
+    check_run_dir,
+    count,
+    is_empty,
+    new_run_dir,
+    run_dir_problem,
+    slug,
+)
+from determined_ds.runtime.placement import Placement
 from determined_ds.runtime.restarting import Restarts
 from determined_ds.runtime.result import write_result
 from determined_ds.runtime.resuming import (
@@ -49,9 +58,11 @@ from determined_ds.runtime.resuming import (
     completed,
     keeping_seed,
 )
-from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS, RESULT, short
+from determined_ds.runtime.run_dir import CHECKPOINTS, EXPERIMENT, METRICS, REPORTED, RESULT, short
 from determined_ds.runtime.run_lock import RunLock, unwritable
 
+SLOTS = ("resources", "slots_per_trial")
+NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
 STORAGE = "checkpoint_storage"
 NOT_RESUMED = "start anew in another --run-dir, without --resume"
 
@@ -69,6 +80,8 @@ class LocalRun:
         variables: For the environment of its ranks.
         warnings: What is possible, and probably not meant so; keys that are not looked at here.
         accelerator: The one that was asked for, None where it was left to the machine.
+        placed: This process's place, where another launcher has started the ranks.
+        stated_slots: The experiment's own ``slots_per_trial``, None where absent.
         storage: Whether checkpoints go to the experiment's ``checkpoint_storage``.
     """
 
@@ -80,6 +93,8 @@ class LocalRun:
     variables: Variables = field(default_factory=Variables)
     warnings: tuple[Problem, ...] = ()
     accelerator: str | None = None
+    placed: Placement | None = None
+    stated_slots: int | None = None
     storage: bool = False
 
     def header(self) -> list[str]:
@@ -87,9 +102,22 @@ class LocalRun:
         lines = decided(self.experiment.name, self.experiment.trial, self.resolved)
         lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin}")
         lines.append(f"  run dir    {short(self.run_dir)}")
+        lines += self._launched_by()
         if self.experiment.searched:
             lines.append(f"  one point of a search: {', '.join(self._searched())}")
         return [*lines, *self.start.header()]
+
+    def _launched_by(self) -> list[str]:
+        """Who started the ranks, where that was not this command, and what is then up to whom."""
+        if self.placed is None:
+            return []
+        ranks = f"{count(self.placed.size, 'rank')} on {count(self.placed.machines, 'machine')}"
+        if self.stated_slots not in (None, self.placed.size):
+            ranks += f", instead of slots_per_trial {self.stated_slots}"
+        return [
+            f"  launcher   {self.placed.launcher}: {ranks}",
+            "             restarts and timeouts are the launcher's: max_restarts and --hang-timeout do not apply",
+        ]
 
     @property
     def _seed_origin(self) -> str:
@@ -131,9 +159,8 @@ class LocalRun:
             TrainingError: the ranks could not be started, for want of room on a disk or of open files.
         """
         # For the ranks, which read the file without them.
-        os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.storage else ()))
-        arguments = [*self.experiment.train_options, *(["--test"] if test else []), *more]
-        arguments += ["--storage"] if self.storage else []
+        os.environ.update(self.secrets)
+        arguments = self.arguments(test=test, more=more)
         restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
         run = self
         with RunLock(self.run_dir) as lock:
@@ -146,11 +173,18 @@ class LocalRun:
                 print(f"{again.message}\n", file=sys.stderr)
                 run = replace(self, start=replace(self.start, checkpoint=again.checkpoint))
 
+    def arguments(self, *, test: bool = False, more: Sequence[str] = ()) -> list[str]:
+        """Those of ``determined_ds.train`` that are the same at every start."""
+        storage = ["--storage"] if self.storage else []
+        return [*self.experiment.train_options, *(["--test"] if test else []), *more, *storage]
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Environment variables with what the run directory's configuration leaves out."""
+        return secrets_of(self._config, used=(STORAGE,) if self.storage else ())
+
     def _run_once(self, arguments: Sequence[str], lock: RunLock, hang_timeout_s: float) -> Outcome:
-        try:
-            self._write()
-        except OSError as error:
-            raise ConfigError(unwritable(self.run_dir, error)) from None
+        self.write()
         try:
             outcome = run_ranks(
                 self.experiment.trial,
@@ -158,7 +192,7 @@ class LocalRun:
                 accelerator=self.resolved.accelerator,
                 context_dir=self.context_dir,
                 run_dir=self.run_dir,
-                arguments=[*arguments, *self._start_options],
+                arguments=[*arguments, *self.start_options],
                 variables=self.variables.values,
                 keep_open=[lock.fileno()],
                 hang_timeout_s=hang_timeout_s,
@@ -175,7 +209,8 @@ class LocalRun:
             forget_aside(self.run_dir)
 
     @property
-    def _start_options(self) -> list[str]:
+    def start_options(self) -> list[str]:
+        """The arguments of ``determined_ds.train`` that say where it starts."""
         if self.start.checkpoint:
             return ["--resume", self.start.checkpoint.uuid]
         return ["--fork", str(self.start.fork.path)] if self.start.fork else []
@@ -200,14 +235,25 @@ class LocalRun:
             config["searcher"] = {**(config.get("searcher") or {}), **source}
         return config
 
+    def write(self) -> None:
+        """Write what ranks find in the run directory; aside, where they go on with what is there.
+
+        Raises:
+            ConfigError: it cannot be written to.
+        """
+        try:
+            self._write()
+        except OSError as error:
+            raise ConfigError(unwritable(self.run_dir, error)) from None
+
     def _write(self) -> None:
-        """What ranks find in the run directory; aside, where they go on with what is there."""
         forget_aside(self.run_dir)
         there = self.run_dir / METRICS
         if self.start.checkpoint is None:
             write_whole(self.run_dir / EXPERIMENT, stored_yaml(self._config))
             write_whole(there, "")
-            (self.run_dir / RESULT).unlink(missing_ok=True)
+            for name in (RESULT, REPORTED):
+                (self.run_dir / name).unlink(missing_ok=True)
             return
         aside = lay_aside(self.run_dir)
         write_whole(aside / EXPERIMENT, stored_yaml(self._config))
@@ -241,6 +287,7 @@ def prepare_run(
     accelerator: str | None,
     now: datetime,
     measured: bool = False,
+    placed: Placement | None = None,
     storage: bool = False,
 ) -> LocalRun:
     """Decide a run from what ``det-ds run`` was given.
@@ -248,13 +295,20 @@ def prepare_run(
     Args:
         slots: Ranks; ``"auto"``: the experiment's, or as many as this machine carries; None: the experiment's.
         measured: It is measured for some steps, instead of trained: from weights of its own, without a validation.
+        placed: This process's place, where another launcher has started the ranks: then they are the slots, and
+            ``resume`` of a run directory that is empty starts the run.
         storage: Checkpoints go to the experiment's ``checkpoint_storage``.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a rank is started.
     """
     stated = None if isinstance(slots, str) else slots
-    document = read_document(config, context_dir, slots=stated, overrides=overrides)
+    document = read_document(
+        config, context_dir, slots=stated if placed is None else None, overrides=overrides
+    )
+    stated_slots = document.get(SLOTS)
+    if placed is not None:
+        document = _with_ranks(document, placed, stated)
     found = Problems()
     if storage:
         found.problems += _storage_problems(document)
@@ -264,13 +318,20 @@ def prepare_run(
     found.of(lambda: check_trial_file(experiment.trial, context_dir, experiment.document))
     devices = found.of(lambda: detect_accelerator(accelerator))
     resolved, variables = None, None
-    if devices is not None and slots == AUTO:
+    if devices is not None and slots == AUTO and placed is None:
         experiment, fewer = fitting_slots(experiment, context_dir=context_dir, accelerator=devices)
         found.warn(fewer)
     if devices is not None:
         point = experiment.hyperparameters
         resolved = found.of(
-            lambda: decide(experiment, point, context_dir=context_dir, accelerator=devices, here=True)
+            lambda: decide(
+                experiment,
+                point,
+                context_dir=context_dir,
+                accelerator=devices,
+                here=True,
+                machines=placed.machines if placed else 1,
+            )
         )
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices)))
     if resolved is not None:
@@ -279,8 +340,17 @@ def prepare_run(
     found.warn(variables.warnings if variables is not None else ())
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
     forks = not (measured or experiment.measures)
+    # A script of a scheduler is the same at each start of its job, the first one included.
+    first = resume and placed is not None and run_dir is not None and is_empty(run_dir)
     start = found.of(
-        lambda: _start_in(where, experiment, resolved, resume=resume, stated=run_dir is not None, forks=forks)
+        lambda: _start_in(
+            where,
+            experiment,
+            resolved,
+            resume=resume and not first,
+            stated=run_dir is not None,
+            forks=forks,
+        )
     )
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
@@ -289,6 +359,8 @@ def prepare_run(
     assert resolved is not None
     assert variables is not None
     assert start is not None
+    if first:
+        start = replace(start, damages=(*start.damages, NOTHING_YET))
     if start.checkpoint is not None:
         experiment = keeping_seed(start.checkpoint, experiment)
     return LocalRun(
@@ -300,8 +372,25 @@ def prepare_run(
         variables=variables,
         warnings=tuple(found.warnings),
         accelerator=accelerator,
+        placed=placed,
+        stated_slots=stated_slots if isinstance(stated_slots, int) else None,
         storage=storage,
     )
+
+
+def _with_ranks(document: Document, placed: Placement, stated: int | None) -> Document:
+    """An experiment whose slots are the ranks that a launcher has started.
+
+    Raises:
+        ConfigError: ``--slots`` states another number.
+    """
+    if stated not in (None, placed.size):
+        message = f"{placed.launcher} started {count(placed.size, 'rank')}"
+        mend = f"leave --slots out, or have {placed.launcher} start {stated}"
+        raise ConfigError(
+            Problem(key="--slots", value=stated, message=message, mend=mend, code="launcher-slots")
+        )
+    return document.overwritten(SLOTS, placed.size, placed.launcher)
 
 
 def _storage_problems(document: Document) -> list[Problem]:

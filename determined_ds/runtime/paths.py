@@ -8,7 +8,7 @@ from pathlib import Path
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.run_dir import short
-from determined_ds.runtime.run_lock import check_not_held
+from determined_ds.runtime.run_lock import LOCK, check_not_held
 
 RUNS = Path("runs")
 WRITABLE = "give a --run-dir that can be written to"
@@ -40,6 +40,11 @@ def check_run_dir(run_dir: Path) -> None:
         message = f"no permission to write in {short(there)}"
         raise ConfigError(run_dir_problem(run_dir, message, WRITABLE))
     check_not_held(run_dir)
+
+
+def is_empty(run_dir: Path) -> bool:
+    """Whether no run was ever begun in it: it is not there, or holds at most what a lock leaves behind."""
+    return not run_dir.exists() or (run_dir.is_dir() and all(path.name == LOCK for path in run_dir.iterdir()))
 
 
 def run_dir_problem(run_dir: Path, message: str, mend: str) -> Problem:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from determined_ds.runtime.heartbeat import HEARTBEATS, make_heartbeats
-from determined_ds.runtime.launched import PARENT, STORE
+from determined_ds.runtime.launched import LAUNCHED_BY, PARENT, STORE, TERMINAL
 from determined_ds.runtime.meeting_place import MeetingPlace
 from determined_ds.runtime.rank import Failure, Rank
 
@@ -17,7 +17,7 @@ from determined_ds.runtime.rank import Failure, Rank
 GRACE_S = 5.0
 POLL_S = 0.1
 # Of another launcher, by which this one was started: ranks must not take them for their own.
-NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP")
+NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP", LAUNCHED_BY, TERMINAL)
 
 
 class Ranks:

@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import Any
 
+from determined_ds.runtime.launched import LAUNCHED_BY
+
 # Set by SIGTERM; the chief asks for it between two batches.
 STOP = threading.Event()
 # Set by the first batch that this process has trained: another start may come further, if it crashes after that.
@@ -16,13 +18,19 @@ TRAINED = threading.Event()
 
 
 def stop_on_signal() -> None:
-    """From now on SIGTERM asks for a stop at the next batch. SIGINT is for the launcher, which passes it on."""
+    """From now on SIGTERM asks for a stop at the next batch. SIGINT is for our launcher, which passes it on.
+
+    Another launcher sends the ranks what it was sent: SIGINT, or what SLURM's ``--signal`` names, by habit SIGUSR1.
+    """
 
     def stop(_number: int, _frame: Any) -> None:
         STOP.set()
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    foreign = LAUNCHED_BY in os.environ
+    signal.signal(signal.SIGINT, stop if foreign else signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
+    if foreign:
+        signal.signal(signal.SIGUSR1, stop)
 
 
 def let_workers_end() -> None:
