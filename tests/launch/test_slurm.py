@@ -1,0 +1,155 @@
+"""``launch/slurm.sbatch``, with stand-ins for ``srun`` and ``scontrol`` that do as SLURM does: real ranks train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import OWN_MODEL
+from tests.ranks import ROOT
+
+TIMEOUT_S = 300.0  # a guard against hangs
+SRUN = """#!/bin/bash
+# Two machines of one task each. Ends with the largest exit code, as srun does.
+while [[ $1 == -* ]]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE='1(x2)' SLURM_LOCALID=0
+pids=()
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_NODEID=$task "$@" &
+    pids+=($!)
+done
+echo "${pids[@]}" > "$TASKS"
+worst=0
+for pid in "${pids[@]}"; do wait "$pid" || worst=$(( $? > worst ? $? : worst )); done
+exit $worst
+"""
+SCONTROL = """#!/bin/bash
+if [[ "$1 $2" == "show hostnames" ]]; then
+    [[ "$3" == 'node[1-2]' ]] && printf '127.0.0.1\\n127.0.0.1\\n'
+else
+    echo "$@" >> "$ASKED"
+fi
+"""
+LENGTH = "hyperparameters.fit.max_length.batches"
+
+
+class Slurm:
+    """A job of two tasks.
+
+    Args:
+        folder: An empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder / "run"
+        self._tasks, self._asked = folder / "tasks", folder / "asked"
+        binaries = folder / "bin"
+        binaries.mkdir()
+        for name, script in {"srun": SRUN, "scontrol": SCONTROL}.items():
+            (binaries / name).write_text(script)
+            (binaries / name).chmod(0o755)
+        self._environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "TASKS": str(self._tasks),
+            "ASKED": str(self._asked),
+            "CONFIG": "experiment.yaml",
+            "RUN_DIR": str(self.run_dir),
+            "SLURM_JOB_ID": str(os.getpid()),
+            "SLURM_JOB_NAME": "test",
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NTASKS": "2",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "1",
+            "GLOO_SOCKET_IFNAME": "lo",  # both machines are this one
+        }
+
+    def start(self, max_length: int) -> subprocess.Popen[str]:
+        """What SLURM does when the job's turn has come, with the same script at each turn."""
+        self._tasks.unlink(missing_ok=True)
+        words = ["--set", f"{LENGTH}={max_length}", "--accelerator", "cpu"]
+        return subprocess.Popen(
+            ["bash", str(ROOT / "launch" / "slurm.sbatch"), *words],
+            cwd=OWN_MODEL,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def signal_tasks(self) -> None:
+        """As ``--signal=USR1@300`` does: to the tasks, and neither to the script nor to srun."""
+        for pid in self._tasks.read_text().split():
+            os.kill(int(pid), signal.SIGUSR1)
+
+    @property
+    def asked(self) -> list[str]:
+        """What the script asked of ``scontrol``."""
+        return self._asked.read_text().splitlines() if self._asked.exists() else []
+
+    @property
+    def result(self) -> Any:
+        return json.loads((self.run_dir / "result.json").read_text())
+
+    @property
+    def steps(self) -> list[int]:
+        metrics = self.run_dir / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        records = [json.loads(line) for line in lines]
+        return [record["steps_completed"] for record in records if record["group"] == "training"]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    if sys.platform != "linux":
+        pytest.skip("the stand-ins need bash and an interface named lo")
+    return Slurm(tmp_path)
+
+
+def test_a_job_that_is_signalled_checkpoints_is_requeued_and_goes_on_to_its_end(slurm: Slurm) -> None:
+    first = slurm.start(max_length=1_000_000)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not slurm.steps and first.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    slurm.signal_tasks()
+    said, _ = first.communicate(timeout=TIMEOUT_S)
+    assert first.returncode == 0, said
+    assert "nothing in the run directory to resume; starting from step 0" in said
+    assert "launcher   srun: 2 ranks on 2 machines" in said
+    assert slurm.result["status"] == "stopped"
+    assert slurm.asked == [f"requeue {os.getpid()}"]
+    trained = slurm.result["steps_completed"]
+    assert slurm.steps == list(range(1, trained + 1))
+
+    again = slurm.start(max_length=trained + 3)
+    said, _ = again.communicate(timeout=TIMEOUT_S)
+    assert again.returncode == 0, said
+    assert f"resume     batch {trained}, checkpoint" in said
+    assert slurm.steps == list(range(1, trained + 4))
+    assert slurm.result["status"] == "completed"
+
+    (slurm.run_dir / "result.json").write_text('{"status": "stopped"}\n')  # stopped in its last batch
+    complete = slurm.start(max_length=trained + 3)
+    said, _ = complete.communicate(timeout=TIMEOUT_S)
+    assert complete.returncode == 0, said
+    assert "this run is complete" in said
+    assert slurm.result["status"] == "completed"
+    assert len(slurm.asked) == 1  # and not once more at each turn
+
+
+def test_what_cannot_run_is_said_once_and_ends_every_task_with_2(slurm: Slurm) -> None:
+    refused = slurm.start(max_length=0)
+    said, _ = refused.communicate(timeout=TIMEOUT_S)
+    assert refused.returncode == 2
+    assert said.count("error: ") == 1
+    assert not slurm.run_dir.exists()
+    assert slurm.asked == []
