@@ -118,7 +118,7 @@ import os, sys, tempfile, time
 from pathlib import Path
 from determined_ds.runtime.ranks import Ranks
 tempfile.tempdir = sys.argv[1]
-with Ranks(["sh", "-c", "sleep 600"], size=1, environment=dict(os.environ), cwd=Path("."), logs=Path(".")) as ranks:
+with Ranks(["sleep", "600"], size=1, environment=dict(os.environ), cwd=Path("."), logs=Path(".")) as ranks:
     print(ranks.pids[0], flush=True)
     time.sleep(600)
 """
