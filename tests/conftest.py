@@ -1,4 +1,4 @@
-"""What every test may have: ranks (``ranks.py``), forks of ``det-ds`` (``forked.py``), and what a run reported.
+"""What every test may have: ranks (``ranks.py``), machines (``machines.py``), forks of ``det-ds``, reports.
 
 ``make test`` has pytest-xdist run as many files of tests at once as this machine can, each by one process, in its
 order. A process has ranks, a cluster and temporary folders of its own, and what it starts it knows by them. So that
@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.forked import Forked
+from tests.machines import Machine, two_machines, why_no_machines
 from tests.ranks import ROOT, Ranks, compile_nothing
 
 # How long an example takes says nothing of whether it is right.
@@ -111,6 +112,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks, started once a session."""
     yield from _ranks(2, tmp_path_factory)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines, joined by a cable (see ``machines.py``). As root only."""
+    if reason := why_no_machines():
+        pytest.skip(reason)
+    with two_machines(tmp_path / "machines") as both:
+        yield both
 
 
 @pytest.fixture(scope="session")

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.runtime import addresses
 from determined_ds.runtime.distributed import join_process_group
-from tests.ranks import ROOT, Ranks, free_port
+from tests.command import TIMEOUT_S
+from tests.machines import Machine
+from tests.ranks import Ranks, free_port
 
 CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 # ------------------------------------------------------------------------------------------ between machines
 
-# A machine: a network, a host name and an /etc/hosts of its own. It lives as long as this process.
-MACHINE = """
-set -eu
-mount --bind "$1" /etc/hosts
-hostname "$2"
-ip link set lo up
-echo ready
-read -r go
-ip address add "$3/24" dev eth0
-ip link set eth0 up
-exec "$4" -c "$5"
-"""
 RANK = """
 import torch
 from determined_ds.config.accelerator import Accelerator
@@ -47,62 +32,31 @@ ranks.allgather(None)
 """
 
 
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two of them, joined by a cable, each of which takes its own host name for 127.0.0.1; a rank starts on each."""
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
-        pytest.skip("network namespaces need root, ip and unshare")
+def test_gloo_meets_on_the_interface_that_reaches_the_chief(machines: tuple[Machine, Machine]) -> None:
+    """Each machine takes its own host name for an address of itself."""
     port = str(free_port())
-    started = []
-    for rank, address in enumerate(ADDRESSES):
-        hosts = tmp_path / f"hosts{rank}"
-        hosts.write_text(f"127.0.0.1 localhost machine{rank}\n")
-        script = [str(hosts), f"machine{rank}", address, sys.executable, RANK]
-        started.append(
-            subprocess.Popen(
-                ["unshare", "--net", "--mount", "--uts", "bash", "-c", MACHINE, "machine", *script],
-                cwd=ROOT,
-                env={
-                    **{name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
-                    "RANK": str(rank),
-                    "LOCAL_RANK": "0",
-                    "WORLD_SIZE": "2",
-                    "LOCAL_WORLD_SIZE": "1",
-                    "GROUP_RANK": str(rank),
-                    "GROUP_WORLD_SIZE": "2",
-                    "MASTER_ADDR": ADDRESSES[0],
-                    "MASTER_PORT": port,
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        for machine in started:
-            assert machine.stdout is not None
-            if (said := machine.stdout.readline()) != "ready\n":
-                pytest.skip(f"no network namespace can be had: {said}{machine.stdout.read()}")
-        first, second = (str(machine.pid) for machine in started)
-        cable = ["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second]
-        subprocess.run(["nsenter", f"--net=/proc/{first}/ns/net", *cable], check=True)
-        yield started
-    finally:
-        for machine in started:
-            machine.kill()
-            machine.wait()
-
-
-def test_gloo_meets_on_the_interface_that_reaches_the_chief(machines: list[subprocess.Popen[str]]) -> None:
-    for machine in machines:
-        assert machine.stdin is not None
-        machine.stdin.write("go\n")
-        machine.stdin.flush()
-    for machine in machines:
-        said, _ = machine.communicate(timeout=120)
+    started = [
+        machine.start([sys.executable, "-c", RANK], env=environment_of_rank(rank, machines[0], port))
+        for rank, machine in enumerate(machines)
+    ]
+    for process in started:
+        said, _ = process.communicate(timeout=TIMEOUT_S)
         assert "sum 3.0 ranks [0, 1] machines 2" in said
-        assert machine.returncode == 0, said
+        assert process.returncode == 0, said
+
+
+def environment_of_rank(rank: int, chief: Machine, port: str) -> dict[str, str]:
+    """As torchrun's, of a rank alone on its machine."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": chief.address,
+        "MASTER_PORT": port,
+    }
 
 
 @pytest.mark.parametrize(
