@@ -30,7 +30,7 @@ from determined_ds.runtime.authors_frames import (
     os_exit_told,
     told_from_author,
 )
-from determined_ds.runtime.crashes import exit_code_of
+from determined_ds.runtime.crashes import came_of_other_ranks, exit_code_of
 from determined_ds.runtime.exhausted import exhausted, let_main_thread_tell
 from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.laid_aside import current
@@ -240,6 +240,8 @@ def _say(message: str, exit_code: int, error: BaseException | None = None) -> No
     """Say why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
     # What its objects do not manage while they are deleted is no news.
     sys.unraisablehook = lambda _: None
+    if error is not None and came_of_other_ranks(error) and "determined_ds.runtime.peers" in sys.modules:
+        sys.modules["determined_ds.runtime.peers"].say_missing_peers()
     if tell_launcher(message, exit_code):
         return
     if on_cluster():

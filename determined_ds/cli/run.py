@@ -13,7 +13,7 @@ import click
 
 from determined_ds.config.deepspeed_json import AUTO
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.launched import REPORT
+from determined_ds.runtime.launched import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, REPORT
 
 if TYPE_CHECKING:
     from determined_ds.runtime.local_run import LocalRun
@@ -59,9 +59,8 @@ class Slots(click.ParamType):
     "--hang-timeout",
     metavar="MINUTES",
     type=click.FloatRange(min=0),
-    default=10,
-    show_default=True,
-    help="End a run in which no step passes for so long; 0: never.",
+    help="End a run in which no step passes for so long; 0: never. Default: "
+    f"{HANG_TIMEOUT} of the experiment or the shell, or {HANG_TIMEOUT_MINUTES:g}.",
 )
 @click.option(
     "--hostfile",
@@ -88,7 +87,7 @@ def run(
     resume: bool,
     storage: bool,
     accelerator: str | None,
-    hang_timeout: float,
+    hang_timeout: float | None,
     hostfile: Path | None,
     report_to_master: bool,
     measure: int | None,
@@ -128,6 +127,8 @@ def run(
         measured=measure is not None,
         more=more,
     )
+    if hang_timeout is not None:
+        os.environ[HANG_TIMEOUT] = str(hang_timeout)
     placed = None if parent is not None else placement_here()
     if placed is not None:
         be_rank(placed, asked, before_ranks=partial(_before_ranks, engine=engine), train=train.main)
@@ -166,7 +167,8 @@ def run(
         click.echo(f"  complete   this run is complete: {prepared.complete}")
         return
     sys.stdout.flush()
-    sys.exit(prepared.launch(test=test, more=more, hang_timeout_s=60 * hang_timeout))
+    hang_timeout_s = None if hang_timeout is None else 60 * hang_timeout
+    sys.exit(prepared.launch(test=test, more=more, hang_timeout_s=hang_timeout_s))
 
 
 def _before_ranks(prepared: LocalRun, *, engine: str) -> list[str]:

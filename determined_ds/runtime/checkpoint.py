@@ -13,10 +13,11 @@ Reading one back executes nothing, see :mod:`~determined_ds.runtime.only_data`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -138,7 +139,7 @@ class Checkpoints:
             "framework": f"torch-{torch.__version__}",
             "format": "pickle",
         }
-        with self._context._core.checkpoint.store_path(metadata, shard=True) as (path, uuid):
+        with self._stored(metadata) as (path, uuid):
             state.kept.append(uuid)
             state.best = uuid if best else state.best
             self._write(Path(path), state)
@@ -150,6 +151,14 @@ class Checkpoints:
             callback.on_checkpoint_upload_end(uuid=uuid)
         self._prune(state)
         return str(uuid)
+
+    @contextlib.contextmanager
+    def _stored(self, metadata: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """A folder, and the uuid by which its files are put into storage at the end; that takes as long as it takes."""
+        with contextlib.ExitStack() as stack:
+            yield stack.enter_context(self._context._core.checkpoint.store_path(metadata, shard=True))
+            with HEART.patiently():
+                stack.close()
 
     def _write(self, path: Path, state: TrialState) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -233,7 +242,8 @@ class Checkpoints:
         for uuid in spare[: max(0, len(state.kept) - self._total_limit)]:
             state.kept.remove(uuid)
             if self._distributed.rank == 0:
-                self._context._core.checkpoint.delete(uuid)
+                with HEART.patiently():
+                    self._context._core.checkpoint.delete(uuid)
 
     def _count_damaged(self, state: TrialState, uuid: str) -> None:
         """Enter what is damaged in the run directory as its oldest checkpoints: it counts, and is pruned first."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from determined_ds.errors import ChiefFailed, DeterminedDSError, NotFiniteError
 from determined_ds.runtime.crashes import exit_code_of
+from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.trial_state import TrialState
 
 logger = logging.getLogger("determined_ds")
@@ -31,7 +32,8 @@ def as_chief(distributed: Any, step: Callable[[], T]) -> T:
     result, error, told = None, None, None
     if distributed.rank == 0:
         try:
-            result = step()
+            with HEART.patiently():
+                result = step()
         except Exception as caught:
             error = caught
             told = error if isinstance(error, DeterminedDSError) else _of_the_chief(error)

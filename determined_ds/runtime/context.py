@@ -34,6 +34,7 @@ from determined_ds.runtime.laid_aside import ASIDE, adopt, current
 from determined_ds.runtime.launched import REPORT
 from determined_ds.runtime.local import local_core_context
 from determined_ds.runtime.moving import Mover
+from determined_ds.runtime.peers import leave_peers
 from determined_ds.runtime.plain_metrics import plain_reduced
 from determined_ds.runtime.run_dir import DEEPSPEED_CONFIG
 from determined_ds.runtime.run_lock import make_private
@@ -300,6 +301,7 @@ def open_context(
             )
             context.engine = engine
             yield context
+            leave_peers()  # a rank that fails shows signs of life to its end
         except ConfigError as error:
             if task.drops_point(error):
                 if distributed.rank != 0:  # the chief says it for all

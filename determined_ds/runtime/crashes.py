@@ -34,6 +34,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(OUT_OF_MEMORY.search(str(each)) is not None for each in chain(error))
 
 
+def came_of_other_ranks(error: BaseException) -> bool:
+    """Whether an error is that another rank, or the way to it, was lost."""
+    return any(map(_is_of_other_ranks, chain(error)))
+
+
 def exit_code_of(error: BaseException) -> int:
     """What a rank ends with after an error: ``EXIT_CRASHED`` where another start may come further.
 
@@ -42,7 +47,7 @@ def exit_code_of(error: BaseException) -> int:
     the first batch is trained.
     """
     if isinstance(error, DeterminedDSError):
-        return EXIT_CRASHED if any(map(_is_of_other_ranks, chain(error))) else error.exit_code
+        return EXIT_CRASHED if came_of_other_ranks(error) else error.exit_code
     if is_out_of_memory(error):
         return EXIT_TRAINING_FAILED
     return EXIT_CRASHED if TRAINED.is_set() or any(map(_is_not_ours, chain(error))) else EXIT_TRAINING_FAILED

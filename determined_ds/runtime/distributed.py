@@ -12,12 +12,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from determined import core
+from torch.distributed import distributed_c10d
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.runtime.addresses import take_interfaces, take_own_port
-from determined_ds.runtime.launched import LAUNCHED_BY, PATIENCE, STORE
+from determined_ds.runtime.launched import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.runtime.muon import compile_muon_when_called
 from determined_ds.runtime.objects import allgather_objects, broadcast_object
+from determined_ds.runtime.peers import watch_peers
+
+# What may rightly take long while the other ranks wait: an upload, a deletion, a master that is away, a user's work.
+PATIENCE = timedelta(hours=6)
+FOR_EVER = timedelta(days=7)
 
 
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
@@ -38,7 +44,6 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
 
     import deepspeed
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.constants import default_pg_timeout
 
     _quiet_upstream()
     _have_deepspeed_compute_on(accelerator.name)
@@ -57,19 +62,23 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
         backend = get_accelerator().communication_backend_name()
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and not dist.is_initialized():
-        _join_again(rank, size, patience(default=default_pg_timeout))
+        _join_again(rank, size)
     deepspeed.init_distributed(
         auto_mpi_discovery=False,
         verbose=False,
         init_method=f"file://{store}" if store else None,
         rank=rank,
         world_size=size,
-        timeout=patience(default=default_pg_timeout),
     )
-    return TorchDistributedContext()
+    _be_patient()
+    distributed = TorchDistributedContext()
+    timeout_s = hang_timeout_s()
+    if size > 1 and not store and timeout_s:
+        watch_peers(distributed, _store(), timeout_s)
+    return distributed
 
 
-def _join_again(rank: int, size: int, timeout: timedelta | None) -> None:
+def _join_again(rank: int, size: int) -> None:
     """Join after a restart of torchrun's, whose store still has the addresses of the ranks before.
 
     Source: ``next_rendezvous`` in torch 2.13's ``elastic/rendezvous/dynamic_rendezvous.py`` and
@@ -80,7 +89,7 @@ def _join_again(rank: int, size: int, timeout: timedelta | None) -> None:
     store, _, _ = next(dist.rendezvous("env://", rank, size))  # type: ignore[no-untyped-call]
     attempt = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     backend = get_accelerator().communication_backend_name()
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
 
 
 def _have_deepspeed_compute_on(name: str) -> None:
@@ -100,12 +109,27 @@ def _have_deepspeed_compute_on(name: str) -> None:
         set_accelerator(kinds[name]())
 
 
-def patience(default: timedelta | None) -> timedelta | None:
-    """How long ranks wait for one another: under ``det-ds run`` longer than its watch, which says more of a hang."""
-    stated = os.environ.get(PATIENCE)
-    if stated is None or "DEEPSPEED_TIMEOUT" in os.environ:
-        return default
-    return max(timedelta(seconds=float(stated)), default or timedelta(minutes=30))
+def _be_patient() -> None:
+    """Once all ranks are there, have them wait for one another as long as anything may rightly take.
+
+    In all process groups, also those that DeepSpeed makes, which says no timeout: torch would give them 10 minutes of
+    NCCL and 30 of gloo. It is the watch over the ranks that ends what hangs, by far sooner (``hang.py``, ``peers.py``).
+    A ``DEEPSPEED_TIMEOUT`` in the environment says another time.
+
+    Source: ``TorchBackend.new_group`` in deepspeed 0.19.8's ``comm/torch.py``; ``_get_default_timeout`` and
+    ``_set_pg_timeout`` in torch 2.13's ``distributed/distributed_c10d.py``.
+    """
+    if "DEEPSPEED_TIMEOUT" in os.environ:
+        from deepspeed.constants import default_pg_timeout as timeout
+    else:
+        timeout = PATIENCE if hang_timeout_s() else FOR_EVER
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    distributed_c10d._set_pg_timeout(timeout)
+    _store().set_timeout(timeout)
+
+
+def _store() -> Any:
+    return distributed_c10d._get_default_store()
 
 
 def _stay_on_this_machine() -> None:
@@ -168,15 +192,13 @@ class TorchDistributedContext(core.DistributedContext):
         self._group: Any = None
         self._local_group: Any = None
         if self.size > 1:
-            timeout = patience(default=None)
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            self._group = dist.new_group(backend="gloo")
             machines = self.allgather((self.cross_rank, self.rank))
             # By its members alone: for a group of others, a rank that has bound its GPU would take part in a split of
             # NCCL's communicator (``perform_nocolor_split`` in torch), which those of a gloo group do not make.
             self._local_group = dist.new_group(
                 [rank for machine, rank in machines if machine == self.cross_rank],
                 backend="gloo",
-                timeout=timeout,
                 use_local_synchronization=True,
             )
 

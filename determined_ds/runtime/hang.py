@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import psutil
 
 from determined_ds.runtime.heartbeat import Sign, read_heartbeats
+from determined_ds.runtime.launched import HANG_TIMEOUT_MINUTES
 from determined_ds.runtime.ranks import Ranks
 
-HANG_TIMEOUT_S = 600.0
+HANG_TIMEOUT_S = 60 * HANG_TIMEOUT_MINUTES
 # What lies between two looks and is longer was spent by the launcher itself: asleep, or held by a debugger.
 LONGEST_S = 1.0
 # Ranks write their stacks as soon as they are asked; one that has to be read from the disk takes longer.

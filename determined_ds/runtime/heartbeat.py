@@ -1,6 +1,6 @@
-"""A rank's sign of life for its launcher: numbers in a file that both have in memory. Loads nothing.
+"""A rank's sign of life: for a launcher of ours, numbers in a file that both have in memory. Loads nothing.
 
-A beat is a few bytes written to memory; under a launcher that is not ours it does nothing.
+A beat is a few bytes written to memory. Under a launcher that is not ours, the ranks watch one another (``peers.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ class Heartbeat:
         self._page: mmap.mmap | None = None
         self._at = 0
         self._steps = self._beats = self._patient = 0
+        self._rests = False
+
+    @property
+    def state(self) -> tuple[int, int, int, bool]:
+        """Batches trained, signs of progress, whether it may take any time, whether training is over."""
+        return self._steps, self._beats, self._patient, self._rests
 
     def listen_for_questions(self, log: Path) -> None:
         """Begin: from now on the launcher may look, and may ask by SIGUSR1 for this process's stacks.
@@ -71,11 +77,12 @@ class Heartbeat:
     def rest(self) -> None:
         """Training is over: whatever comes now may take its time."""
         self._patient += 1
+        self._rests = True
         self._write()
 
     def _write(self) -> None:
+        self._beats += 1
         if self._page is not None:
-            self._beats += 1
             SLOT.pack_into(self._page, self._at, self._steps, self._beats, self._patient)
 
 

@@ -17,14 +17,10 @@ from determined_ds.runtime.exhausted import allow_open_files
 from determined_ds.runtime.failures import say_failure, say_hang
 from determined_ds.runtime.hang import HANG_TIMEOUT_S, Hang, HangWatch
 from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.launched import PATIENCE
+from determined_ds.runtime.launched import HANG_TIMEOUT
 from determined_ds.runtime.rank import Failure
 from determined_ds.runtime.ranks import Ranks
 from determined_ds.runtime.run_dir import CHECKPOINTS, LOGS
-
-# Ranks wait for one another longer than that: it is the launcher that says which one hangs.
-MORE_S = 60.0
-FOR_EVER_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +94,7 @@ def run_ranks(
         size=num_ranks,
         environment={
             **environment_of_ranks(num_ranks, accelerator, context_dir, variables or {}),
-            PATIENCE: str(hang_timeout_s + MORE_S if hang_timeout_s else FOR_EVER_S),
+            HANG_TIMEOUT: str(hang_timeout_s / 60),
         },
         cwd=context_dir,
         logs=logs,

@@ -32,10 +32,10 @@ from determined_ds.runtime.checkpoint_files import checkpoints_in
 from determined_ds.runtime.exhausted import exhausted
 from determined_ds.runtime.fitting_slots import fitting_slots
 from determined_ds.runtime.forking import fork_of
-from determined_ds.runtime.hang import HANG_TIMEOUT_S
 from determined_ds.runtime.header import decided
 from determined_ds.runtime.laid_aside import ASIDE, forget_aside, lay_aside
 from determined_ds.runtime.launch import Outcome, run_ranks, say_outcome
+from determined_ds.runtime.launched import hang_timeout_s as stated_hang_timeout_s
 from determined_ds.runtime.metrics_file import kept_until
 from determined_ds.runtime.paths import (
     RUNS,
@@ -145,14 +145,14 @@ class LocalRun:
         return shown
 
     def launch(
-        self, *, test: bool = False, more: Sequence[str] = (), hang_timeout_s: float = HANG_TIMEOUT_S
+        self, *, test: bool = False, more: Sequence[str] = (), hang_timeout_s: float | None = None
     ) -> int:
         """Write the run directory and start the ranks, again where they crash; returns the exit code.
 
         Args:
             test: As ``det-ds run --test``.
             more: More arguments of ``determined_ds.train``.
-            hang_timeout_s: As :func:`~determined_ds.runtime.launch.run_ranks`.
+            hang_timeout_s: As :func:`~determined_ds.runtime.launch.run_ranks`; as the environment says, if None.
 
         Raises:
             ConfigError: the run directory cannot be written to, or another process writes to it.
@@ -163,6 +163,8 @@ class LocalRun:
         arguments = self.arguments(test=test, more=more)
         restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
         run = self
+        if hang_timeout_s is None:
+            hang_timeout_s = stated_hang_timeout_s({**os.environ, **self.variables.values})
         with RunLock(self.run_dir) as lock:
             while True:
                 outcome = run._run_once(arguments, lock, hang_timeout_s)

@@ -377,7 +377,8 @@ class TrainingLoop:
     def _set_status(self, status: str) -> None:
         if self._is_chief and status != self._status:
             self._status = status
-            self._core.train.set_status(status)
+            with HEART.patiently():  # a master may be away for a while
+                self._core.train.set_status(status)
 
 
 def _on_epoch_start(callback: Any, epoch: int) -> None:

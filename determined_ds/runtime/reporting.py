@@ -14,6 +14,7 @@ import torch
 from determined import core, pytorch, tensorboard
 
 from determined_ds.memory.units import GIB
+from determined_ds.runtime.heartbeat import HEART
 from determined_ds.runtime.metrics import MetricSums
 from determined_ds.runtime.progress import Progress
 from determined_ds.trial import returned
@@ -124,8 +125,9 @@ class Reporter:
         """Send a report of training metrics."""
         if self._is_chief:
             self._write_tensorboard("train", batches_trained, metrics)
-            self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
-            self._core.train.report_progress(progress)
+            with HEART.patiently():  # a master may be away for a while
+                self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
+                self._core.train.report_progress(progress)
             self._progress.report("training", batches_trained, metrics)
 
     def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
@@ -151,9 +153,10 @@ class Reporter:
                 self._context.get_tensorboard_writer().flush()
             return
         self._context._maybe_reset_tbd_writer()
-        self._core.train.upload_tensorboard_files(
-            self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
-        )
+        with HEART.patiently():
+            self._core.train.upload_tensorboard_files(
+                self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
+            )
 
     def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
         return self._is_chief or not path.match("*tfevents*")
