@@ -1,0 +1,1 @@
+"""Launchers that an entrypoint may name in place of Determined's."""
