@@ -14,18 +14,23 @@ on itself, as on Debian, and to its address on the other. Nothing outside reache
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.command import ROOT, TIMEOUT_S
 
+T = TypeVar("T")
 NETWORK = "10.77.0"
+CLONE_NEWNET = 0x40000000
 # The first process of a machine: all others end with it, and it ends with the tests.
 MACHINE = """
 set -eu
@@ -38,6 +43,7 @@ done
 mount -t tmpfs none /dev/shm
 mount --bind "$own/hosts" /etc/hosts
 mount --bind "$own/hostname" /etc/hostname
+mount --bind "$own/resolv.conf" /etc/resolv.conf
 mount --rbind "$own/run" /run
 mount --rbind "$own/tmp" /tmp
 hostname "$name"
@@ -65,6 +71,18 @@ class Machine:
     shared: Path
     init: int
 
+    @property
+    def enter(self) -> list[str]:
+        """The words before a command that start it there."""
+        return ["nsenter", f"--target={self.init}", "--net", "--mount", "--uts", "--pid"]
+
+    def in_network(self, make: Callable[[], T]) -> T:
+        """What a function of this process returns that is called in the network of the machine: a server, say."""
+        with ThreadPoolExecutor(1) as thread, open(f"/proc/{self.init}/ns/net") as network:
+            if thread.submit(ctypes.CDLL(None).setns, network.fileno(), CLONE_NEWNET).result():
+                raise OSError(f"the network of {self.name} cannot be entered")
+            return thread.submit(make).result()
+
     def start(
         self,
         command: Sequence[str | Path],
@@ -83,20 +101,10 @@ class Machine:
         """
         environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         environment |= {"OMP_NUM_THREADS": "1", "HOSTNAME": self.name, **(env or {})}
-        enter = [
-            "nsenter",
-            f"--target={self.init}",
-            "--net",
-            "--mount",
-            "--uts",
-            "--pid",
-            f"--wd={cwd}",
-            "--",
-        ]
         with contextlib.ExitStack() as stack:
             stdout = subprocess.PIPE if output is None else stack.enter_context(output.open("w"))
             return subprocess.Popen(
-                [*enter, *map(str, command)],
+                [*self.enter, f"--wd={cwd}", "--", *map(str, command)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -186,6 +194,7 @@ def _machine(folder: Path, number: int) -> Iterator[Machine]:
         made.mkdir(parents=True, exist_ok=True)
     (own / "tmp").chmod(0o1777)
     (own / "hostname").write_text(f"{name}\n")
+    (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, and at once
     others = "".join(f"{NETWORK}.{each + 1} machine{each}\n" for each in (0, 1) if each != number)
     (own / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}")
     seen = {

@@ -18,12 +18,12 @@ BUCKET = "checkpoints"
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[dict[str, Any]]:
-    """Start an S3 server with one bucket. Yields ``checkpoint_storage`` for it."""
+def s3_server(address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
+    """Start an S3 server with one bucket, at an address of this machine. Yields ``checkpoint_storage`` for it."""
     import boto3
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     access = {"endpoint_url": f"http://{host}:{port}", "access_key": "testing", "secret_key": "testing"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.runtime.checkpoint_files import checkpoints_in
 from determined_ds.runtime.hang import Hang
+from determined_ds.runtime.launched import in_words
 from determined_ds.runtime.rank import Failure
 from determined_ds.runtime.run_dir import CHECKPOINTS, LOGS
 
@@ -43,11 +44,6 @@ def say_hang(hang: Hang, run_dir: Path, go_on_with: str) -> None:
         "  mend: a step that may take longer is waited for by --hang-timeout MINUTES (0: for ever)",
     ]
     print("\n".join(lines), file=sys.stderr)
-
-
-def in_words(seconds: float) -> str:
-    """A time as people say it."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def words_of(failure: Failure) -> str:

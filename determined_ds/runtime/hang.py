@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from determined_ds.runtime.heartbeat import Sign, read_heartbeats
+from determined_ds.runtime.heartbeat import SHOWN_FRAMES, WAITS, Sign, read_heartbeats
 from determined_ds.runtime.launched import HANG_TIMEOUT_MINUTES
 from determined_ds.runtime.ranks import Ranks
 
@@ -17,9 +17,6 @@ HANG_TIMEOUT_S = 60 * HANG_TIMEOUT_MINUTES
 LONGEST_S = 1.0
 # Ranks write their stacks as soon as they are asked; one that has to be read from the disk takes longer.
 ANSWER_S = 3.0
-SHOWN_FRAMES = 6
-# In frames of ranks that wait for another one.
-WAITS = ("/torch/distributed/", "/deepspeed/comm/")
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 

@@ -18,6 +18,9 @@ from pathlib import Path
 HEARTBEATS = "DET_DS_HEARTBEATS"  # environment variable: the file
 # Of each rank: steps passed, signs of life, and whether it may take any time now.
 SLOT = struct.Struct("=QQQ")
+# Of a rank's stack, the innermost frames are looked at; these are of ranks that wait for another one.
+SHOWN_FRAMES = 6
+WAITS = ("/torch/distributed/", "/deepspeed/comm/")
 
 
 class Heartbeat:

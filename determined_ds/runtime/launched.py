@@ -65,3 +65,8 @@ def tell_terminal(message: str) -> None:
     descriptor = os.environ.get(TERMINAL)
     if descriptor is not None:
         os.write(int(descriptor), f"rank {os.environ['RANK']}: {message}\n".encode())
+
+
+def in_words(seconds: float) -> str:
+    """A time as people say it."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -25,11 +25,9 @@ from typing import Any
 import torch.distributed as dist
 
 from determined_ds.errors import EXIT_CRASHED
-from determined_ds.runtime.failures import in_words
-from determined_ds.runtime.hang import SHOWN_FRAMES, WAITS
-from determined_ds.runtime.heartbeat import HEART
+from determined_ds.runtime.heartbeat import HEART, SHOWN_FRAMES, WAITS
 from determined_ds.runtime.last_words import on_cluster
-from determined_ds.runtime.launched import HANG_TIMEOUT, tell_terminal
+from determined_ds.runtime.launched import HANG_TIMEOUT, in_words, tell_terminal
 from determined_ds.task_log import ERROR, lines_of
 
 INTERVAL_S = 1.0  # between two signs of life

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -22,6 +23,7 @@ import psutil
 
 from tests.cluster.state import Allocation, Experiment, Trial
 from tests.cluster.trial_api import resources_id
+from tests.machines import Machine
 from tests.ranks import ROOT, free_port
 
 if TYPE_CHECKING:
@@ -45,10 +47,18 @@ class Agent:
         storage: The shared file system.
         roots: An empty folder, for theirs.
         environment: More environment variables for every container.
+        machines: A trial has a container on each of them, with its share of the slots; none: one, here.
     """
 
     def __init__(
-        self, master: Master, *, slots: int, storage: Path, roots: Path, environment: dict[str, str]
+        self,
+        master: Master,
+        *,
+        slots: int,
+        storage: Path,
+        roots: Path,
+        environment: dict[str, str],
+        machines: Sequence[Machine] = (),
     ) -> None:
         way = way_to_isolate()
         assert isinstance(way, list), "is asked for by why_not() first"
@@ -58,6 +68,7 @@ class Agent:
         self._storage = storage
         self._roots = roots
         self._environment = environment
+        self._machines = machines
         self._threads: list[threading.Thread] = []
         self._guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, "DET_CLUSTER_ID", master.cluster_id],
@@ -67,21 +78,29 @@ class Agent:
         )
 
     def start(self, experiment: Experiment, trial: Trial, allocation: Allocation) -> None:
-        """Start a trial's container; the master is told when it has ended."""
-        root = self._roots / allocation.id
-        root.mkdir()
+        """Start a trial's containers; the master is told when they have ended."""
         allocation.port = free_port()
-        command = [
-            *self._way,
-            "bash",
-            str(CONTAINER),
-            str(root),
-            str(self._storage),
-            str(BIN),
+        if self._machines:
+            allocation.addresses = tuple(machine.address for machine in self._machines)
+        containers = [
+            self._container(number, experiment, trial, allocation)
+            for number in range(len(allocation.addresses))
         ]
-        process = subprocess.Popen(
+        thread = threading.Thread(target=self._attend, args=(containers, trial, allocation), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _container(
+        self, number: int, experiment: Experiment, trial: Trial, allocation: Allocation
+    ) -> subprocess.Popen[str]:
+        root = self._roots / f"{allocation.id}.{number}"
+        root.mkdir()
+        command = [*self._way, "bash", str(CONTAINER), str(root), str(self._storage), str(BIN)]
+        if self._machines:
+            command = [*self._machines[number].enter, *command]
+        return subprocess.Popen(
             [*command, *seen_all_the_same()],
-            env=self._variables(experiment, trial, allocation),
+            env=self._variables(number, experiment, trial, allocation),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -89,11 +108,10 @@ class Agent:
             errors="replace",
             start_new_session=True,
         )
-        thread = threading.Thread(target=self._attend, args=(process, trial, allocation, root), daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
-    def _variables(self, experiment: Experiment, trial: Trial, allocation: Allocation) -> dict[str, str]:
+    def _variables(
+        self, number: int, experiment: Experiment, trial: Trial, allocation: Allocation
+    ) -> dict[str, str]:
         latest = self._master.latest_checkpoint(trial)
         checkpoint = latest.uuid if latest else trial.warm_start
         variables = {
@@ -104,14 +122,14 @@ class Agent:
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
-            "DET_AGENT_ID": "agent-1",
-            "DET_SLOT_IDS": json.dumps(list(range(allocation.slots))),
+            "DET_AGENT_ID": f"agent-{number + 1}",
+            "DET_SLOT_IDS": json.dumps(list(range(allocation.slots // len(allocation.addresses)))),
             "DET_TASK_ID": trial.task_id,
             "DET_TASK_TYPE": "TRIAL",
             "DET_ALLOCATION_ID": allocation.id,
-            "DET_RESOURCES_ID": resources_id(allocation),
+            "DET_RESOURCES_ID": resources_id(allocation, number),
             "DET_RESOURCES_TYPE": "docker-container",
-            "DET_CONTAINER_ID": resources_id(allocation),
+            "DET_CONTAINER_ID": resources_id(allocation, number),
             "DET_SESSION_TOKEN": allocation.token,
             "DET_USER_TOKEN": "",
             "DET_USER": experiment.username,
@@ -132,17 +150,23 @@ class Agent:
         wanted = experiment.config["environment"]["environment_variables"]["cpu"]
         return {**variables, **dict(variable.split("=", 1) for variable in wanted), **self._environment}
 
-    def _attend(
-        self, process: subprocess.Popen[str], trial: Trial, allocation: Allocation, root: Path
-    ) -> None:
-        assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(process.stdout, trial), daemon=True)
-        reader.start()
-        code = process.wait()
+    def _attend(self, containers: list[subprocess.Popen[str]], trial: Trial, allocation: Allocation) -> None:
+        readers = [
+            threading.Thread(target=self._read, args=(each.stdout, trial), daemon=True) for each in containers
+        ]
+        for reader in readers:
+            reader.start()
+        while None in (codes := [each.poll() for each in containers]) and not any(codes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                containers[codes.index(None)].wait(0.2)
+        code = next(filter(None, codes), 0)  # one that ends with an error ends the others
         end_all("DET_ALLOCATION_ID", allocation.id)  # a container ends with its first process
-        reader.join(timeout=30)
-        with contextlib.suppress(OSError):
-            root.rmdir()
+        for each, reader in zip(containers, readers, strict=True):
+            each.wait()
+            reader.join(timeout=30)
+        for number in range(len(containers)):
+            with contextlib.suppress(OSError):
+                (self._roots / f"{allocation.id}.{number}").rmdir()
         self._master.exited(allocation, code if code >= 0 else 128 - code)
 
     def _read(self, output: IO[str], trial: Trial) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from tests.cluster.master import Master
 from tests.cluster.server import Fault, FaultKind
 from tests.cluster.state import TERMINAL, Allocation, Call, Checkpoint, Experiment, Report, Trial
 from tests.command import ROOT
+from tests.machines import Machine
 
 DET = Path(sys.executable).with_name("det")
 # No test takes as long: a guard against hangs, not a measure.
@@ -43,13 +44,15 @@ UNLIKE = (
 
 
 class Cluster:
-    """A master with one agent.
+    """A master with one agent, or with one on each machine.
 
     Args:
         folder: An empty folder, for its storage and the client's home.
         slots: CPU slots of the agent.
         environment: More environment variables for every container.
         signals_stops: See :class:`Master`.
+        machines: Its agents', which share the slots; none: one agent, here. The master is on the first of them, and
+            the folder is one that all of them see.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Cluster:
         slots: int = 2,
         environment: dict[str, str] | None = None,
         signals_stops: bool = False,
+        machines: Sequence[Machine] = (),
     ) -> None:
         self.storage = folder / "storage"
         self._home = folder / "home"
@@ -66,9 +70,20 @@ class Cluster:
         for made in (self.storage, self._home, roots):
             made.mkdir(parents=True)
         storage = {"type": "shared_fs", "host_path": str(self.storage)}
-        self.master = Master(storage=storage, check=configs.check, signals_stops=signals_stops)
+        self._enter = machines[0].enter if machines else []
+        self.master = Master(
+            storage=storage,
+            check=configs.check,
+            signals_stops=signals_stops,
+            machine=machines[0] if machines else None,
+        )
         self.agent = Agent(
-            self.master, slots=slots, storage=self.storage, roots=roots, environment=environment or {}
+            self.master,
+            slots=slots,
+            storage=self.storage,
+            roots=roots,
+            environment=environment or {},
+            machines=machines,
         )
         self.master.agent = self.agent
 
@@ -98,7 +113,7 @@ class Cluster:
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment.update(DET_MASTER=self.master.server.url, HOME=str(self._home))
         done = subprocess.run(
-            [str(DET), *map(str, arguments)],
+            [*self._enter, *([f"--wd={cwd}", "--"] if self._enter else []), str(DET), *map(str, arguments)],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -33,6 +33,7 @@ from tests.cluster.state import (
 )
 from tests.cluster.trial_api import TrialApi
 from tests.cluster.unmanaged_api import UnmanagedApi
+from tests.machines import Machine
 
 
 class Agent(Protocol):
@@ -55,6 +56,7 @@ class Master:
         check: Judges a config: what the master refuses, and the config with defaults filled in. See
             :mod:`tests.cluster.configs`.
         signals_stops: Whether a trial that its searcher stops is preempted, too, as other versions may do.
+        machine: Where it runs, as far as the network can tell; None: here.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Master:
         storage: dict[str, Json],
         check: Callable[[Json, dict[str, Json]], tuple[list[str], Json]],
         signals_stops: bool = False,
+        machine: Machine | None = None,
     ) -> None:
         self.storage = storage
         self.check = check
@@ -76,7 +79,7 @@ class Master:
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self._searches: dict[int, Search] = {}
         self.agent: Agent | None = None
-        self.server = Server([ClientApi(self), TrialApi(self), UnmanagedApi(self)], self.who)
+        self.server = Server([ClientApi(self), TrialApi(self), UnmanagedApi(self)], self.who, machine)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""HTTP on loopback: routes, who calls, a record of every call, and faults on request."""
+"""HTTP, here or on a test's machine: routes, who calls, a record of every call, and faults on request."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 from tests.cluster.state import Call, Json
+from tests.machines import Machine
 
 LONGEST_HANG_S = 120.0
 # The codes of gRPC, from which a master makes its statuses.
@@ -111,10 +112,14 @@ class Server:
     Args:
         handlers: Objects whose methods are routes, see :func:`route`.
         who: Token -> (user, allocation), one of them None; None where the token is not good.
+        machine: In whose network it answers, at its address; None: in this process's, at loopback.
     """
 
     def __init__(
-        self, handlers: list[object], who: Callable[[str], tuple[str | None, str | None] | None]
+        self,
+        handlers: list[object],
+        who: Callable[[str], tuple[str | None, str | None] | None],
+        machine: Machine | None = None,
     ) -> None:
         self._routes = [found for handler in handlers for found in _routes_of(handler)]
         self._who = who
@@ -127,14 +132,19 @@ class Server:
         class OneConnection(_Connection):
             owner = server
 
-        self._http = _Http(("127.0.0.1", 0), OneConnection)
+        self._host = machine.address if machine else "127.0.0.1"
+
+        def listening() -> _Http:
+            return _Http((self._host, 0), OneConnection)
+
+        self._http = machine.in_network(listening) if machine else listening()
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        return f"http://{self._host}:{self._http.server_address[1]}"
 
     def close(self) -> None:
         """Stop answering."""

@@ -84,6 +84,7 @@ class Allocation:
         id: ``<task id>.<run id>``.
         token: By which its processes are known.
         slots: How many it has.
+        addresses: Of its machines, which have as many slots each.
         port: At which its ranks meet.
         ready: Its rendezvous is done; until then it can only be killed.
         preempted: It has been asked to stop.
@@ -97,6 +98,7 @@ class Allocation:
     id: str
     token: str
     slots: int
+    addresses: tuple[str, ...] = ("127.0.0.1",)
     port: int = 0
     ready: bool = False
     preempted: bool = False

@@ -58,10 +58,13 @@ class TrialApi:
     def rendezvous(self, request: Request, allocation: str, resources: str) -> dict[str, Any]:
         with self._master.lock():
             _, found = self._master.allocation(allocation)
-            if resources != resources_id(found):
+            count = len(found.addresses)
+            ids = [resources_id(found, number) for number in range(count)]
+            if resources not in ids:
                 raise Refused(404, f"resources '{resources}' not found")
             found.ready = True
-            info = {"addresses": ["127.0.0.1"], "rank": 0, "slots": [found.slots]}
+            slots = [found.slots // count] * count
+            info = {"addresses": list(found.addresses), "rank": ids.index(resources), "slots": slots}
             return {"rendezvousInfo": info}
 
     @route("POST", "/api/v1/allocations/{allocation}/resources/{resources}/daemon")
@@ -234,6 +237,6 @@ def _log_line(trial: Trial, number: int, entry: tuple[str, str]) -> dict[str, An
     }
 
 
-def resources_id(allocation: Allocation) -> str:
-    """The name of an allocation's only container."""
-    return f"{allocation.id}-container"
+def resources_id(allocation: Allocation, number: int = 0) -> str:
+    """The name of one of an allocation's containers."""
+    return f"{allocation.id}-container{number or ''}"
