@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.check.launcher import launcher_problems
 from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.report import ERROR, WARNING, Finding, Share, findings_of
 from determined_ds.check.trial_class import (
@@ -108,7 +109,7 @@ def check_experiment(document: Document, asked: Asked) -> Checked:
     )
     findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
     if asked.place == CLUSTER:
-        findings += findings_of([], missing_policies(document))
+        findings += findings_of([], [*missing_policies(document), *launcher_problems(document)])
     context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
     if experiment.trial:
         findings += _trial_findings(experiment, context_dir)

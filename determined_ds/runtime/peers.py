@@ -34,6 +34,7 @@ INTERVAL_S = 1.0  # between two signs of life
 # Signs in a row that a rank may leave out before it counts as missing, once something has gone wrong.
 FEW = 4
 PREFIX = "determined_ds/peers"
+GONE = "dead, stopped or cut off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,14 +247,14 @@ class Peers:
     def _words_of(self, verdict: Verdict) -> str:
         for_so_long = f"for {in_words(self._timeout_s)}"
         if verdict.lost:
-            words = f"{self._named(verdict.lost)} has not been heard of {for_so_long}: it hangs, has died or is cut off"
+            words = f"no sign of life from {self._named(verdict.lost)} {for_so_long}: {GONE}"
             if self._rank and list(verdict.lost) == [0] and self._names[0] != self._names[self._rank]:
-                words += f"; all others are heard of through it, so {self._names[self._rank]} may be the one cut off"
-            return words
+                words += f"; ranks hear of one another through it, so {self._names[self._rank]} may be the one cut off"
+            return f"{words}\n  mend: check the machine and its network, then resume from the last checkpoint"
         who = f"{self._named(verdict.behind)} hangs" if len(verdict.behind) == 1 else "the ranks hang"
         return (
             f"{who}: nothing has moved {for_so_long}, since batch {verdict.steps}\n"
-            f"  mend: a step that may take longer is waited for by {HANG_TIMEOUT}=MINUTES (0: for ever)"
+            f"  mend: if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
         )
 
     def _named(self, ranks: Iterable[int]) -> str:
@@ -261,7 +262,7 @@ class Peers:
         for rank in ranks:
             machines.setdefault(self._names[rank], []).append(str(rank))
         return " and ".join(
-            f"rank {found[0]} on {name}" if len(found) == 1 else f"each of ranks {', '.join(found)} on {name}"
+            f"rank{'s' if len(found) > 1 else ''} {', '.join(found)} ({name})"
             for name, found in machines.items()
         )
 
@@ -274,7 +275,7 @@ class Peers:
             silent = self._rank and self._silence_s >= FEW * self._interval_s
             missing = (0,) if silent else tuple(self._word.get("missing", ()))
         if missing and self._speaks(missing):
-            say(f"{self._named(missing)} is no longer heard of: it has died or is cut off")
+            say(f"no sign of life from {self._named(missing)}: {GONE}")
 
 
 def _sign(text: bytes) -> Sign:

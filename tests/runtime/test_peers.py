@@ -171,9 +171,9 @@ def test_an_upload_takes_as_long_as_it_takes_and_a_cut_cable_is_told_on_both_mac
     training.goes_on()
     machines[0].cut()
     assert [training.code(0), training.code(1)] == [EXIT_CRASHED, EXIT_CRASHED]
-    lost = "has not been heard of for 4 s: it hangs, has died or is cut off"
-    assert f"rank 1 on machine1 {lost}\n" in training.said(0)
-    assert f"rank 0 on machine0 {lost}; all others are heard of through it" in training.said(1)
+    gone = "for 4 s: dead, stopped or cut off"
+    assert f"no sign of life from rank 1 (machine1) {gone}\n" in training.said(0)
+    assert f"no sign of life from rank 0 (machine0) {gone}; ranks hear of one another" in training.said(1)
     assert "Traceback" not in training.said(0) + training.said(1)
 
 
@@ -183,4 +183,4 @@ def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None
     training.goes_on()
     machines[1].die()
     assert training.code(0) not in (0, None)
-    assert "rank 1 on machine1 is no longer heard of: it has died or is cut off" in training.said(0)
+    assert "no sign of life from rank 1 (machine1): dead, stopped or cut off" in training.said(0)
