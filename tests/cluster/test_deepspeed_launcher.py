@@ -54,11 +54,12 @@ def test_paused_and_killed_it_ends_as_if_it_never_was(
 
 
 def test_two_trials_train_on_one_host_network_at_once(tmp_path: Path) -> None:
-    """Of both, DeepSpeed's launcher would have the ranks meet at port 29500."""
+    """Of both, DeepSpeed's launcher would have the ranks meet at port 29500. Started by ours, around Determined's."""
     if reason := why_not():
         pytest.skip(reason)
     with Cluster(tmp_path, slots=4) as cluster:
-        numbers = [cluster.create(CONST, *LAUNCHED, "max_restarts=5", paused=True) for _ in range(2)]
+        launched = [*LAUNCHED[:-1], LAUNCHED[-1].replace("determined.launch", "determined_ds.launch")]
+        numbers = [cluster.create(CONST, *launched, "max_restarts=5", paused=True) for _ in range(2)]
         trials = [cluster.trial(number) for number in numbers]
         held = [cluster.hold_at_report(trial, 1) for trial in trials]
         for number in numbers:
