@@ -16,6 +16,7 @@ from determined_ds.runtime import hang as module
 from determined_ds.runtime.checkpoint_files import checkpoints_in
 from determined_ds.runtime.hang import Hang, HangWatch
 from determined_ds.runtime.heartbeat import HEARTBEATS, Heartbeat, make_heartbeats
+from determined_ds.runtime.launched import HANG_TIMEOUT
 from determined_ds.runtime.ranks import Ranks
 from tests.command import det_ds
 from tests.runtime.test_trial_process import EXPERIMENT, TRIAL
@@ -37,12 +38,11 @@ def fall_asleep():
 def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     (tmp_path / "trial.py").write_text(TRIAL + STUCK)
     config = tmp_path / "stuck.yaml"
-    config.write_text(EXPERIMENT.format(trial="Stuck", slots=2, batch=8))
+    stated = f"environment: {{environment_variables: [{HANG_TIMEOUT}=0.05]}}\n"
+    config.write_text(EXPERIMENT.format(trial="Stuck", slots=2, batch=8) + stated)
     run_dir = tmp_path / "run"
     period = "hyperparameters.fit.checkpoint_period={batches: 1}"
-    done = det_ds(
-        *("run", config, tmp_path, "--run-dir", run_dir), *("--set", period, "--hang-timeout", "0.05")
-    )
+    done = det_ds(*("run", config, tmp_path, "--run-dir", run_dir, "--set", period), env={HANG_TIMEOUT: "60"})
     assert done.returncode == 1, done.stderr
     assert (
         f"rank 1 hangs: nothing has moved for 3 s, since batch 2; its stack is in {run_dir}/logs/rank1.log"

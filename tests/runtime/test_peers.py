@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
-from determined_ds.errors import EXIT_CRASHED
-from determined_ds.runtime.launched import HANG_TIMEOUT
+from determined_ds.errors import EXIT_CRASHED, ConfigError
+from determined_ds.runtime.distributed import join_process_group
+from determined_ds.runtime.launched import HANG_TIMEOUT, hang_timeout_s
 from determined_ds.runtime.peers import RollCall, Sign, Verdict
 from tests.command import TIMEOUT_S as TOO_LONG_S
 from tests.machines import Machine
-from tests.ranks import free_port
-from tests.runtime.test_addresses import environment_of_rank
+from tests.ranks import Ranks, free_port
+from tests.runtime.test_addresses import CPU, environment_of_rank
+from tests.runtime.test_hang import STUCK
 from tests.runtime.test_trial_process import EXPERIMENT, TRIAL, until
 
 # ------------------------------------------------------------------------------------------- the judge
@@ -20,7 +23,7 @@ from tests.runtime.test_trial_process import EXPERIMENT, TRIAL, until
 TICK_S = 0.1
 
 
-class Ranks:
+class Played:
     """Signs of ranks that are played here, and looked at every :data:`TICK_S`."""
 
     def __init__(self, size: int) -> None:
@@ -43,7 +46,7 @@ class Ranks:
 
 
 def test_ranks_that_are_not_heard_of_are_lost_whatever_the_others_do() -> None:
-    ranks = Ranks(4)
+    ranks = Played(4)
     ranks.change(0, patient=True)
     assert ranks.live_for(9.8, silent=(2, 3)) is None
     assert ranks.roll.missing == (2, 3)
@@ -51,7 +54,7 @@ def test_ranks_that_are_not_heard_of_are_lost_whatever_the_others_do() -> None:
 
 
 def test_one_that_is_heard_of_again_is_not_lost() -> None:
-    ranks = Ranks(2)
+    ranks = Played(2)
     ranks.change(0, patient=True)
     for _ in range(3):
         assert ranks.live_for(9, silent=(1,)) is None
@@ -60,7 +63,7 @@ def test_one_that_is_heard_of_again_is_not_lost() -> None:
 
 
 def test_of_ranks_that_live_and_do_not_move_the_one_that_waits_for_no_other_hangs() -> None:
-    ranks = Ranks(3)
+    ranks = Played(3)
     for rank in (0, 1):
         ranks.change(rank, waits=True)
     assert ranks.live_for(9.8) is None
@@ -68,14 +71,14 @@ def test_of_ranks_that_live_and_do_not_move_the_one_that_waits_for_no_other_hang
 
 
 def test_the_rank_with_the_fewest_batches_hangs() -> None:
-    ranks = Ranks(2)
+    ranks = Played(2)
     ranks.change(0, steps=2, waits=True)
     assert ranks.live_for(11) == Verdict(behind=(0,), steps=2)
 
 
 @pytest.mark.parametrize("busy", [{"patient": True}, {"done": True}])
 def test_what_may_take_long_is_waited_for(busy: dict[str, bool]) -> None:
-    ranks = Ranks(2)
+    ranks = Played(2)
     ranks.change(1, **busy)
     assert ranks.live_for(1000) is None
     ranks.change(1, patient=False, done=False)
@@ -83,7 +86,7 @@ def test_what_may_take_long_is_waited_for(busy: dict[str, bool]) -> None:
 
 
 def test_before_the_first_step_ranks_have_to_live_not_to_move() -> None:
-    ranks = Ranks(2)
+    ranks = Played(2)
     for rank in (0, 1):
         ranks.change(rank, steps=0)
     assert ranks.live_for(1000) is None
@@ -120,7 +123,7 @@ class Training:
 
     Args:
         machines: The two.
-        trial: Of :data:`TRIAL` or :data:`UPLOADS`.
+        trial: Of :data:`TRIAL`, :data:`STUCK` or :data:`UPLOADS`.
     """
 
     def __init__(self, machines: tuple[Machine, Machine], trial: str) -> None:
@@ -128,7 +131,7 @@ class Training:
         self._run_dir = folder / "run"
         self._run_dir.mkdir()
         (self._run_dir / "experiment.yaml").write_text(CONFIG.format(trial=trial, slots=2, batch=8))
-        (folder / "trial.py").write_text(TRIAL + UPLOADS)
+        (folder / "trial.py").write_text(TRIAL + STUCK + UPLOADS)
         self._outputs = [folder / f"{machine.name}.txt" for machine in machines]
         train = [sys.executable, "-m", "determined_ds.train", f"trial:{trial}", "--run-dir", self._run_dir]
         self._ranks = [
@@ -177,6 +180,15 @@ def test_an_upload_takes_as_long_as_it_takes_and_a_cut_cable_is_told_on_both_mac
     assert "Traceback" not in training.said(0) + training.said(1)
 
 
+def test_a_rank_that_hangs_is_named_with_its_stack(machines: tuple[Machine, Machine]) -> None:
+    training = Training(machines, "Stuck")
+    assert [training.code(0), training.code(1)] == [EXIT_CRASHED, EXIT_CRASHED]
+    for rank in (0, 1):
+        assert "rank 1 (machine1) hangs: nothing has moved for 4 s, since batch 2\n" in training.said(rank)
+    assert "in fall_asleep" in training.said(1)
+    assert "stands here" not in training.said(0)
+
+
 def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None:
     """Its connections are closed, which the other one hears of at once, as an error of gloo's."""
     training = Training(machines, "Endless")
@@ -184,3 +196,34 @@ def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None
     machines[1].die()
     assert training.code(0) not in (0, None)
     assert "no sign of life from rank 1 (machine1): dead, stopped or cut off" in training.said(0)
+
+
+# ------------------------------------------------------------------------------------------- process groups
+
+
+def timeouts(environment: dict[str, str]) -> list[float]:
+    """Seconds that ranks wait for one another: in the group of all, in one of DeepSpeed's, and in that of objects."""
+    os.environ.update(environment)
+    import deepspeed.comm
+    import torch
+
+    distributed = join_process_group(CPU)
+    groups = [torch.distributed.group.WORLD, deepspeed.comm.new_group([0, 1]), distributed._group]
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+def test_every_process_group_is_as_patient_as_an_upload_may_be_long(two_ranks: Ranks) -> None:
+    hours = 3600.0
+    assert two_ranks.run(timeouts, {}) == [[6 * hours] * 3] * 2
+    assert two_ranks.run(timeouts, {HANG_TIMEOUT: "0"}) == [[7 * 24 * hours] * 3] * 2
+
+
+@pytest.mark.parametrize(("stated", "seconds"), [("", 600), ("0.05", 3), ("0", 0)])
+def test_the_hang_timeout_is_in_minutes(stated: str, seconds: float) -> None:
+    assert hang_timeout_s({HANG_TIMEOUT: stated}) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("stated", ["soon", "-1", "nan", "inf"])
+def test_a_hang_timeout_that_is_no_time_is_an_error(stated: str) -> None:
+    with pytest.raises(ConfigError, match=f"{HANG_TIMEOUT} = .* must be a number of minutes"):
+        hang_timeout_s({HANG_TIMEOUT: stated})
