@@ -20,6 +20,7 @@ from typing import Any
 
 from determined_ds.config.decide import no_length
 from determined_ds.config.experiment import words_of_entrypoint
+from determined_ds.config.launcher import launcher_problem
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.task import Task, decide_task, task_of_cluster
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
@@ -87,6 +88,9 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
         return None
     ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
     machines = -(-ranks // slots)
+    warning = launcher_problem(config["entrypoint"]) if machines > 1 else None
+    if warning and _is_first():
+        print(warning_line(warning), file=sys.stderr, flush=True)
     task = None
     try:
         task = task_of_cluster(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.check.launcher import launcher_problems
 from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.report import ERROR, WARNING, Finding, Share, findings_of
 from determined_ds.check.trial_class import (
@@ -28,6 +27,7 @@ from determined_ds.config.expconf import experiment_problems
 from determined_ds.config.experiment import Experiment, read_experiment
 from determined_ds.config.hyperparameters import LAID_OVER, read_hyperparameters
 from determined_ds.config.keys import CLUSTER, not_looked_at
+from determined_ds.config.launcher import launcher_problems
 from determined_ds.config.packages import missing_packages
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.search.exponents import exponents

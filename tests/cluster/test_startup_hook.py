@@ -250,6 +250,20 @@ def test_what_can_run_goes_on_and_so_does_what_is_not_ours(hook: Hook, given: di
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
+@pytest.mark.parametrize(("slots", "is_told"), [("[0]", True), ("[0, 1]", False)])
+def test_determineds_launcher_of_deepspeed_is_warned_of_on_two_machines(
+    hook: Hook, slots: str, is_told: bool
+) -> None:
+    entrypoint = CONFIG["entrypoint"].replace("torch_distributed", "deepspeed")
+    assert "determined.launch.deepspeed" in entrypoint
+    done = hook(DET_SLOT_IDS=slots, **trial({}, {"entrypoint": entrypoint}))
+    assert done.returncode == 0
+    said = (
+        "WARNING: entrypoint: on several machines determined.launch.deepspeed changes environment variables"
+    )
+    assert (said in done.stderr) == is_told
+
+
 class Master(http.server.BaseHTTPRequestHandler):
     """Takes an early exit without an answer, and says of the next that it has it."""
 

@@ -1,10 +1,10 @@
-"""Determined's own launcher of DeepSpeed is warned of where it may have to reach another machine."""
+"""Determined's own launcher of DeepSpeed is warned of where it has to reach another machine."""
 
 from __future__ import annotations
 
 import pytest
 
-from determined_ds.check.launcher import launcher_problems
+from determined_ds.config.launcher import launcher_problems
 from determined_ds.config.text import parse_yaml
 
 DETERMINEDS = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train trial:One"
@@ -13,16 +13,16 @@ DETERMINEDS = "python3 -m determined.launch.deepspeed python3 -m determined_ds.t
 @pytest.mark.parametrize(
     ("entrypoint", "resources", "is_told"),
     [
-        (DETERMINEDS, "{slots_per_trial: 2}", True),
+        (DETERMINEDS, "{slots_per_trial: 9}", True),
         (DETERMINEDS.split(), "{slots_per_trial: 16}", True),
         (DETERMINEDS, "{slots_per_trial: 16, is_single_node: true}", False),
-        (DETERMINEDS, "{slots_per_trial: 1}", False),
+        (DETERMINEDS, "{slots_per_trial: 8}", False),
         (DETERMINEDS, "{}", False),
         (DETERMINEDS.replace("determined.launch", "determined_ds.launch"), "{slots_per_trial: 16}", False),
         (DETERMINEDS.replace("deepspeed", "torch_distributed"), "{slots_per_trial: 16}", False),
     ],
 )
-def test_it_is_warned_of_where_a_trial_may_span_machines(
+def test_it_is_warned_of_where_a_trial_spans_machines(
     entrypoint: str | list[str], resources: str, is_told: bool
 ) -> None:
     document = parse_yaml(f"entrypoint: {entrypoint}\nresources: {resources}\n", "mine.yaml")
