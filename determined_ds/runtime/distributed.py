@@ -19,7 +19,7 @@ from determined_ds.runtime.addresses import take_interfaces, take_own_port
 from determined_ds.runtime.launched import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.runtime.muon import compile_muon_when_called
 from determined_ds.runtime.objects import allgather_objects, broadcast_object
-from determined_ds.runtime.peers import watch_peers
+from determined_ds.runtime.peers import is_on_network, watch_peers
 
 # What may rightly take long while the other ranks wait: an upload, a deletion, a master that is away, a user's work.
 PATIENCE = timedelta(hours=6)
@@ -73,7 +73,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     _be_patient()
     distributed = TorchDistributedContext()
     timeout_s = hang_timeout_s()
-    if size > 1 and not store and timeout_s:
+    if size > 1 and timeout_s and is_on_network(_store()):
         watch_peers(distributed, _store(), timeout_s)
     return distributed
 

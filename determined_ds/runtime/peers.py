@@ -146,7 +146,8 @@ class Peers:
         self._interval_s = min(INTERVAL_S, timeout_s / 10)
         self._roll = RollCall(len(names), timeout_s=timeout_s, few_s=FEW * self._interval_s)
         self._store = store
-        self._address = _address_of(store)
+        server = _innermost(store)
+        self._address = (server.host, server.port)
         attempt = (os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
         self._prefix = "/".join((PREFIX, *attempt))
         self._ended = threading.Event()
@@ -282,10 +283,15 @@ def _sign(text: bytes) -> Sign:
     return Sign(**json.loads(text))
 
 
-def _address_of(store: Any) -> tuple[str, int]:
-    while not isinstance(store, dist.TCPStore):
+def is_on_network(store: Any) -> bool:
+    """Whether ranks meet by a server, and not by a file or in memory."""
+    return isinstance(_innermost(store), dist.TCPStore)
+
+
+def _innermost(store: Any) -> Any:
+    while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    return store.host, store.port
+    return store
 
 
 def _stack() -> list[traceback.FrameSummary]:
