@@ -124,11 +124,10 @@ def run(
         accelerator=accelerator,
         storage=storage,
         test=test,
+        hang_timeout=hang_timeout,
         measured=measure is not None,
         more=more,
     )
-    if hang_timeout is not None:
-        os.environ[HANG_TIMEOUT] = str(hang_timeout)
     placed = None if parent is not None else placement_here()
     if placed is not None:
         be_rank(placed, asked, before_ranks=partial(_before_ranks, engine=engine), train=train.main)

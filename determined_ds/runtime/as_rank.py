@@ -31,7 +31,7 @@ from determined_ds.runtime.checkpoint_files import checkpoints_in, forget_partia
 from determined_ds.runtime.exhausted import allow_open_files
 from determined_ds.runtime.laid_aside import ASIDE, forget_aside
 from determined_ds.runtime.launch import Outcome, environment_of_ranks
-from determined_ds.runtime.launched import LAUNCHED_BY, REPORT, TERMINAL
+from determined_ds.runtime.launched import HANG_TIMEOUT, LAUNCHED_BY, REPORT, TERMINAL
 from determined_ds.runtime.local_run import LocalRun, prepare_run
 from determined_ds.runtime.meeting import Meeting
 from determined_ds.runtime.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
@@ -80,6 +80,8 @@ def _environment(placed: Placement, asked: Asked) -> dict[str, str]:
     if threads := _threads_given(placed):
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     own = {**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
+    if asked.hang_timeout is not None:
+        own[HANG_TIMEOUT] = f"{asked.hang_timeout:g}"
     try:
         accelerator, document, variables = _read(asked)
     except ConfigError:

@@ -21,6 +21,7 @@ class Asked:
         accelerator: ``--accelerator``.
         storage: ``--storage``.
         test: ``--test``.
+        hang_timeout: ``--hang-timeout``, in minutes.
         measured: Whether it is measured for some steps.
         more: More arguments of ``determined_ds.train``.
     """
@@ -34,6 +35,7 @@ class Asked:
     accelerator: str | None = None
     storage: bool = False
     test: bool = False
+    hang_timeout: float | None = None
     measured: bool = False
     more: Sequence[str] = ()
 
@@ -45,4 +47,5 @@ class Asked:
         words += ["--run-dir", str(self.run_dir)] if self.run_dir else []
         words += ["--resume"] if self.resume else []
         words += ["--storage"] if self.storage else []
+        words += [] if self.hang_timeout is None else ["--hang-timeout", f"{self.hang_timeout:g}"]
         return words + (["--accelerator", self.accelerator] if self.accelerator else [])

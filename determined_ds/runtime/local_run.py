@@ -116,7 +116,7 @@ class LocalRun:
             ranks += f", instead of slots_per_trial {self.stated_slots}"
         return [
             f"  launcher   {self.placed.launcher}: {ranks}",
-            "             restarts and timeouts are the launcher's: max_restarts and --hang-timeout do not apply",
+            "             restarts are the launcher's: max_restarts does not apply",
         ]
 
     @property
