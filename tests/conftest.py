@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import secrets
 import subprocess
@@ -30,6 +31,17 @@ hypothesis.settings.load_profile("without a clock")
 
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+# Threads of Determined's that ask a master log what goes wrong, also once a test has ended with its master. To format a
+# traceback, Python 3.11 parses code, which two threads must not do at once: `SystemError: AST constructor recursion
+# depth mismatch` in the other one, be it a test or pytest itself. Source: python/cpython#106905.
+logging.getLogger("determined.core").addFilter(_without_traceback)
 
 # Collecting loads torch, transformers and every test, and all of it stays: a quarter of the time would go into looking
 # for garbage in it.

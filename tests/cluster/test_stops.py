@@ -91,9 +91,13 @@ class Chief:
         path = f"/api/v1/trials/{self.trial.id}"
         return len([c for c in self._master.server.calls if (c.method, c.path) == ("GET", path)])
 
+    def close(self) -> None:
+        """Ask the master for nothing more: its thread would do so for as long as this process lives."""
+        self.core.preempt.close()
+
     def exit(self) -> None:
         """The container ends, with 0."""
-        self.core.preempt.close()
+        self.close()
         self.core._metrics.close()
         self._master.exited(self.allocation, 0)
 
@@ -104,7 +108,7 @@ StartTrials = Callable[..., tuple[Master, list[Chief]]]
 @pytest.fixture
 def start_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartTrials]:
     """``start_trials(searcher, **options_of_the_master)``: the first trials of ``const.yaml`` with a searcher."""
-    masters = []
+    masters, chiefs = [], list[Chief]()
 
     def start(searcher: dict[str, Any], **options: Any) -> tuple[Master, list[Chief]]:
         monkeypatch.setattr(searcher_stops, "AGAIN_AFTER_S", 0.0)
@@ -112,9 +116,12 @@ def start_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         master = masters[-1].__enter__()
         config = yaml.safe_load((ROOT / "experiments/gpt2/const.yaml").read_text())
         experiment = User(master).create({**config, "searcher": searcher})
-        return master, [Chief(master, trial, tmp_path) for trial in master.trials_of(experiment)]
+        chiefs.extend(Chief(master, trial, tmp_path) for trial in master.trials_of(experiment))
+        return master, chiefs
 
     yield start
+    for chief in chiefs:
+        chief.close()
     for master in masters:
         master.__exit__(None, None, None)
 
