@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,127 +17,56 @@ from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.runtime.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
 from tests.forked import Forked
+from tests.machines import Machine
 from tests.ranks import ROOT, free_port
 
-ADDRESSES = ("10.78.0.1", "10.78.0.2")
 TIMEOUT_S = 200.0  # a guard against hangs
-# A machine: a network, a host name, an /etc/hosts and, where it is asked for, a folder of its own.
-MACHINE = """
-set -eu
-hosts=$1 name=$2 address=$3 private=$4
-shift 4
-mount --bind "$hosts" /etc/hosts
-if [ -n "$private" ]; then mount -t tmpfs none "$private"; fi
-hostname "$name"
-ip link set lo up
-echo ready
-read -r go
-ip address add "$address/24" dev eth0
-ip link set eth0 up
-exec "$@"
-"""
 # Of the rank, and of nothing else: which is not the same in two trainings of the same.
 CLOCKS = ("samples_per_second", "peak_memory_gib", "peak_memory_gib_min")
 
 
-class Machines:
-    """Two machines, each of which runs one ``torchrun`` of one rank.
-
-    Args:
-        folder: An empty folder, which both of them see.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
-        # A cluster's or a test's own, which the ranks are to find for themselves.
-        taken_away = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "DS_ACCELERATOR")
-        self.environment = {name: value for name, value in os.environ.items() if name not in taken_away}
-
-    def run(self, *words: str | Path, private: Path | None = None) -> list[tuple[int, str]]:
-        """``det-ds run`` on both. Returns the exit code and the output of each ``torchrun``.
-
-        Args:
-            words: Of ``det-ds run``.
-            private: A folder that the second machine has for itself.
-        """
-        port = str(free_port())
-        for number, address in enumerate(ADDRESSES):
-            hosts = self._folder / f"hosts{number}"
-            hosts.write_text(f"127.0.0.1 localhost machine{number}\n")
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", number]
-            torchrun += ["--nproc_per_node", "1", "--master_addr", ADDRESSES[0], "--master_port", port]
-            rank = ["-m", "determined_ds.cli", "run", *words, "--accelerator", "cpu"]
-            own = private if private and number else ""
-            command = [hosts, f"machine{number}", address, own, *torchrun, *rank]
-            self._started.append(
-                subprocess.Popen(
-                    [
-                        "unshare",
-                        "--net",
-                        "--mount",
-                        "--uts",
-                        "bash",
-                        "-c",
-                        MACHINE,
-                        "machine",
-                        *map(str, command),
-                    ],
-                    cwd=ROOT,
-                    env=self.environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        self._plug_in()
-        for machine in self._started:
-            assert machine.stdin is not None
-            machine.stdin.write("go\n")
-            machine.stdin.flush()
-        said = [machine.communicate(timeout=TIMEOUT_S)[0] for machine in self._started]
-        return [(machine.returncode, text) for machine, text in zip(self._started, said, strict=True)]
-
-    def _plug_in(self) -> None:
-        for machine in self._started:
-            assert machine.stdout is not None
-            if (said := machine.stdout.readline()) != "ready\n":
-                pytest.skip(f"no network namespace can be had: {said}{machine.stdout.read()}")
-        first, second = (str(machine.pid) for machine in self._started)
-        cable = ["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second]
-        subprocess.run(["nsenter", f"--net=/proc/{first}/ns/net", *cable], check=True)
-
-    def stop(self) -> None:
-        """End what is left."""
-        for machine in self._started:
-            machine.kill()
-            machine.wait()
+def torchrun_on(
+    machines: tuple[Machine, Machine], *words: str | Path, env: dict[str, str] | None = None
+) -> list[tuple[int, str]]:
+    """``det-ds run`` under one ``torchrun`` of one rank on each. Returns the exit code and the output of both."""
+    port = free_port()
+    started = []
+    for number, machine in enumerate(machines):
+        where = ["--master_addr", machines[0].address, "--master_port", port, "--node_rank", number]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            2,
+            "--nproc_per_node",
+            1,
+            *where,
+        ]
+        rank = ["-m", "determined_ds.cli", "run", *words, "--accelerator", "cpu"]
+        started.append(machine.start([str(word) for word in (*torchrun, *rank)], env=env))
+    said = [process.communicate(timeout=TIMEOUT_S)[0] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
-        pytest.skip("network namespaces need root, ip and unshare")
-    made = Machines(tmp_path)
-    yield made
-    made.stop()
+def shared_model(machines: tuple[Machine, Machine]) -> Path:
+    """``own_model``, where both machines see it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(OWN_MODEL, machines[0].shared / "model", ignore=ignored))
 
 
-@pytest.fixture
-def tattling_model(tmp_path: Path) -> Path:
-    """``own_model``, each rank of which writes down the environment that it loads torch with."""
-    copied = shutil.copytree(OWN_MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
+def tell_environment(copied: Path, seen: Path) -> None:
+    """Have each rank write down the environment that it loads torch with."""
     trial = copied / "trial.py"
     tell = 'Path(os.environ["SEEN"], os.environ["RANK"]).write_text(json.dumps(dict(os.environ)))\n'
     imports = "import json\nimport os\nfrom pathlib import Path\n"
     text = trial.read_text().replace("from typing import Any\n", f"{imports}from typing import Any\n")
     trial.write_text(text.replace("class TinyTrial", f"{tell}\n\nclass TinyTrial"))
-    (tmp_path / "seen").mkdir()
+    seen.mkdir()
     experiment = copied / "experiment.yaml"
-    variables = f"environment:\n  environment_variables: [SEEN={tmp_path / 'seen'}, 'MINE=a $b \"c\" (d)', UNWANTED]\n"
+    variables = f"environment:\n  environment_variables: [SEEN={seen}, 'MINE=a $b \"c\" (d)', UNWANTED]\n"
     experiment.write_text(experiment.read_text() + variables)
-    return Path(copied)
 
 
 def reports(run_dir: Path) -> list[Any]:
@@ -155,25 +83,26 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
-    machines: Machines, forked: Forked, tattling_model: Path, tmp_path: Path
+    machines: tuple[Machine, Machine], forked: Forked, shared_model: Path, tmp_path: Path
 ) -> None:
-    config = tattling_model / "experiment.yaml"
+    config, run_dir = shared_model / "experiment.yaml", machines[0].shared / "run"
+    told = machines[0].shared / "seen"
+    tell_environment(shared_model, told)
     sets = ["--set", "resources.slots_per_trial=5"]
-    machines.environment |= {"UNWANTED": "1", "OMP_NUM_THREADS": "1"}
-    ended = machines.run(config, tattling_model, "--run-dir", tmp_path / "run", *sets)
+    ended = torchrun_on(machines, config, shared_model, "--run-dir", run_dir, *sets, env={"UNWANTED": "1"})
     assert [code for code, _ in ended] == [0, 0], ended
-    seen = [json.loads((tmp_path / "seen" / str(rank)).read_text()) for rank in range(2)]
-    one = forked.det_ds("run", config, tattling_model, "--run-dir", tmp_path / "one", "--slots", "2")
+    seen = [json.loads((told / str(rank)).read_text()) for rank in range(2)]
+    one = forked.det_ds("run", config, shared_model, "--run-dir", tmp_path / "one", "--slots", "2")
     assert one.returncode == 0, one.stderr
 
-    assert reports(tmp_path / "run") == reports(tmp_path / "one")
-    trained, expected = weights(tmp_path / "run"), weights(tmp_path / "one")
+    assert reports(run_dir) == reports(tmp_path / "one")
+    trained, expected = weights(run_dir), weights(tmp_path / "one")
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
-    assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(
+    assert json.loads((run_dir / "result.json").read_text()) == json.loads(
         (tmp_path / "one" / "result.json").read_text()
     )
-    there = {path.name for path in (tmp_path / "run").iterdir()}
+    there = {path.name for path in (run_dir).iterdir()}
     assert there == {path.name for path in (tmp_path / "one").iterdir()}  # no token is left
     for environment in seen:  # as under our own launcher, before torch was loaded
         assert environment["MINE"] == 'a $b "c" (d)'
@@ -181,7 +110,7 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
         assert environment["DS_ACCELERATOR"] == "cpu"
         assert environment["GLOO_SOCKET_IFNAME"] == "eth0"
         assert environment["TOKENIZERS_PARALLELISM"] == "false"
-        assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tattling_model)
+        assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(shared_model)
     header = ended[0][1]
     assert "launcher   torchrun: 2 ranks on 2 machines, instead of slots_per_trial 5" in header
     assert "batch 6/6" in header
@@ -189,12 +118,14 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
 
 
 def test_a_run_directory_that_is_not_shared_is_refused_before_training(
-    machines: Machines, own_model: Path, tmp_path: Path
+    machines: tuple[Machine, Machine], shared_model: Path
 ) -> None:
-    private = tmp_path / "runs"
+    private = machines[0].shared / "runs"
     private.mkdir()
-    ended = machines.run(
-        own_model / "experiment.yaml", own_model, "--run-dir", private / "run", private=private
+    mounted = machines[1].run(["mount", "-t", "tmpfs", "none", private])
+    assert mounted.returncode == 0, mounted.stdout
+    ended = torchrun_on(
+        machines, shared_model / "experiment.yaml", shared_model, "--run-dir", private / "run"
     )
     assert [code for code, _ in ended] == [1, 1]  # torchrun's own, whatever its ranks end with
     said = "".join(text for _, text in ended)
