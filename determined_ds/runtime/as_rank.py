@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +32,7 @@ from determined_ds.runtime.checkpoint_files import checkpoints_in, forget_partia
 from determined_ds.runtime.exhausted import allow_open_files
 from determined_ds.runtime.laid_aside import ASIDE, forget_aside
 from determined_ds.runtime.launch import Outcome, environment_of_ranks
-from determined_ds.runtime.launched import HANG_TIMEOUT, LAUNCHED_BY, REPORT, TERMINAL
+from determined_ds.runtime.launched import HANG_TIMEOUT, LAST_ACTS, LAUNCHED_BY, REPORT, TERMINAL
 from determined_ds.runtime.local_run import LocalRun, prepare_run
 from determined_ds.runtime.meeting import Meeting
 from determined_ds.runtime.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
@@ -204,6 +205,7 @@ def _lead_through(placed: Placement, asked: Asked, prepared: LocalRun, train: Tr
         os.chdir(asked.context_dir)
         if os.environ.get("DET_MASTER") and not (asked.test or asked.measured):
             os.environ[REPORT] = "1"
+        LAST_ACTS.append(partial(_end, prepared))
         code = ConfigError.exit_code if problems else train(plan["arguments"])
         _end(prepared, code)
         return code

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from determined_ds.errors import ConfigError, Problem
 
@@ -42,6 +42,10 @@ def hang_timeout_s(environment: Mapping[str, str | None] = os.environ) -> float:
             return 60 * float(stated)
     message, mend = "must be a number of minutes, 0 or more", f"export {HANG_TIMEOUT}=10, or 0 for no limit"
     raise ConfigError(Problem(key=HANG_TIMEOUT, value=stated, message=message, mend=mend))
+
+
+# What is left to do for this process where it has to end from another thread; each is called with the exit code.
+LAST_ACTS: list[Callable[[int], object]] = []
 
 
 def tell_launcher(message: str, exit_code: int) -> bool:

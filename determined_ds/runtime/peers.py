@@ -27,7 +27,7 @@ import torch.distributed as dist
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.runtime.heartbeat import HEART, SHOWN_FRAMES, WAITS
 from determined_ds.runtime.last_words import on_cluster
-from determined_ds.runtime.launched import HANG_TIMEOUT, in_words, tell_terminal
+from determined_ds.runtime.launched import HANG_TIMEOUT, LAST_ACTS, in_words, tell_terminal
 from determined_ds.task_log import ERROR, lines_of
 
 INTERVAL_S = 1.0  # between two signs of life
@@ -239,6 +239,9 @@ class Peers:
         if self._rank in verdict.behind[:3]:
             say(f"rank {self._rank} stands here, innermost call first:", stack_lines())
         time.sleep(2 * FEW * self._interval_s)
+        for act in LAST_ACTS:
+            with contextlib.suppress(Exception):
+                act(EXIT_CRASHED)
         os._exit(EXIT_CRASHED)
 
     def _speaks(self, lost: Sequence[int]) -> bool:

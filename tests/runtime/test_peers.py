@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -124,25 +125,36 @@ class Training:
     Args:
         machines: The two.
         trial: Of :data:`TRIAL`, :data:`STUCK` or :data:`UPLOADS`.
+        det_ds: Whether each is ``det-ds run``, instead of what a cluster starts.
     """
 
-    def __init__(self, machines: tuple[Machine, Machine], trial: str) -> None:
+    def __init__(self, machines: tuple[Machine, Machine], trial: str, *, det_ds: bool = False) -> None:
         folder, port = machines[0].shared, str(free_port())
         self._run_dir = folder / "run"
         self._run_dir.mkdir()
-        (self._run_dir / "experiment.yaml").write_text(CONFIG.format(trial=trial, slots=2, batch=8))
+        config = (folder if det_ds else self._run_dir) / "experiment.yaml"
+        config.write_text(CONFIG.format(trial=trial, slots=2, batch=8))
         (folder / "trial.py").write_text(TRIAL + STUCK + UPLOADS)
         self._outputs = [folder / f"{machine.name}.txt" for machine in machines]
-        train = [sys.executable, "-m", "determined_ds.train", f"trial:{trial}", "--run-dir", self._run_dir]
+        train = [sys.executable, "-m", "determined_ds.train", f"trial:{trial}"]
+        by_variable = {HANG_TIMEOUT: str(TIMEOUT_S / 60)}
+        if det_ds:
+            train = [sys.executable, "-m", "determined_ds.cli", "run", str(config), str(folder)]
+            train += ["--hang-timeout", by_variable.pop(HANG_TIMEOUT)]
         self._ranks = [
             machine.start(
-                [*train, "--accelerator", "cpu"],
+                [*train, "--run-dir", self._run_dir, "--accelerator", "cpu"],
                 cwd=folder,
-                env={**environment_of_rank(rank, machines[0], port), HANG_TIMEOUT: str(TIMEOUT_S / 60)},
+                env={**environment_of_rank(rank, machines[0], port), **by_variable},
                 output=self._outputs[rank],
             )
             for rank, machine in enumerate(machines)
         ]
+
+    @property
+    def status(self) -> str:
+        """As ``result.json`` has it."""
+        return str(json.loads((self._run_dir / "result.json").read_text())["status"])
 
     def said(self, rank: int) -> str:
         return self._outputs[rank].read_text()
@@ -181,12 +193,14 @@ def test_an_upload_takes_as_long_as_it_takes_and_a_cut_cable_is_told_on_both_mac
 
 
 def test_a_rank_that_hangs_is_named_with_its_stack(machines: tuple[Machine, Machine]) -> None:
-    training = Training(machines, "Stuck")
+    """And under ``det-ds run``, as here, ``result.json`` says how it ended."""
+    training = Training(machines, "Stuck", det_ds=True)
     assert [training.code(0), training.code(1)] == [EXIT_CRASHED, EXIT_CRASHED]
     for rank in (0, 1):
         assert "rank 1 (machine1) hangs: nothing has moved for 4 s, since batch 2\n" in training.said(rank)
     assert "in fall_asleep" in training.said(1)
     assert "stands here" not in training.said(0)
+    assert training.status == "failed"
 
 
 def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None:
