@@ -98,11 +98,10 @@ def test_the_certainty_is_that_of_this_machine(root: Path, monkeypatch: pytest.M
 
 
 def test_locks_are_looked_for_where_torch_builds(tmp_path: Path) -> None:
-    from torch.utils.cpp_extension import get_default_build_root
-
-    assert root_of_extensions(os.environ) == Path(
-        os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
-    )
+    # In a process of its own: setuptools refuses to be loaded where somebody has loaded Python's own distutils.
+    ask = "from torch.utils.cpp_extension import get_default_build_root as root; print(root())"
+    torchs = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert root_of_extensions(os.environ) == Path(os.environ.get("TORCH_EXTENSIONS_DIR") or torchs.strip())
     assert root_of_extensions({"TORCH_EXTENSIONS_DIR": "/a"}) == Path("/a")
     assert root_of_extensions({"HOME": "/h"}) == Path("/h/.cache/torch_extensions")
     assert root_of_extensions({"HOME": "/h", "XDG_CACHE_HOME": "/x"}) == Path("/x/torch_extensions")

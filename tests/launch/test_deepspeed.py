@@ -33,11 +33,14 @@ ODD = {
     "ODD_EMPTY": "",
 }
 SECRET = "secret-token-5f1b"
-SCRIPT = """import json, os, sys
+# It ends when all ranks have come as far: Determined's launcher gives the others 5 seconds from there.
+SCRIPT = """import json, os, sys, time
 path = f"{sys.argv[1]}/{os.environ['RANK']}.json"
 with open(path + ".part", "w") as file:
     json.dump([dict(os.environ), sys.argv[2:]], file)
 os.rename(path + ".part", path)
+while not all(os.path.exists(f"{sys.argv[1]}/{rank}.json") for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.05)
 """
 ARGUMENTS = ["a b", "$HOME", '"', "'", "(x)", "%n", "50%", "", "`id`", "\\", "naïve"]
 
