@@ -121,26 +121,19 @@ def placement_here() -> Placement | None:
 
 def _torchrun(environment: Environment) -> Placement:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    rank, size, local_rank, local_size, machine, machines = _numbers(environment, TORCHRUN, names)
-    address, port = _master(environment, TORCHRUN)
-    return Placement(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        machine=machine,
-        machines=machines,
-        master_addr=address,
-        master_port=port,
-        launcher=TORCHRUN,
-    )
+    return _stated(environment, TORCHRUN, names)
 
 
 def _deepspeed(environment: Environment) -> Placement:
     """Source: ``main`` in deepspeed 0.19.8's ``launcher/launch.py``."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    rank, size, local_rank, local_size, machine, machines = _numbers(environment, DEEPSPEED, names)
-    address, port = _master(environment, DEEPSPEED)
+    return _stated(environment, DEEPSPEED, names)
+
+
+def _stated(environment: Environment, launcher: str, names: tuple[str, ...]) -> Placement:
+    """The place that a launcher states whole: rank and ranks, among all and on this machine, machine and machines."""
+    rank, size, local_rank, local_size, machine, machines = _numbers(environment, launcher, names)
+    address, port = _master(environment, launcher)
     return Placement(
         rank=rank,
         size=size,
@@ -150,7 +143,7 @@ def _deepspeed(environment: Environment) -> Placement:
         machines=machines,
         master_addr=address,
         master_port=port,
-        launcher=DEEPSPEED,
+        launcher=launcher,
     )
 
 
