@@ -18,32 +18,32 @@ _HOMES = {
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
     "DeepSpeedTrialContext": "determined_ds.runtime.context",
     "DeterminedDSError": "determined_ds.errors",
-    "Experiment": "determined_ds.config.experiment",
+    "Experiment": "determined_ds.experiment.experiment",
     "PipelineTrial": "determined_ds.trial.pipeline",
     "Problem": "determined_ds.errors",
     "ReconciledTrial": "determined_ds.trial.base",
     "ResolvedConfig": "determined_ds.config.reconcile",
-    "Results": "determined_ds.report.results",
+    "Results": "determined_ds.report.measurements",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
-    "Trainer": "determined_ds.runtime.trainer",
+    "Trainer": "determined_ds.runtime.loop.fit",
     "TrainingError": "determined_ds.errors",
-    "TrainingResult": "determined_ds.strategies.training",
-    "compare": "determined_ds.strategies.compare",
-    "create_deepspeed_config": "determined_ds.config.create",
-    "create_offload_config": "determined_ds.config.create",
+    "TrainingResult": "determined_ds.tune.whole_run",
+    "compare": "determined_ds.tune.compare",
+    "create_deepspeed_config": "determined_ds.config.deepspeed.create",
+    "create_offload_config": "determined_ds.config.deepspeed.create",
     "create_performance_visualizations": "determined_ds.report.files",
     "get_gpu_memory_stats": "determined_ds.runtime.gpu_memory",
-    "load_deepspeed_config": "determined_ds.config.deepspeed_file",
-    "load_experiment": "determined_ds.config.experiment",
+    "load_deepspeed_config": "determined_ds.config.deepspeed.files",
+    "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
-    "load_results": "determined_ds.report.results",
+    "load_results": "determined_ds.report.measurements",
     "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
-    "measure_throughput": "determined_ds.runtime.measured_loop",
+    "measure_throughput": "determined_ds.runtime.loop.measured_loop",
     "open_context": "determined_ds.runtime.context",
     "reconcile": "determined_ds.config.reconcile",
-    "run_training_experiment": "determined_ds.strategies.training",
-    "save_deepspeed_config": "determined_ds.config.deepspeed_file",
+    "run_training_experiment": "determined_ds.tune.whole_run",
+    "save_deepspeed_config": "determined_ds.config.deepspeed.files",
 }
 
 __all__ = sorted(_HOMES)
@@ -68,26 +68,26 @@ if TYPE_CHECKING:
     from determined.pytorch.deepspeed import DeepSpeedTrial
 
     from determined_ds.config.accelerator import Accelerator
-    from determined_ds.config.create import create_deepspeed_config, create_offload_config
-    from determined_ds.config.deepspeed_file import load_deepspeed_config, save_deepspeed_config
-    from determined_ds.config.experiment import Experiment, load_experiment
+    from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
+    from determined_ds.config.deepspeed.files import load_deepspeed_config, save_deepspeed_config
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
+    from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.files import create_performance_visualizations
-    from determined_ds.report.results import Results, load_results
+    from determined_ds.report.measurements import Results, load_results
     from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
     from determined_ds.runtime.gpu_memory import get_gpu_memory_stats
     from determined_ds.runtime.load_model import (
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
-    from determined_ds.runtime.measured_loop import measure_throughput
-    from determined_ds.runtime.trainer import Trainer
-    from determined_ds.strategies.compare import compare
-    from determined_ds.strategies.training import TrainingResult, run_training_experiment
+    from determined_ds.runtime.loop.fit import Trainer
+    from determined_ds.runtime.loop.measured_loop import measure_throughput
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
     from determined_ds.trial.mpu import DeepSpeedMPU
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.several_engines import SeveralEnginesTrial
     from determined_ds.trial.stream_loader import StreamLoader
+    from determined_ds.tune.compare import compare
+    from determined_ds.tune.whole_run import TrainingResult, run_training_experiment

@@ -18,15 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.decide import no_length
-from determined_ds.config.experiment import words_of_entrypoint
-from determined_ds.config.launcher import launcher_problem
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.task import Task, decide_task, task_of_cluster
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
 from determined_ds.doctor.machine import Machine
 from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.experiment.decide import no_length
+from determined_ds.experiment.experiment import words_of_entrypoint
+from determined_ds.experiment.launcher import launcher_problem
+from determined_ds.experiment.task import Task, decide_task, task_of_cluster
 from determined_ds.task_log import NO_RESTART_HELPS, error_lines, warning_line
 
 SLOTS = "slots_per_trial"
@@ -165,7 +165,7 @@ def _drop(error: ConfigError) -> None:
     from determined.common import util
     from determined.common.api import authentication, certs, errors
 
-    from determined_ds.runtime.cluster import RETRIES
+    from determined_ds.runtime.master.core_context import RETRIES
 
     for problem in error.problems:
         told = warning_line(f"this point cannot run, and is dropped: {problem}")

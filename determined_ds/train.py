@@ -24,26 +24,26 @@ from determined_ds.errors import (
     Problem,
     TrialError,
 )
+from determined_ds.protocol.exhausted import exhausted, let_main_thread_tell
+from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, tell_launcher, tell_terminal
+from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.laid_aside import current
+from determined_ds.protocol.run_dir import EXPERIMENT, LOGS
+from determined_ds.protocol.signals import (
+    die_with_parent,
+    end_with,
+    let_workers_end,
+    stop_on_signal,
+)
+from determined_ds.protocol.terminal import outlive_readers
 from determined_ds.runtime.authors_frames import (
     AuthorsFiles,
     exit_of_author,
     os_exit_told,
     told_from_author,
 )
-from determined_ds.runtime.crashes import came_of_other_ranks, exit_code_of
-from determined_ds.runtime.exhausted import exhausted, let_main_thread_tell
-from determined_ds.runtime.heartbeat import HEART
-from determined_ds.runtime.laid_aside import current
-from determined_ds.runtime.last_words import on_cluster, said_by_chief, say_in_task_log
-from determined_ds.runtime.launched import LAUNCHED_BY, PARENT, tell_launcher, tell_terminal
-from determined_ds.runtime.run_dir import EXPERIMENT, LOGS
-from determined_ds.runtime.signals import (
-    die_with_parent,
-    end_with,
-    let_workers_end,
-    stop_on_signal,
-)
-from determined_ds.runtime.terminal import outlive_readers
+from determined_ds.runtime.master.crashes import came_of_other_ranks, exit_code_of
+from determined_ds.runtime.master.last_words import on_cluster, said_by_chief, say_in_task_log
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -120,9 +120,9 @@ def _traceback(error: BaseException, files: AuthorsFiles, options: argparse.Name
 def _train(options: argparse.Namespace) -> None:
     import determined as det
 
-    from determined_ds.config.experiment import load_experiment
-    from determined_ds.runtime.header import decided
-    from determined_ds.runtime.task_logging import log_in_task
+    from determined_ds.experiment.experiment import load_experiment
+    from determined_ds.protocol.header import decided
+    from determined_ds.runtime.master.task_logging import log_in_task
 
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":
@@ -144,7 +144,7 @@ def _train(options: argparse.Namespace) -> None:
 
     from determined_ds.runtime.context import open_context
     from determined_ds.runtime.debugging import debugging
-    from determined_ds.runtime.trainer import Trainer, fit_arguments
+    from determined_ds.runtime.loop.fit import Trainer, fit_arguments
 
     with (
         debugging(options.debug),
@@ -173,10 +173,10 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.report.results import write_row
-    from determined_ds.runtime.measured_loop import measure_throughput
-    from determined_ds.runtime.run_dir import MEASURED
-    from determined_ds.runtime.trainer import fit_arguments
+    from determined_ds.protocol.run_dir import MEASURED
+    from determined_ds.report.measurements import write_row
+    from determined_ds.runtime.loop.fit import fit_arguments
+    from determined_ds.runtime.loop.measured_loop import measure_throughput
 
     period = fit_arguments(context.resolved.fit)["validation_period"]
     row = measure_throughput(
@@ -240,8 +240,12 @@ def _say(message: str, exit_code: int, error: BaseException | None = None) -> No
     """Say why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
     # What its objects do not manage while they are deleted is no news.
     sys.unraisablehook = lambda _: None
-    if error is not None and came_of_other_ranks(error) and "determined_ds.runtime.peers" in sys.modules:
-        sys.modules["determined_ds.runtime.peers"].say_missing_peers()
+    if (
+        error is not None
+        and came_of_other_ranks(error)
+        and "determined_ds.runtime.group.peers" in sys.modules
+    ):
+        sys.modules["determined_ds.runtime.group.peers"].say_missing_peers()
     if tell_launcher(message, exit_code):
         return
     if on_cluster():

@@ -25,9 +25,15 @@ from tests.forked import Forked
 from tests.machines import Machine, two_machines, why_no_machines
 from tests.ranks import ROOT, Ranks, compile_nothing
 
-# How long an example takes says nothing of whether it is right.
-hypothesis.settings.register_profile("without a clock", deadline=None)
-hypothesis.settings.load_profile("without a clock")
+# The same examples each time. How long one takes says nothing of whether it is right.
+hypothesis.settings.register_profile(
+    "pure",
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("pure")
 
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,14 +71,14 @@ LONG = (
     "tests/runtime/test_resume.py",
     "tests/experiments/test_templates.py",
     "tests/cluster/",
-    "tests/runtime/test_stopping.py",
+    "tests/runtime/loop/test_stopping.py",
     "tests/memory/",
     "tests/model_defs/",
     "tests/trial/",
     "tests/runtime/",
     "tests/cli/",
     "tests/search/",
-    "tests/strategies/",
+    "tests/tune/",
 )
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -31,7 +31,7 @@ LOADED = (
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
     "determined_ds.cli.run",
-    "determined_ds.runtime.trainer",
+    "determined_ds.runtime.loop.fit",
 )
 # The last of a run's processes are killed with it; on a busy machine they take a moment to end.
 END_S = 10.0
@@ -109,8 +109,8 @@ def _be_det_ds(words: list[str], environment: dict[str, str], files: list[str]) 
         import numpy
 
         from determined_ds.cli.main import main
-        from determined_ds.runtime import rank
-        from determined_ds.runtime.signals import die_with_parent
+        from determined_ds.launch.ranks import process as rank
+        from determined_ds.protocol.signals import die_with_parent
 
         die_with_parent()
         numpy.random.seed()  # torch's generator is as in any new process, and Python seeds its own after a fork

@@ -13,16 +13,18 @@ import pytest
 import determined_ds
 import determined_ds.check
 import determined_ds.config
+import determined_ds.documents
+import determined_ds.experiment
 import determined_ds.memory
-import determined_ds.plan
 import determined_ds.report
 import determined_ds.scaffold
 
 HEAVY = {"torch", "deepspeed", "determined", "transformers", "numpy"}
 ROOMS = (
+    determined_ds.documents,
     determined_ds.config,
+    determined_ds.experiment,
     determined_ds.memory,
-    determined_ds.plan,
     determined_ds.check,
     determined_ds.report,
     determined_ds.scaffold,

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.config.document import words
-from determined_ds.config.secrets import secret_text
+from determined_ds.documents.document import words
 from determined_ds.errors import Origin, Problem
+from determined_ds.experiment.secrets import secret_text
 
 DETIGNORE = ".detignore"
 # ``DEFAULT_DETIGNORE`` and ``MAX_CONTEXT_SIZE`` in determined 0.38.1's ``common/constants.py``.

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from determined_ds.check.context_dir import context_problems
-from determined_ds.check.experiment import Asked, Checked, check_experiment
-from determined_ds.check.report import Report, findings_of, in_order
-from determined_ds.config.additions import OLDEST
-from determined_ds.config.decide import OF_EXPERIMENTS, Problems, laid_over
-from determined_ds.config.deepspeed_alone import problems_alone
-from determined_ds.config.document import Document
-from determined_ds.config.packages import missing_packages
-from determined_ds.config.text import read_json, read_yaml
+from determined_ds.check.one_experiment import Asked, Checked, check_experiment
+from determined_ds.check.output import Report, findings_of, in_order
+from determined_ds.config.deepspeed.alone import problems_alone
+from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.documents.document import Document
+from determined_ds.documents.reading import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.additions import OLDEST
+from determined_ds.experiment.decide import OF_EXPERIMENTS, Problems, laid_over
 
 if TYPE_CHECKING:
-    from determined_ds.check.memory import GpuMemory
+    from determined_ds.check.fits_gpu import GpuMemory
 
 
 def check_files(

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from determined_ds.config.document import Document
+from determined_ds.documents.document import Document
 from determined_ds.errors import Problem
 from determined_ds.task_log import ERROR, LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.config.document import Document, nearest
 from determined_ds.config.facts import ZERO_OPTIMIZERS
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.trial_file import dotted_name, imported_names, parsed, source_of
+from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import Origin, Problem
+from determined_ds.experiment.trial_file import dotted_name, imported_names, parsed, source_of
 
 LIBRARY = "determined_ds"
 BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library hands on
 DECLARED = "validation_metrics"
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
 MAX_BASES = 50
-# What a trial reports that is measured (runtime/measured_loop.py).
+# What a trial reports that is measured (runtime/loop/measured_loop.py).
 MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "tokens_per_second", "batches")
 
 

@@ -71,10 +71,10 @@ def autotune(
     """
     from rich.console import Console
 
-    from determined_ds.config.secrets import masked_command
+    from determined_ds.experiment.secrets import masked_command
+    from determined_ds.protocol.run_dir import short
     from determined_ds.report.table import results_table
-    from determined_ds.runtime.run_dir import short
-    from determined_ds.strategies.autotune import BEST, emit, prepare_autotune
+    from determined_ds.tune.autotune import BEST, emit, prepare_autotune
 
     prepared = prepare_autotune(
         config,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.check.memory import GpuMemory
-    from determined_ds.check.report import Report
-    from determined_ds.config.document import Document
-    from determined_ds.config.experiment import Experiment
+    from determined_ds.check.fits_gpu import GpuMemory
+    from determined_ds.check.output import Report
     from determined_ds.config.reconcile import ResolvedConfig
+    from determined_ds.documents.document import Document
+    from determined_ds.experiment.experiment import Experiment
     from determined_ds.memory import ModelShape
 
 EPILOG = """\b
@@ -78,7 +78,7 @@ def check(
     directory. Says of each where it stands, and what mends it.
     """
     from determined_ds.check.files import check_files
-    from determined_ds.config.additions import NEWEST, is_newer_than_known, version_to_check
+    from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
 
     version = version_to_check(determined_version)
     if is_newer_than_known(version):
@@ -109,7 +109,7 @@ def check(
 
 
 def _gpu_memory(size: str) -> GpuMemory:
-    from determined_ds.check.memory import GpuMemory
+    from determined_ds.check.fits_gpu import GpuMemory
     from determined_ds.memory import parse_bytes
 
     num_bytes = parse_bytes(size, key="--gpu-memory")
@@ -117,7 +117,7 @@ def _gpu_memory(size: str) -> GpuMemory:
     def shape_of(
         experiment: Experiment, resolved: ResolvedConfig, context_dir: Path, hyperparameters: Document
     ) -> ModelShape:
-        from determined_ds.runtime.experiment_shape import shape_of_experiment  # loads torch
+        from determined_ds.runtime.shapes.of_experiment import shape_of_experiment  # loads torch
 
         return shape_of_experiment(experiment, resolved, context_dir, hyperparameters=hyperparameters)
 
@@ -125,7 +125,7 @@ def _gpu_memory(size: str) -> GpuMemory:
 
 
 def _show(report: Report) -> None:
-    from determined_ds.check.report import text_lines
+    from determined_ds.check.output import text_lines
 
     for finding in report.findings:
         place, severity, message, below = text_lines(finding, report.file)

@@ -70,12 +70,12 @@ def compare(
     """
     from rich.console import Console
 
-    from determined_ds.config.secrets import masked_command
-    from determined_ds.report.results import MEASURED
+    from determined_ds.experiment.secrets import masked_command
+    from determined_ds.launch.interrupts import Interrupts
+    from determined_ds.protocol.run_dir import short
+    from determined_ds.report.measurements import MEASURED
     from determined_ds.report.table import results_table
-    from determined_ds.runtime.interrupts import Interrupts
-    from determined_ds.runtime.run_dir import short
-    from determined_ds.strategies.compare import prepare_comparison
+    from determined_ds.tune.compare import prepare_comparison
 
     comparison = prepare_comparison(
         config,

@@ -104,7 +104,7 @@ def _model(
         return *_of_experiment(config, context_dir, flags), True
     slots, precision = flags["slots"] or DEFAULT_SLOTS, flags["precision"] or "bf16"
     if flags["hf_config"] is not None:
-        from determined_ds.runtime.huggingface_shape import shape_of_huggingface
+        from determined_ds.runtime.shapes.of_huggingface import shape_of_huggingface
 
         shape = shape_of_huggingface(
             Path(flags["hf_config"]), sequence_length=flags["sequence_length"], precision=precision
@@ -131,11 +131,11 @@ def _model(
 
 def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tuple[ModelShape, Strategy]:
     from determined_ds.config.accelerator import assumed_cuda
-    from determined_ds.config.decide import decide, read_document
-    from determined_ds.config.experiment import parse_experiment
-    from determined_ds.config.trial_file import check_trial_file
+    from determined_ds.experiment.decide import decide, read_document
+    from determined_ds.experiment.experiment import parse_experiment
+    from determined_ds.experiment.trial_file import check_trial_file
     from determined_ds.memory import strategy_of
-    from determined_ds.memory.checkpointing import is_checkpointed
+    from determined_ds.memory.activation_checkpointing import is_checkpointed
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
@@ -153,7 +153,7 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
         strategy = replace(strategy, precision=flags["precision"], grad_accum_dtype=None)
     if flags["micro_batch"]:
         strategy = replace(strategy, micro_batch_size=flags["micro_batch"])
-    from determined_ds.runtime.experiment_shape import shape_of_experiment
+    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
 
     shape = shape_of_experiment(experiment, resolved, context_dir, precision=strategy.precision)
     if flags["sequence_length"]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.plan.choose import Plan
-    from determined_ds.plan.files import GeneratedFiles
+    from determined_ds.memory.plan.choose import Plan
+    from determined_ds.memory.plan.files import GeneratedFiles
 
 EPILOG = """\b
 Examples:
@@ -69,9 +69,9 @@ def generate(
 
     On a terminal, what no flag says is asked for.
     """
-    from determined_ds.plan.choose import choose_plan
-    from determined_ds.plan.files import GPT2, GPT2_PIPELINE, default_name, files_of
-    from determined_ds.plan.needs import read_needs
+    from determined_ds.memory.plan.choose import choose_plan
+    from determined_ds.memory.plan.files import GPT2, GPT2_PIPELINE, default_name, files_of
+    from determined_ds.memory.plan.needs import read_needs
 
     plan = choose_plan(read_needs(**_answered(answers)))
     trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
@@ -142,8 +142,8 @@ def _proc(name: str) -> Callable[[str], Any]:
 
 def _checked_name(name: str, trial: str) -> str:
     """The name, if it is one of a file; and the trial must be a MODULE:CLASS."""
-    from determined_ds.config.experiment import ENTRYPOINT_FORM, trial_of_entrypoint
     from determined_ds.errors import ConfigError, Problem
+    from determined_ds.experiment.experiment import ENTRYPOINT_FORM, trial_of_entrypoint
 
     problems = []
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
@@ -169,12 +169,12 @@ def _checked_name(name: str, trial: str) -> str:
 def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path) -> list[str]:
     """Reconcile the pair as a run will, before anything is written; what is said about it."""
     from determined_ds.config.accelerator import Accelerator
-    from determined_ds.config.document import Document
-    from determined_ds.config.experiment import parse_experiment
     from determined_ds.config.reconcile import reconcile
-    from determined_ds.config.text import parse_yaml
-    from determined_ds.config.trial_file import check_trial_file
+    from determined_ds.documents.document import Document
+    from determined_ds.documents.reading import parse_yaml
     from determined_ds.errors import ConfigError
+    from determined_ds.experiment.experiment import parse_experiment
+    from determined_ds.experiment.trial_file import check_trial_file
 
     experiment = parse_experiment(parse_yaml(files.experiment, yaml_path))
     ds = Document(name="the DeepSpeed JSON", data=files.ds_config)
@@ -189,15 +189,15 @@ def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path
 
 
 def _write(files: GeneratedFiles, json_path: Path, yaml_path: Path, force: bool) -> None:
-    from determined_ds.config.deepspeed_file import deepspeed_config_text
-    from determined_ds.config.writing import write_files
+    from determined_ds.config.deepspeed.files import deepspeed_config_text
+    from determined_ds.documents.writing import write_files
 
     texts = {json_path: deepspeed_config_text(files.ds_config), yaml_path: files.experiment}
     write_files(texts, overwrite=force)
 
 
 def _print(files: GeneratedFiles, json_path: str, yaml_path: str) -> None:
-    from determined_ds.config.deepspeed_file import deepspeed_config_text
+    from determined_ds.config.deepspeed.files import deepspeed_config_text
 
     click.echo(f"# {yaml_path}")
     click.echo(files.experiment)

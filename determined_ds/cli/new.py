@@ -35,7 +35,7 @@ def new(name: str, kind: str, output: Path, force: bool) -> None:
 
     They go to model_defs/NAME and experiments/NAME, and are there to be changed.
     """
-    from determined_ds.config.writing import write_files
+    from determined_ds.documents.writing import write_files
     from determined_ds.scaffold.files import deepspeed_json_of, files_of
 
     files = files_of(name, kind)

@@ -42,9 +42,9 @@ def render(
     Of a hyperparameter search, the point in the middle is shown, the one that `det-ds run` trains.
     """
     from determined_ds.config.accelerator import assumed_cuda
-    from determined_ds.config.decide import decide, read_document
-    from determined_ds.config.experiment import parse_experiment
     from determined_ds.devices import detect_accelerator
+    from determined_ds.experiment.decide import decide, read_document
+    from determined_ds.experiment.experiment import parse_experiment
 
     document = read_document(config, context_dir, slots=slots, overrides=overrides, command="render")
     experiment = parse_experiment(document)

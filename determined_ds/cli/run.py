@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.config.deepspeed_json import AUTO
+from determined_ds.config.deepspeed.normalized import AUTO
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.launched import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, REPORT
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, REPORT
 
 if TYPE_CHECKING:
-    from determined_ds.runtime.local_run import LocalRun
+    from determined_ds.launch.prepare import LocalRun
 
 EPILOG = """\b
 Examples:
@@ -103,13 +103,13 @@ def run(
     """
     # The hidden options are for the commands that start many runs: compare, search, autotune.
     from determined_ds import train
-    from determined_ds.runtime.as_rank import be_rank
-    from determined_ds.runtime.asked import Asked
-    from determined_ds.runtime.hostfile import run_on_hosts
-    from determined_ds.runtime.local_run import prepare_run
-    from determined_ds.runtime.placement import placement_here
-    from determined_ds.runtime.signals import end_with
-    from determined_ds.runtime.terminal import outlive_readers
+    from determined_ds.launch.asked import Asked
+    from determined_ds.launch.elsewhere.as_rank import be_rank
+    from determined_ds.launch.elsewhere.hostfile import run_on_hosts
+    from determined_ds.launch.elsewhere.placement import placement_here
+    from determined_ds.launch.prepare import prepare_run
+    from determined_ds.protocol.signals import end_with
+    from determined_ds.protocol.terminal import outlive_readers
 
     more = ["--engine", engine] if engine != "deepspeed" else []
     if measure is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from determined_ds.config.document import KeyPath, dotted
 from determined_ds.config.hyperparameters import LAID_OVER
+from determined_ds.documents.document import KeyPath, dotted
 
 PIPE, MODEL, DATA, BATCH = (
     "pipe_parallel_size",

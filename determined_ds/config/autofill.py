@@ -11,10 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import AUTO, known_keys
-from determined_ds.config.document import Document, Edits, KeyPath
-from determined_ds.config.hyperparameters import FitOptions
-from determined_ds.config.learning_rate import (
+from determined_ds.config.deepspeed.learning_rate import (
     LR,
     StatedRate,
     peak_path,
@@ -23,7 +20,10 @@ from determined_ds.config.learning_rate import (
     stated_rate,
     states_rate,
 )
+from determined_ds.config.deepspeed.normalized import AUTO, known_keys
+from determined_ds.config.hyperparameters import FitOptions
 from determined_ds.config.topology import Topology
+from determined_ds.documents.document import Document, Edits, KeyPath
 from determined_ds.errors import Origin, Problem
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not

@@ -9,8 +9,8 @@ from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import Batch
-from determined_ds.config.document import Document, KeyPath
 from determined_ds.config.topology import Topology
+from determined_ds.documents.document import Document, KeyPath
 
 ZERO = "zero_optimization"
 # How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.

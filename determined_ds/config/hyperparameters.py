@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, dotted, nearest, unknown_key, unknown_keys
-from determined_ds.config.findings import KINDS, kind_of, type_mend
+from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, unknown_keys
+from determined_ds.documents.values import KINDS, kind_of, type_mend
 from determined_ds.errors import ConfigError, Problem, shown
 
 LARGEST = 2**31 - 1

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import Change, disagreements, fill_what_is_known
 from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
-from determined_ds.config.deepspeed_json import AUTO, located_problems, normalized
-from determined_ds.config.document import Document, KeyPath, dotted, get_path, plain_copy
+from determined_ds.config.deepspeed.normalized import AUTO, located_problems, normalized
+from determined_ds.config.deepspeed.old_names import old_names
 from determined_ds.config.facts import Facts
 from determined_ds.config.hyperparameters import (
     LAID_OVER,
@@ -27,10 +27,10 @@ from determined_ds.config.hyperparameters import (
     read_hyperparameters,
 )
 from determined_ds.config.keys import json_problems
-from determined_ds.config.old_names import old_names
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, plain_copy
 from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from determined_ds.config.deepspeed_json import ONE_BIT
-from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.deepspeed.normalized import ONE_BIT
 from determined_ds.config.facts import ZERO, Facts, Rule
+from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import Problem
 
 CONFIG = "deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._do_error_check"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.ops import NVCC, ops_of
+from determined_ds.config.deepspeed.extensions import NVCC, ops_of
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import cuda_of_torch, is_prebuilt, look_at_compilers

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from determined_ds.config.ops import CXX, LIBAIO, NINJA, NVCC
+from determined_ds.config.deepspeed.extensions import CXX, LIBAIO, NINJA, NVCC
 from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
 from determined_ds.doctor.machine import Answer, Machine
 

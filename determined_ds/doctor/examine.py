@@ -8,7 +8,6 @@ from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.devices import GPU_NODES, ROCM_NODE, num_cores
-from determined_ds.doctor.asked import Needs, needs_of
 from determined_ds.doctor.compilers import look_at_compilers
 from determined_ds.doctor.disk import look_at_clock, look_at_disk
 from determined_ds.doctor.extension_locks import locks_left, root_of_extensions
@@ -17,6 +16,7 @@ from determined_ds.doctor.gpus import Driver, ask_driver, look_at_gpus
 from determined_ds.doctor.imports import Torch, look_at_imports
 from determined_ds.doctor.limits import look_at_memory, look_at_open_files, look_at_shared_memory
 from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.needs import Needs, needs_of
 from determined_ds.doctor.network import look_at_network
 from determined_ds.doctor.storage import look_at_storage
 from determined_ds.doctor.versions import look_at_versions

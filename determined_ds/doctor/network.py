@@ -9,7 +9,7 @@ import psutil
 
 from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
 from determined_ds.doctor.machine import Machine
-from determined_ds.runtime.addresses import interface_to
+from determined_ds.runtime.group.addresses import interface_to
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 # Nobody's address, of a block for documentation (RFC 5737): a route to it is the one to anywhere.

@@ -15,7 +15,7 @@ from determined_ds.doctor.finding import MISSING, OK, UNKNOWN, Finding
 from determined_ds.doctor.machine import Machine
 
 STORAGE_S = 60.0
-PROBE = "determined_ds.runtime.storage_probe"
+PROBE = "determined_ds.runtime.master.storage_probe"
 # What names the place, for messages: nothing of these is a secret.
 SHOWN = (
     "bucket",

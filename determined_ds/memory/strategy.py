@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.document import get_path
 from determined_ds.config.facts import DTYPES
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.document import get_path
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Tensors of the parameters' size that an optimizer keeps; any other is taken to keep two, as Adam does.
@@ -112,7 +112,7 @@ def strategy_of(resolved: ResolvedConfig, *, activation_checkpointing: bool = Fa
 
     Args:
         resolved: What was decided.
-        activation_checkpointing: As :func:`~determined_ds.memory.checkpointing.is_checkpointed` tells.
+        activation_checkpointing: As :func:`~determined_ds.memory.activation_checkpointing.is_checkpointed` tells.
     """
     ds = resolved.ds_config
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}

@@ -9,10 +9,10 @@ from datetime import datetime
 from html import escape
 
 from determined_ds.report.captions import caption
+from determined_ds.report.measurements import WINDOW, Results
 from determined_ds.report.page_style import SCRIPT, STYLE
 from determined_ds.report.page_table import measurements
 from determined_ds.report.pictures import PICTURES
-from determined_ds.report.results import WINDOW, Results
 from determined_ds.report.style import svg_of
 from determined_ds.report.words import label, loss_text, memory_note, printable, reason, unmeasured, verdict
 

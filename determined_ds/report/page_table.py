@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from determined_ds.report.results import Results, Row
+from determined_ds.report.measurements import Results, Row
 from determined_ds.report.style import colours, palette_index
 from determined_ds.report.words import (
     between,

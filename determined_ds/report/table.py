@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from determined_ds.report.results import Results, Row
+from determined_ds.report.measurements import Results, Row
 from determined_ds.report.words import (
     between,
     byte_unit,

@@ -17,27 +17,27 @@ from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.document import Document
-from determined_ds.config.experiment import Experiment
 from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
-from determined_ds.config.search.master_random import first_trial_seed
-from determined_ds.config.task import Task, decide_task, hyperparameters_of, task_of_cluster
-from determined_ds.config.text import read_json
-from determined_ds.config.writing import write_whole
 from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document
+from determined_ds.documents.reading import read_json
+from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.runtime.cluster import cluster_core_context
-from determined_ds.runtime.distributed import join_process_group
-from determined_ds.runtime.generators import seed_everything
-from determined_ds.runtime.laid_aside import ASIDE, adopt, current
-from determined_ds.runtime.launched import REPORT
-from determined_ds.runtime.local import local_core_context
-from determined_ds.runtime.moving import Mover
-from determined_ds.runtime.peers import leave_peers
-from determined_ds.runtime.plain_metrics import plain_reduced
-from determined_ds.runtime.run_dir import DEEPSPEED_CONFIG
-from determined_ds.runtime.run_lock import make_private
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.experiment.space.master_random import first_trial_seed
+from determined_ds.experiment.task import Task, decide_task, hyperparameters_of, task_of_cluster
+from determined_ds.protocol.handed_on import REPORT
+from determined_ds.protocol.laid_aside import ASIDE, adopt, current
+from determined_ds.protocol.run_dir import DEEPSPEED_CONFIG
+from determined_ds.protocol.run_lock import make_private
+from determined_ds.runtime.data.generators import seed_everything
+from determined_ds.runtime.data.moving import Mover
+from determined_ds.runtime.group.distributed import join_process_group
+from determined_ds.runtime.group.peers import leave_peers
+from determined_ds.runtime.local_core import local_core_context
+from determined_ds.runtime.loop.plain_metrics import plain_reduced
+from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import mend_engine
 
@@ -345,7 +345,7 @@ def _core_context(
             return
         report = None
         if REPORT in os.environ and distributed.rank == 0:
-            from determined_ds.runtime.master_report import reported
+            from determined_ds.runtime.master.unmanaged import reported
 
             report = stack.enter_context(reported(run_dir, task.exp_conf or {}, task.hyperparameters.data))
         yield stack.enter_context(

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from determined_ds.config.accelerator import assumed_cuda
-from determined_ds.config.document import Document
-from determined_ds.config.experiment import Experiment, parse_experiment
 from determined_ds.config.hyperparameters import SIZES, TRIAL_SEED
 from determined_ds.config.reconcile import BATCH_KEYS, reconcile
-from determined_ds.config.secrets import restored
-from determined_ds.config.trial_file import source_of
+from determined_ds.documents.document import Document
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.runtime.bare_trial import bare_trial, chain_of, forget_namesake, inside, trial_class
-from determined_ds.runtime.checkpoint_files import damage_of, is_sealed, unverified
-from determined_ds.runtime.code_copy import CODE, differing_library
-from determined_ds.runtime.only_data import only_data
-from determined_ds.runtime.weights import weights_in
+from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.secrets import restored
+from determined_ds.experiment.trial_file import source_of
+from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
+from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
+from determined_ds.runtime.checkpoints.only_data import only_data
+from determined_ds.runtime.checkpoints.weights import weights_in
+from determined_ds.runtime.shapes.bare_trial import bare_trial, chain_of, forget_namesake, inside, trial_class
 
 logger = logging.getLogger("determined_ds")
 CONTEXT_DIR, CHECKPOINT = "context_dir", "checkpoint"

@@ -13,8 +13,8 @@ from typing import Any
 from determined import core
 from determined.core import _profiler
 
-from determined_ds.runtime.metrics import jsonable, to_json_line
-from determined_ds.runtime.run_dir import SYSTEM_METRICS
+from determined_ds.protocol.run_dir import SYSTEM_METRICS
+from determined_ds.runtime.loop.metrics import jsonable, to_json_line
 
 logger = logging.getLogger("determined_ds")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from determined_ds.config.search.problems import HALVING
-from determined_ds.config.search.rungs import brackets, rungs
-from determined_ds.config.secrets import stored_yaml
-from determined_ds.config.writing import write_files
+from determined_ds.check.space.problems import HALVING
+from determined_ds.documents.writing import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
-from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.run_dir import EXPERIMENT, short
-from determined_ds.runtime.run_lock import RunLock
+from determined_ds.experiment.secrets import stored_yaml
+from determined_ds.experiment.space.rungs import brackets, rungs
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.protocol.run_dir import EXPERIMENT, short
+from determined_ds.protocol.run_lock import RunLock
 from determined_ds.search.display import make_display
 from determined_ds.search.local_search import LocalSearch
-from determined_ds.search.results import (
+from determined_ds.search.outcome import (
     best_trial,
     draw_results,
     reasons,

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.search.problems import HALVING
-from determined_ds.config.search.rungs import rungs
+from determined_ds.check.space.problems import HALVING
 from determined_ds.errors import EXIT_CONFIG, ConfigError, Problem
-from determined_ds.runtime.checkpoint_files import checkpoints_in
-from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.run_dir import CHECKPOINTS, METRICS
-from determined_ds.runtime.trial_process import TrialProcess
+from determined_ds.experiment.space.rungs import rungs
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.trial_process import TrialProcess
+from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.run_dir import CHECKPOINTS, METRICS
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
 from determined_ds.search.display import Lines, SearchView, TrialView, in_words
 from determined_ds.search.methods import Reason
@@ -46,7 +46,7 @@ LEFT_S = 10.0  # processes of a killed search end with it; the system may take a
 # Most methods replace an impossible point by another, for ever if need be; so many in a row, and there is no other.
 MOST_DROPPED = 1000
 MOST_REFUSED = 20  # by ranks, which take seconds to start
-# What ``det-ds run`` says where it was asked to stop (runtime/launch.py).
+# What ``det-ds run`` says where it was asked to stop (launch/ranks/start.py).
 WAS_ASKED = re.compile(r"^(resume with: |stopped before the first checkpoint)", re.MULTILINE)
 
 

@@ -22,12 +22,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from determined_ds.config.document import Document
-from determined_ds.config.findings import Findings
-from determined_ds.config.search.master_random import MasterRandom
-from determined_ds.config.search.rungs import DIVISOR, MAX_RUNGS, MODE, brackets, rungs
-from determined_ds.config.search.space import SearchSpace, read_space
+from determined_ds.documents.document import Document
+from determined_ds.documents.values import Findings
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.space.master_random import MasterRandom
+from determined_ds.experiment.space.rungs import DIVISOR, MAX_RUNGS, MODE, brackets, rungs
+from determined_ds.experiment.space.space import SearchSpace, read_space
 
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]

@@ -11,24 +11,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.experiment import Asked, check_experiment
-from determined_ds.check.report import ERROR, Finding
+from determined_ds.check.one_experiment import Asked, check_experiment
+from determined_ds.check.output import ERROR, Finding
 from determined_ds.check.trial_class import has_stages, stages_problem
-from determined_ds.config.changes import Difference, differences
-from determined_ds.config.decide import Problems, decide, read_document
-from determined_ds.config.document import Document, get_path, plain_copy, words
-from determined_ds.config.experiment import Experiment, parse_experiment
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.keys import SEARCH
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.secrets import masked
-from determined_ds.config.text import read_yaml
+from determined_ds.documents.differences import Difference, differences
+from determined_ds.documents.document import Document, get_path, plain_copy, words
+from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.runtime.forking import CHECKPOINT, fork_of
-from determined_ds.runtime.local_run import as_constants
-from determined_ds.runtime.paths import RUNS, check_run_dir, new_run_dir, slug
-from determined_ds.runtime.run_dir import EXPERIMENT, METRICS, short
-from determined_ds.search.machine import Machine, machine_accelerator, machine_of, machine_warnings
+from determined_ds.experiment.decide import Problems, decide, read_document
+from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.secrets import masked
+from determined_ds.launch.forking import CHECKPOINT, fork_of
+from determined_ds.launch.prepare import as_constants
+from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.protocol.run_dir import EXPERIMENT, METRICS, short
+from determined_ds.search.machine_slots import Machine, machine_accelerator, machine_of, machine_warnings
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
 from determined_ds.search.study import STUDY, About
 

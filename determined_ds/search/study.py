@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.config.search.space import Axis
+from determined_ds.experiment.space.space import Axis
 from determined_ds.search.course import Event, Exited, Validated
 from determined_ds.search.methods import Create
 from determined_ds.search.study_file import mend_study_file, study_problem

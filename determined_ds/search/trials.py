@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from determined_ds.errors import ConfigError
-from determined_ds.runtime.trial_process import TrialProcess
+from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.search.course import CourseTrial
 
 

@@ -12,11 +12,11 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.document import Document
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
 from determined_ds.trial.attention import choose_sdpa_kernel

@@ -16,7 +16,7 @@ from deepspeed.pipe import LayerSpec
 from deepspeed.runtime.engine import DeepSpeedEngine
 from determined import pytorch
 
-from determined_ds.config.document import nearest
+from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
 from determined_ds.trial.author import described, method_of, written_by_author, wrong
 from determined_ds.trial.stream_loader import is_stream

@@ -11,11 +11,11 @@ import torch
 from attrdict import AttrDict
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.document import Document, KeyPath
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from determined_ds.config.writing import write_whole
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial, resolved_of

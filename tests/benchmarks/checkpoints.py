@@ -26,9 +26,9 @@ def measure(folder: str) -> dict[str, list[float]]:
     import torch
 
     from determined_ds import open_context
-    from determined_ds.runtime.checkpoint import Checkpoints
-    from determined_ds.runtime.checkpoint_files import checkpoints_in
-    from determined_ds.runtime.trial_state import TrialState
+    from determined_ds.protocol.checkpoint_files import checkpoints_in
+    from determined_ds.runtime.checkpoints.saving import Checkpoints
+    from determined_ds.runtime.checkpoints.trial_state import TrialState
     from tests.benchmarks.parts import Saved
 
     hparams = {

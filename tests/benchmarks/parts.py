@@ -13,7 +13,7 @@ from determined.pytorch import DataLoader
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds import DataParallelTrial, DeepSpeedTrialContext
-from determined_ds.runtime.data import training_data
+from determined_ds.runtime.data.samples import training_data
 
 NUM_SAMPLES = 8192
 

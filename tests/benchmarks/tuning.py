@@ -18,10 +18,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.report.results import Row, load_results, save_results
-from determined_ds.strategies.autotune import BEST, Autotune, prepare_autotune
-from determined_ds.strategies.candidates import Candidate
-from determined_ds.strategies.measuring import merged
+from determined_ds.report.measurements import Row, load_results, save_results
+from determined_ds.tune.autotune import BEST, Autotune, prepare_autotune
+from determined_ds.tune.candidates import Candidate
+from determined_ds.tune.measurement import merged
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path("experiments/gpt2/const.yaml")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from determined_ds.check.files import check_files
-from determined_ds.check.report import Finding, place
+from determined_ds.check.output import Finding, place
 from tests.check.planted import PLANTED, Mistake
 
 

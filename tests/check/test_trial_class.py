@@ -17,10 +17,10 @@ from determined_ds.check.trial_class import (
     reported_metrics,
     stages_problem,
 )
-from determined_ds.config.document import Document
-from determined_ds.config.text import parse_yaml
+from determined_ds.documents.document import Document
+from determined_ds.documents.reading import parse_yaml
 from tests.command import ROOT
-from tests.config.making import decide
+from tests.making import decide
 
 IMPORT = "from determined_ds import DataParallelTrial, PipelineTrial, ReconciledTrial\nimport determined_ds\n"
 LOSS = "    def loss(self, model, batch){}:\n        return {}\n"

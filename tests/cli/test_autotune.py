@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.report.results import MEASURED, load_results
+from determined_ds.report.measurements import MEASURED, load_results
 from determined_ds.search.trials import processes_below
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
 

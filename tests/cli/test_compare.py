@@ -11,11 +11,18 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.report.results import CANNOT_RUN, MEASURED, OUT_OF_MEMORY, STOPPED, Results, load_results
-from determined_ds.runtime.interrupts import Interrupts
-from determined_ds.runtime.run_lock import LOCK
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.protocol.run_lock import LOCK
+from determined_ds.report.measurements import (
+    CANNOT_RUN,
+    MEASURED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    Results,
+    load_results,
+)
 from determined_ds.search.trials import processes_below
-from determined_ds.strategies.compare import prepare_comparison
+from determined_ds.tune.compare import prepare_comparison
 from tests.command import det_ds
 
 FILES = ("report.html", "results.json", "results.csv")

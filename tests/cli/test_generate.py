@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli import generate
 from determined_ds.cli.main import main
-from determined_ds.config.deepspeed_file import load_deepspeed_config
-from determined_ds.config.experiment import load_experiment
+from determined_ds.config.deepspeed.files import load_deepspeed_config
 from determined_ds.errors import EXIT_CONFIG
+from determined_ds.experiment.experiment import load_experiment
 from tests.command import ROOT
 
 FLAGS = {

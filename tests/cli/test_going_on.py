@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_CRASHED
-from determined_ds.runtime.checkpoint_files import checkpoints_in
-from determined_ds.runtime.launch import Outcome
-from determined_ds.runtime.rank import Failure
-from determined_ds.runtime.restarting import Restarts
+from determined_ds.launch.ranks.process import Failure
+from determined_ds.launch.ranks.start import Outcome
+from determined_ds.launch.restarting import Restarts
+from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
 from tests.forked import Forked
 
@@ -175,7 +175,7 @@ def test_where_a_fork_is_looked_for(trained: Path, tmp_path: Path, monkeypatch: 
     newest, middle, _ = checkpoints_in(trained / "run/checkpoints")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "run", tmp_path / "runs/tiny/one")
-    monkeypatch.setattr("determined_ds.runtime.local_run.run_ranks", lambda *_, **__: Outcome())
+    monkeypatch.setattr("determined_ds.launch.prepare.run_ranks", lambda *_, **__: Outcome())
 
     def forked_from(source: str, run_dir: str) -> str:
         result = invoke(trained, "--set", f"{SOURCE}={source}", run_dir=run_dir)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
-from determined_ds.runtime.local_run import prepare_run
+from determined_ds.launch.prepare import prepare_run
 from tests.command import ROOT
 
 EXPERIMENTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("experiments/gpt2/*.yaml"))

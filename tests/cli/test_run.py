@@ -17,17 +17,17 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from determined_ds.config.experiment import load_experiment
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.runtime.checkpoint_files import (
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.launch.prepare import LocalRun, prepare_run
+from determined_ds.launch.ranks.start import Outcome
+from determined_ds.protocol.checkpoint_files import (
     checkpoints_in,
     files_of,
     fingerprint,
     write_manifest,
 )
-from determined_ds.runtime.laid_aside import current
-from determined_ds.runtime.launch import Outcome
-from determined_ds.runtime.local_run import LocalRun, prepare_run
+from determined_ds.protocol.laid_aside import current
 from tests.cli.conftest import OWN_MODEL
 from tests.command import ROOT, det_ds
 
@@ -244,7 +244,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"trial": trial, "metrics": metrics, **options})
         return Outcome()
 
-    monkeypatch.setattr("determined_ds.runtime.local_run.run_ranks", run_ranks)
+    monkeypatch.setattr("determined_ds.launch.prepare.run_ranks", run_ranks)
     return calls
 
 

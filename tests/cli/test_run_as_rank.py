@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from determined_ds import load_state_dict_from_checkpoint_path
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
 from tests.forked import Forked
 from tests.machines import Machine

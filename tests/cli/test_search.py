@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.document import get_path
-from determined_ds.config.experiment import load_experiment
+from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError
-from determined_ds.search.machine import Machine, machine_of, machine_warnings
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.search.machine_slots import Machine, machine_of, machine_warnings
 from determined_ds.search.methods import Create, make_search, with_defaults
 from determined_ds.search.setup import digest_of, prepare_search
 from determined_ds.search.study import STUDY, About, SearchStudy

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.runtime.checkpoint_files import checkpoints_in, damage_of
+from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from tests.forked import Forked
 from tests.object_storage import BUCKET, manager_of
 

@@ -10,7 +10,7 @@ import yaml
 
 from determined_ds import ConfigError, load_model_from_checkpoint_path
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds
 from tests.forked import Forked

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from determined_ds.config.experiment import load_experiment
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.runtime.trial_process import TrialProcess
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.launch.trial_process import TrialProcess
 
 GIVEN = ("resources.resource_pool=a100", "min_validation_period.batches=3")
 POOL = "resources.resource_pool (--set resources.resource_pool=a100)"

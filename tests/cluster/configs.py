@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from determined_ds.config.document import Document
-from determined_ds.config.expconf import experiment_problems
+from determined_ds.documents.document import Document
+from determined_ds.experiment.schema import experiment_problems
 from tests.cluster.state import Json
 from tests.experiments import master_schemas
 

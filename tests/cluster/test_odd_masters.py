@@ -14,8 +14,8 @@ import pytest
 from determined import core
 from determined.common import api, storage
 
-from determined_ds.config.task import Task
-from determined_ds.runtime import cluster
+from determined_ds.experiment.task import Task
+from determined_ds.runtime.master import core_context as cluster
 from tests.cluster.server import Fault, Refused, Request, Server, route
 
 CONFLICT = "overwriting existing metric keys is not supported, conflicting key: loss"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from determined_ds import load_model_from_checkpoint_path
-from determined_ds.runtime.checkpoint_files import damage_of
+from determined_ds.protocol.checkpoint_files import damage_of
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT, RunHere
 from tests.cluster.state import Checkpoint, Trial

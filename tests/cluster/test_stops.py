@@ -18,7 +18,8 @@ import yaml
 from determined import core
 from determined.common import api, storage
 
-from determined_ds.runtime import cluster, searcher_stops
+from determined_ds.runtime.master import core_context as cluster
+from determined_ds.runtime.master import searcher_stops
 from tests.cluster.master import Master
 from tests.cluster.server import Fault, FaultKind
 from tests.cluster.state import Trial

@@ -11,8 +11,8 @@ import pytest
 from tests.cluster.agent import why_not
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT, RunHere
+from tests.launch.test_trial_process import until
 from tests.machines import Machine
-from tests.runtime.test_trial_process import until
 
 CONST = "experiments/gpt2/const.yaml"
 # An S3 server on a machine: what it says in JSON is the ``checkpoint_storage`` for it.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from determined_ds.runtime import master_report
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.runtime.master import unmanaged as master_report
 from tests.cli.conftest import OWN_MODEL
 from tests.cluster.master import Master
 from tests.command import det_ds

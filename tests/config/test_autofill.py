@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import GRADIENT_CLIPPING, fill_what_is_known
-from determined_ds.config.deepspeed_json import AUTO
-from determined_ds.config.document import get_path
+from determined_ds.config.deepspeed.normalized import AUTO
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.topology import Topology
+from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError
-from tests.config.making import CPU, CUDA, OLD_CUDA, decide, ds_json, hyperparameters, refusal, refusals
+from tests.making import CPU, CUDA, OLD_CUDA, decide, ds_json, hyperparameters, refusal, refusals
 
 PARAMS = ("optimizer", "params")
 SCHEDULE = ("scheduler", "params")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
 from determined_ds.errors import ConfigError
-from tests.config.making import refusal
+from tests.making import refusal
 
 SIZES = st.integers(1, 48)
 ALL = ("global_batch_size", *FACTORS)

@@ -21,7 +21,7 @@ from determined_ds.config.hyperparameters import (
     parse_hyperparameters,
     read_hyperparameters,
 )
-from tests.config.making import hyperparameters, refusal, refusals
+from tests.making import hyperparameters, refusal, refusals
 
 
 def parse(source: str | dict[str, Any]) -> Hyperparameters:

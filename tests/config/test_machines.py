@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.experiment import load_experiment
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import reconcile
-from tests.config.making import EXPERIMENTS, ROOT, refusals
+from determined_ds.experiment.experiment import load_experiment
+from tests.making import EXPERIMENTS, ROOT, refusals
 
 TOO_FEW = "more-ranks-than-devices"
 QUANTIZED = "zeropp-gradients-machines"

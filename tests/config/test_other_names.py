@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from determined_ds.config.aliases import HYPERPARAMETERS, OF_THE_JSON, REFUSED
-from determined_ds.config.document import Document, dotted, get_path
 from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.other_names import by_real_names, with_real_names
 from determined_ds.config.reconcile import ResolvedConfig
-from tests.config.making import CUDA, EXPERIMENTS, decide, ds_json, hyperparameters, refusal, refusals
+from determined_ds.documents.document import Document, dotted, get_path
+from tests.making import CUDA, EXPERIMENTS, decide, ds_json, hyperparameters, refusal, refusals
 
 MICRO = "train_micro_batch_size_per_gpu"
 BATCH = "global_batch_size: 8\n"
@@ -162,7 +162,7 @@ def test_no_other_name_is_a_real_one() -> None:
 
 
 def test_the_templates_models_have_names_of_their_own() -> None:
-    from determined_ds.config.experiment import load_experiment
+    from determined_ds.experiment.experiment import load_experiment
 
     for path in EXPERIMENTS:
         point = load_experiment(path).hyperparameters

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.experiment import load_experiment
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.errors import ConfigError
-from tests.config.making import (
+from determined_ds.experiment.experiment import load_experiment
+from tests.making import (
     CPU,
     CUDA,
     EXPERIMENTS,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.rules import RULES
 from determined_ds.errors import ConfigError
-from tests.config.making import CPU, CUDA, OLD_CUDA, decide, refusals
+from tests.making import CPU, CUDA, OLD_CUDA, decide, refusals
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import TORCH_TYPES
-from determined_ds.config.document import KeyPath, dotted
+from determined_ds.config.deepspeed.normalized import TORCH_TYPES
 from determined_ds.config.facts import ZERO_OPTIMIZERS, Rule
 from determined_ds.config.rules import RULES
+from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import ConfigError, Problem
-from tests.config.making import CPU, CUDA, decide
+from tests.making import CPU, CUDA, decide
 from tests.ranks import Ranks
 
 ZERO = "zero_optimization"

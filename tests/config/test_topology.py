@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.topology import Topology, nearest_divisor, resolve_topology
-from tests.config.making import refusal
+from tests.making import refusal
 
 SIZES = st.integers(1, 64)
 HUGE = st.integers(1, 10**18)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from determined_ds import startup
 from determined_ds.cli.main import main
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.runtime import local_run
+from determined_ds.launch import prepare as local_run
 from determined_ds.task_log import NO_RESTART_HELPS
 from tests.command import ROOT
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.ops import OPS, ops_of
+from determined_ds.config.deepspeed.extensions import OPS, ops_of
 from determined_ds.doctor import before_ranks
 from determined_ds.doctor.before_ranks import missing_compiler
 from determined_ds.doctor.compilers import cuda_of_torch, is_prebuilt, look_at_compilers
 from determined_ds.doctor.finding import Finding
 from determined_ds.doctor.machine import Machine
 from determined_ds.errors import Problem
-from tests.config.making import CPU, CUDA, decide
 from tests.doctor.programs import machine, nvcc, program
+from tests.making import CPU, CUDA, decide
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}
 TORCHS = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}}

@@ -15,7 +15,7 @@ from determined_ds.doctor import extension_locks
 from determined_ds.doctor.before_ranks import freed_locks
 from determined_ds.doctor.extension_locks import locks_left, remove_stale, root_of_extensions
 from determined_ds.doctor.machine import Machine
-from tests.config.making import CPU, decide
+from tests.making import CPU, decide
 
 HOLDER = """
 import sys, time

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from determined_ds.config.decide import decide
-from determined_ds.config.document import Document, KeyPath, dotted, plain_copy
-from determined_ds.config.experiment import Experiment, load_experiment, parse_experiment
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.search.space import SPEC_TYPES
-from tests.config.making import CUDA, EXPERIMENTS, ROOT
+from determined_ds.documents.document import Document, KeyPath, dotted, plain_copy
+from determined_ds.experiment.decide import decide
+from determined_ds.experiment.experiment import Experiment, load_experiment, parse_experiment
+from determined_ds.experiment.space.space import SPEC_TYPES
+from tests.making import CUDA, EXPERIMENTS, ROOT
 
 LOST = (0, False, None)
 
@@ -98,7 +98,7 @@ def test_without_any_of_them_its_model_is_the_same(path: Path) -> None:
     """Of the model alone: on the meta device, where nothing is allocated."""
     import torch
 
-    from determined_ds.runtime.bare_trial import bare_trial, inside, trial_class
+    from determined_ds.runtime.shapes.bare_trial import bare_trial, inside, trial_class
 
     whole = load_experiment(path)
     lean = without(whole, list(lost(whole.config["hyperparameters"])))

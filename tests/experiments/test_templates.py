@@ -13,8 +13,8 @@ import pytest
 from determined.common import context, util
 
 from determined_ds.check.files import check_files
-from determined_ds.config.experiment import load_experiment
-from determined_ds.runtime.local_run import prepare_run
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.launch.prepare import prepare_run
 from determined_ds.task_log import LOG_POLICIES
 from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors

@@ -12,7 +12,7 @@ from typing import Any
 
 from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.memory.units import GIB
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
 
 FIT = "hyperparameters.fit"

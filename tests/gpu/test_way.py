@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.config.decide import decide, read_document
-from determined_ds.config.experiment import parse_experiment
-from tests.config.making import CUDA
+from determined_ds.experiment.decide import decide, read_document
+from determined_ds.experiment.experiment import parse_experiment
 from tests.gpu import one_card
+from tests.making import CUDA
 from tests.ranks import ROOT
 
 SMALL = [

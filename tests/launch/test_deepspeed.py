@@ -15,9 +15,9 @@ import pytest
 
 from determined_ds.launch.deepspeed import keep
 from tests.command import ROOT, TIMEOUT_S
+from tests.launch.test_trial_process import until
 from tests.machines import Machine
 from tests.ranks import free_port
-from tests.runtime.test_trial_process import until
 
 BIN = Path(sys.executable).parent
 ODD = {

@@ -79,7 +79,7 @@ def _train(
     import deepspeed
     import torch
 
-    from determined_ds.runtime.state_bytes import base_optimizer, walk
+    from determined_ds.runtime.checkpoints.state_bytes import base_optimizer, walk
 
     torch.manual_seed(0)
     gc.collect()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import assumed_cuda
-from determined_ds.config.decide import decide
-from determined_ds.config.experiment import Experiment, load_experiment
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.decide import decide
+from determined_ds.experiment.experiment import Experiment, load_experiment
 from determined_ds.memory import ModelShape, transformer_parameters
 from tests.memory.engines import BLOCK_BYTES, M_MMAP_THRESHOLD, large_blocks
 from tests.ranks import ROOT, Ranks
@@ -32,7 +32,7 @@ def resolved(path: Path, *overrides: str, context_dir: Path = ROOT) -> tuple[Exp
 
 
 def built(path: Path, *overrides: str, context_dir: Path = ROOT) -> ModelShape:
-    from determined_ds.runtime.experiment_shape import shape_of_experiment
+    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
 
     experiment, config = resolved(path, *overrides, context_dir=context_dir)
     return shape_of_experiment(experiment, config, context_dir)
@@ -164,7 +164,7 @@ def test_activations_are_those_of_a_real_pass(one_rank: Ranks) -> None:
 def test_a_hugging_face_model_is_counted_exactly(tmp_path: Path) -> None:
     import transformers
 
-    from determined_ds.runtime.huggingface_shape import shape_of_huggingface
+    from determined_ds.runtime.shapes.of_huggingface import shape_of_huggingface
 
     transformers.GPT2Config().save_pretrained(tmp_path)
     for source in (tmp_path, tmp_path / "config.json"):
@@ -184,7 +184,7 @@ def test_a_hugging_face_model_is_counted_exactly(tmp_path: Path) -> None:
 def test_heads_that_share_keys_and_values_are_counted(tmp_path: Path) -> None:
     import transformers
 
-    from determined_ds.runtime.huggingface_shape import shape_of_huggingface
+    from determined_ds.runtime.shapes.of_huggingface import shape_of_huggingface
 
     hidden, inner, layers, vocab = 256, 512, 2, 1000
     transformers.LlamaConfig(

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from determined_ds import PipelineTrial
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.experiment import load_experiment
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import reconcile
-from determined_ds.runtime.bare_trial import bare_trial, chain_of, inside, trial_class
-from determined_ds.runtime.model_shape import quietly
-from tests.config.making import CUDA
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.runtime.shapes.bare_trial import bare_trial, chain_of, inside, trial_class
+from determined_ds.runtime.shapes.counted import quietly
+from tests.making import CUDA
 from tests.ranks import ROOT
 
 WHOLE = (

@@ -11,11 +11,11 @@ import torch
 import transformers
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import find_deepspeed_config
-from determined_ds.config.experiment import load_experiment
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import reconcile
-from determined_ds.runtime.experiment_shape import shape_of_experiment
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
 from tests.ranks import ROOT
 
 CUDA = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)

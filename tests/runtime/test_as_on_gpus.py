@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from determined_ds.config.document import Document
 from determined_ds.config.reconcile import reconcile
 from determined_ds.devices import detect_accelerator
-from determined_ds.runtime.only_data import to_their_kind_of_device
-from tests.config.making import CUDA
+from determined_ds.documents.document import Document
+from determined_ds.runtime.checkpoints.only_data import to_their_kind_of_device
+from tests.making import CUDA
 from tests.ranks import Ranks
 
 GLOBAL_BATCH_SIZE, ACCUMULATION, NUM_BATCHES = 8, 2, 6

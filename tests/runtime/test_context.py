@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.search.master_random import first_trial_seed
+from determined_ds.experiment.space.master_random import first_trial_seed
 from tests.ranks import ROOT, Ranks
 
 HPARAMS: dict[str, Any] = {

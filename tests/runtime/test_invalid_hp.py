@@ -24,7 +24,7 @@ def open_on_cluster(
 
     from determined_ds.errors import ConfigError
     from determined_ds.runtime import context
-    from determined_ds.runtime.local import local_core_context
+    from determined_ds.runtime.local_core import local_core_context
 
     config = {"searcher": {"name": searcher}, "resources": {"slots_per_trial": slots}}
     trial = SimpleNamespace(hparams=hparams, _config=config, trial_seed=3, _steps_completed=0)

@@ -16,7 +16,7 @@ from determined_ds.runtime.muon import compiled_when_called
 START = """
 import sys
 from determined_ds.devices import detect_accelerator
-from determined_ds.runtime.distributed import join_process_group
+from determined_ds.runtime.group.distributed import join_process_group
 join_process_group(detect_accelerator("cpu"))
 from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
 print("torch._inductor.compile_fx" in sys.modules, hasattr(original_muon.muon_update, "__wrapped__"))

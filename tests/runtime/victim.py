@@ -258,8 +258,8 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         (r["group"], r["steps_completed"], {k: v for k, v in r["metrics"].items() if not is_measured(k)})
         for r in records
     ]
-    from determined_ds.runtime.checkpoint_files import checkpoints_in
-    from determined_ds.runtime.only_data import ALLOWED, only_data
+    from determined_ds.protocol.checkpoint_files import checkpoints_in
+    from determined_ds.runtime.checkpoints.only_data import ALLOWED, only_data
 
     newest = checkpoints_in(run_dir / "checkpoints")[0].path
     states = {}

@@ -17,8 +17,8 @@ import yaml
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from determined_ds.config.experiment import load_experiment
-from determined_ds.runtime.checkpoint_files import checkpoints_in
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.search import local_search
 from determined_ds.search.course import Course, Exited, Validated
 from determined_ds.search.methods import make_search

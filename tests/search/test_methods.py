@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.config.document import Document
-from determined_ds.config.findings import Findings
-from determined_ds.config.search.points import points_of
-from determined_ds.config.search.space import SearchSpace, read_space
+from determined_ds.documents.document import Document
+from determined_ds.documents.values import Findings
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.space.points import points_of
+from determined_ds.experiment.space.space import SearchSpace, read_space
 from determined_ds.search.methods import (
     Create,
     Search,

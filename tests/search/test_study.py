@@ -13,8 +13,8 @@ from typing import Any
 import optuna
 import pytest
 
-from determined_ds.config.search.space import Axis, SearchSpace
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.space.space import Axis, SearchSpace
 from determined_ds.search.course import Exited, Validated
 from determined_ds.search.methods import Create, make_search
 from determined_ds.search.study import STUDY, About, SearchStudy, StudyTrial

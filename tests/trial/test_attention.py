@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from determined_ds.config.document import Document
 from determined_ds.config.hyperparameters import SDPA_KERNELS, parse_hyperparameters
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from tests.ranks import Ranks
 

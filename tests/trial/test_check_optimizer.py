@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from determined_ds.trial.engine import check_optimizer
-from tests.config.making import refusal
+from tests.making import refusal
 
 ZERO: dict[str, Any] = {"zero_optimization": {"stage": 1}}
 OFFLOADED: dict[str, Any] = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}

@@ -143,7 +143,7 @@ def by_hand(timed: bool) -> dict[str, Any]:
     from deepspeed.pipe import PipelineModule
 
     from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.distributed import join_process_group
+    from determined_ds.runtime.group.distributed import join_process_group
     from determined_ds.trial.instruction_times import instruction_times, time_instructions
 
     join_process_group(detect_accelerator("cpu"))

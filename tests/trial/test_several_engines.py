@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.document import Document
-from determined_ds.config.experiment import load_experiment
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.experiment import load_experiment
 from determined_ds.trial import base
 from determined_ds.trial.several_engines import engine_configs, engine_hyperparameters
 from tests.ranks import ROOT, Ranks

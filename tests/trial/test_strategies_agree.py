@@ -127,7 +127,7 @@ def plain(data: dict[str, Any]) -> Losses:
     """The same training in PyTorch alone, one whole batch at a time."""
     from determined_ds import DataLoader
     from determined_ds.config.batch import Batch
-    from determined_ds.runtime.data import training_data
+    from determined_ds.runtime.data.samples import training_data
     from model_defs.gpt2.data import load_text
     from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights, next_token_loss
 

@@ -40,7 +40,7 @@ def train_one_batch(dtype: torch.dtype) -> float:
     from deepspeed.pipe import LayerSpec, PipelineModule
 
     from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.distributed import join_process_group
+    from determined_ds.runtime.group.distributed import join_process_group
     from determined_ds.trial.engine import mend_engine
 
     join_process_group(detect_accelerator("cpu"))

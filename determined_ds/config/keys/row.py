@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath, dotted
+from determined_ds.documents.document import Document, KeyPath, dotted
 
 # Where a key is written for. `ddp` is the engine of that name in a comparison, and only in the DeepSpeed JSON's table.
 RUN, CLUSTER, SEARCH, MEASURE, DDP = range(5)

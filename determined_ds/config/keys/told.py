@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from determined_ds.config.document import Document, KeyPath
-from determined_ds.config.keys.deepspeed import DEEPSPEED, switched
-from determined_ds.config.keys.experiment import EXPERIMENT
+from determined_ds.config.keys.deepspeed_json import DEEPSPEED, switched
+from determined_ds.config.keys.experiment_yaml import EXPERIMENT
 from determined_ds.config.keys.row import CLUSTER, DDP, IGNORED, REFUSED, RUN, Row, keys_that_are
+from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, Problem
 
 PROFILING: frozenset[KeyPath] = frozenset({("profiling",)})

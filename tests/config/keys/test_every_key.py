@@ -10,16 +10,16 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pytest
 from pydantic import RootModel
 
-from determined_ds.config.deepspeed_json import known_keys
-from determined_ds.config.document import KeyPath, dotted
-from determined_ds.config.expconf import environment, searcher, storage
-from determined_ds.config.expconf.experiment import ExperimentConfig
-from determined_ds.config.expconf.section import Section
+from determined_ds.config.deepspeed.normalized import known_keys
+from determined_ds.config.deepspeed.old_names import NEW_NAMES
 from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
-from determined_ds.config.keys.deepspeed import DEEPSPEED
-from determined_ds.config.keys.experiment import EXPERIMENT
+from determined_ds.config.keys.deepspeed_json import DEEPSPEED
+from determined_ds.config.keys.experiment_yaml import EXPERIMENT
 from determined_ds.config.keys.row import CLUSTER, IGNORED, PLACES, REFUSED, RUN, Row, row_of
-from determined_ds.config.old_names import NEW_NAMES
+from determined_ds.documents.document import KeyPath, dotted
+from determined_ds.experiment.schema import environment, searcher, storage
+from determined_ds.experiment.schema.root import ExperimentConfig
+from determined_ds.experiment.schema.section import Section
 
 # Models of what is refused as a whole, by its name or type; of others the keys are known.
 OF_NOTHING = (

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed_json import known_keys
-from determined_ds.config.document import Document, dotted
+from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.keys import (
     CLUSTER,
     MEASURE,
@@ -19,10 +18,11 @@ from determined_ds.config.keys import (
     json_problems,
     not_looked_at,
 )
-from determined_ds.config.keys.deepspeed import DEEPSPEED
+from determined_ds.config.keys.deepspeed_json import DEEPSPEED
 from determined_ds.config.keys.row import REFUSED, Row
 from determined_ds.config.reconcile import reconcile
-from determined_ds.config.text import parse_yaml
+from determined_ds.documents.document import Document, dotted
+from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.task_log import LOG_POLICIES
 

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from determined_ds import DataLoader
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
-from determined_ds.runtime.data import training_data
+from determined_ds.runtime.data.samples import training_data
 from model_defs.causal_lm.data import load_packed_text
 from model_defs.causal_lm.model import check_isolation, positions_in_documents
 from model_defs.causal_lm.source import Source

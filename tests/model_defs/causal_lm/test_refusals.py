@@ -153,7 +153,7 @@ def test_weights_that_do_not_load(damage: Any, tmp_path: Path) -> None:
 
 def refused_in_rank(folder: Path) -> str:
     from determined_ds.config.accelerator import Accelerator
-    from determined_ds.runtime.distributed import join_process_group
+    from determined_ds.runtime.group.distributed import join_process_group
 
     join_process_group(Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False))
     return str(refusal(build, folder, {"train_batch_size": 2, "zero_optimization": {"stage": 3}}))

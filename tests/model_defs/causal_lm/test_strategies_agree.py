@@ -107,7 +107,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
 def parameters_as_built(folder: str | None) -> dict[str, Any]:
     """In each rank: how a model is held before there is an engine."""
     from determined_ds.config.accelerator import Accelerator
-    from determined_ds.runtime.distributed import join_process_group
+    from determined_ds.runtime.group.distributed import join_process_group
     from model_defs.causal_lm import config, model
     from model_defs.causal_lm.source import Source
 

@@ -13,7 +13,7 @@ from PIL import Image
 from determined_ds import DataLoader
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
-from determined_ds.runtime.data import training_data
+from determined_ds.runtime.data.samples import training_data
 from model_defs.vit.augment import Augmentation, Pixels, jittered, random_box
 from model_defs.vit.data import EpochSampler, ImageDataset, load_images, normalization
 

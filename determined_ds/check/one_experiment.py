@@ -1,0 +1,256 @@
+"""One experiment, wholly: the configuration, every point of its search space, its trial and its metric."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from determined_ds.check.log_policies import missing_policies
+from determined_ds.check.output import ERROR, WARNING, Finding, Share, findings_of
+from determined_ds.check.space.judging import Verdict, judge_points
+from determined_ds.check.space.problems import search_problems
+from determined_ds.check.space.reasons import Reason, reasons_to_fail, reasons_to_warn
+from determined_ds.check.trial_class import (
+    has_stages,
+    metric_problem,
+    metric_unknown,
+    optimizer_problem,
+    reported_metrics,
+    stages_problem,
+)
+from determined_ds.config.accelerator import Accelerator, assumed_cuda
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
+from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.config.hyperparameters import LAID_OVER, read_hyperparameters
+from determined_ds.config.keys import CLUSTER, not_looked_at
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.additions import OLDEST
+from determined_ds.experiment.decide import no_length
+from determined_ds.experiment.experiment import Experiment, read_experiment
+from determined_ds.experiment.launcher import launcher_problems
+from determined_ds.experiment.schema import experiment_problems
+from determined_ds.experiment.secrets import secret_problems
+from determined_ds.experiment.space.exponents import exponents
+from determined_ds.experiment.space.points import Points, points_of
+from determined_ds.experiment.trial_file import check_trial_file, source_of
+
+if TYPE_CHECKING:
+    from determined_ds.check.fits_gpu import GpuMemory
+
+SPACE = "hyperparameters."
+# Codes of problems that follow where a hyperparameter is no good, and is taken as absent.
+OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
+STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *LAID_OVER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What an experiment is checked for.
+
+    Args:
+        context_dir: Of its code; None to find it.
+        accelerator: ``cuda`` or ``cpu``.
+        place: Where it will run, as the tables of keys have it: on a cluster, or in a search here.
+        gpu_memory: Whether points fit into it; None where nobody asked.
+        determined_version: Of the master that will take it.
+    """
+
+    context_dir: Path | None = None
+    accelerator: str = "cuda"
+    place: int = CLUSTER
+    gpu_memory: GpuMemory | None = None
+    determined_version: str = OLDEST
+
+    def devices(self, slots: int) -> Accelerator:
+        """As many as there are slots: whether the cluster has them is not known here."""
+        if self.accelerator == "cuda":
+            return assumed_cuda(slots)
+        return Accelerator(name="cpu", num_devices=slots, bf16=False, fp16=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What was found in an experiment.
+
+    Args:
+        findings: All of them, in no order.
+        context_dir: The one that it was checked with; None where that does not matter.
+        num_points: Points of the search space that were looked at.
+        num_runnable: Those of them that can run.
+        size: Points in all; None where the space is not finite.
+    """
+
+    findings: list[Finding]
+    context_dir: Path | None = None
+    num_points: int = 0
+    num_runnable: int = 0
+    size: int | None = None
+
+
+def check_experiment(document: Document, asked: Asked) -> Checked:
+    """Everything that the master would refuse, and much that it would not."""
+    refused, warned = experiment_problems(document, asked.determined_version)
+    warned = [*warned, *secret_problems(document)]
+    experiment, problems = read_experiment(document)
+    if _is_foreign(experiment, problems):  # what it trains with is not known
+        others = [] if _has_key(warned, "entrypoint") else _of_key(problems, "entrypoint")
+        return Checked(findings=findings_of(refused, [*warned, *others]))
+    told = {problem.key for problem in refused}
+    findings = findings_of(refused, warned)
+    deprecated = {problem.key for problem in warned}
+    findings += findings_of(
+        [],
+        [each for each in not_looked_at(document, asked.place) if not _is_told(each.key, told | deprecated)],
+    )
+    findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
+    if asked.place == CLUSTER:
+        findings += findings_of([], [*missing_policies(document), *launcher_problems(document)])
+    context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
+    if experiment.trial:
+        findings += _trial_findings(experiment, context_dir)
+    wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}
+    broken = {key for key in wrong if key.startswith(SPACE)}
+    if not broken and not any(key.startswith("searcher") for key in wrong):
+        findings += _search_findings(experiment, context_dir)
+    told = {finding.problem.key for finding in findings}
+    if any(key.startswith(STRATEGY) for key in broken):  # what would run is not known
+        return Checked(findings=findings, context_dir=context_dir)
+    points = points_of(experiment.space)
+    try:
+        verdicts = _judged(experiment, points, context_dir, asked)
+    except ConfigError as error:  # its model cannot be built, so that nobody knows whether it fits
+        findings += findings_of([], error.problems)
+        verdicts = _judged(experiment, points, context_dir, dataclasses.replace(asked, gpu_memory=None))
+    findings += [
+        finding
+        for finding in _point_findings(experiment, points, verdicts)
+        if finding.problem.key not in told and not (broken and finding.problem.code in OF_ABSENCE)
+    ]
+    return Checked(
+        findings=findings,
+        context_dir=context_dir,
+        num_points=len(points),
+        num_runnable=sum(len(verdict.points) for verdict in verdicts if not verdict.problems),
+        size=experiment.space.size,
+    )
+
+
+def _is_told(key: str, told: set[str]) -> bool:
+    """Whether a problem of this key, or of something in or around it, has been told."""
+    return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told)
+
+
+def _of_key(problems: Iterable[Problem], key: str) -> list[Problem]:
+    return [problem for problem in problems if problem.key == key]
+
+
+def _has_key(problems: Iterable[Problem], key: str) -> bool:
+    return bool(_of_key(problems, key))
+
+
+def _is_foreign(experiment: Experiment, problems: Iterable[Problem]) -> bool:
+    """Whether the entrypoint runs something else than this library."""
+    stated = experiment.document.get(("entrypoint",))
+    return _has_key(problems, "entrypoint") and stated is not None and "determined_ds" not in str(stated)
+
+
+def _context_of(experiment: Experiment, config: Path) -> Path:
+    """The folder whose code it is: the current one, or the nearest above the configuration.
+
+    It has the trial, and the DeepSpeed JSON too where any has both.
+    """
+    here = Path()
+    module = experiment.trial.partition(":")[0]
+    ds_config = experiment.hyperparameters.get(("deepspeed_config",))
+    with_trial = [
+        folder
+        for folder in (here, *config.absolute().parents)
+        if module and source_of(module, folder) is not None
+    ]
+    whole = (folder for folder in with_trial if isinstance(ds_config, str) and (folder / ds_config).is_file())
+    return next(whole, with_trial[0] if with_trial else here)
+
+
+def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+    try:
+        check_trial_file(experiment.trial, context_dir, experiment.document)
+    except ConfigError as error:
+        return findings_of(error.problems)
+    about = (experiment.document, experiment.trial, context_dir, experiment.measures)
+    problem, unknown = metric_problem(*about), metric_unknown(*about)
+    return findings_of([problem] if problem else [], notes=[unknown] if unknown else [])
+
+
+def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+    """What is the same at every point: the length of the training, and the search beside it."""
+    middle, _ = read_hyperparameters(experiment.hyperparameters)
+    findings = []
+    if middle.fit.max_length is None and experiment.hyperparameters.get(("fit", "max_length")) is None:
+        findings += findings_of([no_length(experiment.hyperparameters)])
+    metrics = None
+    if experiment.trial:
+        metrics = reported_metrics(experiment.trial, context_dir, experiment.measures)
+    reported = metrics.names if metrics and metrics.prefix is None else None
+    errors, warnings = search_problems(experiment, middle.fit, reported=reported)
+    warnings += exponents(experiment.space.axes, experiment.document)
+    return [*findings, *findings_of(errors, warnings)]
+
+
+def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: Asked) -> list[Verdict]:
+    def load_ds(value: str | dict[str, Any] | None, hyperparameters: Document) -> Document:
+        return find_deepspeed_config(value, context_dir=context_dir, hyperparameters=hyperparameters)
+
+    staged = experiment.pipeline_trial
+    stages = has_stages(staged, context_dir) if staged else None
+
+    def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
+        problem = stages_problem(hyperparameters, staged) if stages is False else None
+        if problem is None and resolved is not None:
+            trained = experiment.trained(resolved.topology.pipe_parallel_size)
+            problem = optimizer_problem(trained, context_dir, resolved)
+        if problem is None and resolved is not None and asked.gpu_memory is not None:
+            problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
+        return [problem] if problem else []
+
+    verdicts = judge_points(
+        experiment,
+        points,
+        load_ds,
+        accelerator=asked.devices(experiment.slots),
+        slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
+        check=check,
+    )
+    return [_with_packages(verdict) for verdict in verdicts]
+
+
+def _with_packages(verdict: Verdict) -> Verdict:
+    """With a warning for each package that this machine lacks: the cluster's image may have it."""
+    missing = missing_packages(verdict.resolved.ds) if verdict.resolved else []
+    return dataclasses.replace(verdict, warnings=(*verdict.warnings, *missing)) if missing else verdict
+
+
+def _point_findings(experiment: Experiment, points: Points, verdicts: list[Verdict]) -> list[Finding]:
+    """Why points cannot run. Those are errors where none can; else a search passes over them."""
+    axes = experiment.space.axes
+    severity = ERROR if all(verdict.problems for verdict in verdicts) else WARNING
+    failing, warned = reasons_to_fail(axes, verdicts), reasons_to_warn(axes, verdicts)
+    return [
+        *(_point_finding(severity, reason, points) for reason in failing),
+        *(_point_finding(WARNING, reason, points) for reason in warned),
+    ]
+
+
+def _point_finding(severity: str, reason: Reason, points: Points) -> Finding:
+    share = Share(
+        num_points=reason.num_points,
+        share=reason.share,
+        of=len(points),
+        exact=points.exact,
+        where=str(reason),
+    )
+    return Finding(severity=severity, problem=reason.problem, share=None if reason.everywhere else share)

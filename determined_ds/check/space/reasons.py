@@ -1,0 +1,272 @@
+"""Why points of a search space do not run, and where in the space these points lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from determined_ds.check.space.judging import Verdict
+from determined_ds.errors import Problem
+from determined_ds.experiment.space.points import Point
+from determined_ds.experiment.space.space import Axis
+
+MOST_NAMED = 6
+MOST_BOXES = 4
+CONTINUOUS = ("double", "log")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """A part of a space: all points that have one of certain values on each of some axes.
+
+    Args:
+        axes: Those that matter.
+        values: For each of them the values, in the order in which points have them.
+        said: The same in words.
+    """
+
+    axes: tuple[Axis, ...]
+    values: tuple[tuple[Any, ...], ...]
+    said: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(f"{axis.name} {said}" for axis, said in zip(self.axes, self.said, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """One reason why points do not run, or are probably not meant so.
+
+    Args:
+        problem: As the first of the points has it; its code and key are those of all.
+        num_points: Points that have the reason.
+        share: Their share of the space; of the sample, where that is all that was looked at.
+        where: Parts of the space that hold all of these points; none where no axis matters.
+        only: Whether every point that was looked at there has the reason.
+        example: One of them.
+    """
+
+    problem: Problem
+    num_points: int
+    share: float
+    where: tuple[Where, ...]
+    only: bool
+    example: Point
+
+    @property
+    def code(self) -> str:
+        return self.problem.code
+
+    @property
+    def key(self) -> str:
+        return self.problem.key
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether each point has it: then it is an error of the configuration, and not of a point."""
+        return self.only and not self.where
+
+    def __str__(self) -> str:
+        count = "1 point" if self.num_points == 1 else f"{self.num_points:,} points"
+        every = "the one point" if self.num_points == 1 else f"all {count}"
+        if not self.where:
+            return every if self.only else count
+        places = ", or ".join(map(str, self.where))
+        return f"{every} with {places}" if self.only else f"{count}, among those with {places}"
+
+
+def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:
+    """Every reason why points do not run, the most frequent first.
+
+    Args:
+        axes: Of the space that the points are of.
+        verdicts: See :func:`determined_ds.check.space.judging.judge_points`.
+    """
+    return _reasons(axes, verdicts, lambda verdict: verdict.problems)
+
+
+def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:
+    """Every warning of the points that run, or of all where none does, the most frequent first; shares are of all."""
+    verdicts = list(verdicts)
+    some_run = any(not verdict.problems for verdict in verdicts)
+    return _reasons(axes, verdicts, lambda verdict: () if some_run and verdict.problems else verdict.warnings)
+
+
+def _reasons(
+    axes: Sequence[Axis], verdicts: Iterable[Verdict], told: Callable[[Verdict], Iterable[Problem]]
+) -> tuple[Reason, ...]:
+    verdicts = list(verdicts)
+    points = [point for verdict in verdicts for point in verdict.points]
+    codes = _Codes(axes, points)
+    num_drawn = sum(point.drawn for point in points)
+    first: dict[tuple[str, str], Problem] = {}
+    having: dict[tuple[str, str], set[int]] = {}
+    start = 0
+    for verdict in verdicts:
+        here = range(start, start + len(verdict.points))
+        start += len(verdict.points)
+        for problem in told(verdict):
+            name = (problem.code, problem.key)
+            first.setdefault(name, problem)
+            having.setdefault(name, set()).update(here)
+    reasons = []
+    for name, members in having.items():
+        boxes, only = _described(codes, members)
+        drawn = sum(points[index].drawn for index in members)
+        reasons.append(
+            Reason(
+                problem=first[name],
+                num_points=len(members),
+                share=drawn / num_drawn if num_drawn else 1.0,
+                where=tuple(codes.where(box) for box in boxes if box),
+                only=only,
+                example=points[min(members)],
+            )
+        )
+    return tuple(sorted(reasons, key=lambda reason: -reason.num_points))
+
+
+# A part of a space: index of an axis -> the codes of values on it; an axis that is not in it may have any.
+Box = dict[int, frozenset[int]]
+
+
+class _Codes:
+    """Points as rows of small numbers: on each axis, the number of the value."""
+
+    def __init__(self, axes: Sequence[Axis], points: Sequence[Point]) -> None:
+        self.axes = axes
+        self.values: list[list[Any]] = [[] for _ in axes]
+        known: list[dict[str, int]] = [{} for _ in axes]
+        self.rows: list[tuple[int, ...]] = []
+        for point in points:
+            row = []
+            for index, value in enumerate(point.values):
+                name = repr(value)
+                code = known[index].get(name)
+                if code is None:
+                    code = known[index][name] = len(self.values[index])
+                    self.values[index].append(value)
+                row.append(code)
+            self.rows.append(tuple(row))
+
+    def hull(self, members: Iterable[int], among: Iterable[int]) -> Box:
+        """The smallest box around some points, on the given axes; an axis of which they have all values is left out."""
+        rows = [self.rows[index] for index in members]
+        box = {}
+        for axis in among:
+            codes = frozenset(row[axis] for row in rows)
+            if self.axes[axis].kind in CONTINUOUS and len(codes) > MOST_NAMED:
+                codes = self._range(axis, codes)
+            if len(codes) < len(self.values[axis]):
+                box[axis] = codes
+        return box
+
+    def _range(self, axis: int, codes: frozenset[int]) -> frozenset[int]:
+        values = self.values[axis]
+        low, high = (pick(values[code] for code in codes) for pick in (min, max))
+        return frozenset(code for code, value in enumerate(values) if low <= value <= high)
+
+    def inside(self, box: Box, among: Iterable[int]) -> list[int]:
+        """Those of some points that lie in a box."""
+        held = [(axis, box[axis]) for axis in box]
+        return [index for index in among if all(self.rows[index][axis] in codes for axis, codes in held)]
+
+    def where(self, box: Box) -> Where:
+        axes, values, said = [], [], []
+        for axis in sorted(box):
+            own = [self.values[axis][code] for code in sorted(box[axis])]
+            others = [value for code, value in enumerate(self.values[axis]) if code not in box[axis]]
+            axes.append(self.axes[axis])
+            values.append(tuple(own))
+            said.append(_in_words(own, others))
+        return Where(axes=tuple(axes), values=tuple(values), said=tuple(said))
+
+
+def _described(codes: _Codes, members: set[int]) -> tuple[list[Box], bool]:
+    """Boxes that hold all the members, as few and on as few axes as may be; and whether they hold no other point."""
+    everyone = range(len(codes.rows))
+    every_axis = range(len(codes.axes))
+    box = _narrowed(codes, codes.hull(members, every_axis), everyone)
+    held = codes.inside(box, everyone)
+    if len(held) == len(members):
+        return [box], True
+    # One box does not do: one for each value of an axis, where a few of these do.
+    best: list[Box] | None = None
+    for axis in every_axis:
+        boxes = _split(codes, members, axis)
+        boxes = boxes and [_widened(codes, box, members) for box in boxes]
+        if boxes and (best is None or (len(boxes), _size(boxes)) < (len(best), _size(best))):
+            best = boxes
+    return (best, True) if best else ([box], False)
+
+
+def _size(boxes: list[Box]) -> int:
+    return sum(len(codes) for box in boxes for codes in box.values())
+
+
+def _widened(codes: _Codes, box: Box, members: set[int]) -> Box:
+    """The box without axes that keep members out only, which other boxes hold anyway."""
+    for axis in list(box):
+        without = {other: held for other, held in box.items() if other != axis}
+        if members.issuperset(codes.inside(without, range(len(codes.rows)))):
+            box = without
+    return box
+
+
+def _narrowed(codes: _Codes, box: Box, among: Sequence[int]) -> Box:
+    """The box without axes that keep no point out."""
+    count = len(codes.inside(box, among))
+    for axis in list(box):
+        without = {other: held for other, held in box.items() if other != axis}
+        if len(codes.inside(without, among)) == count:
+            box = without
+    return box
+
+
+def _split(codes: _Codes, members: set[int], axis: int) -> list[Box] | None:
+    """The members in one box for each value of an axis, values of the same box together; None if that fails."""
+    others = [other for other in range(len(codes.axes)) if other != axis]
+    by_value: dict[int, list[int]] = {}
+    for index in sorted(members):
+        by_value.setdefault(codes.rows[index][axis], []).append(index)
+    if len(by_value) > 4 * MOST_BOXES:
+        return None
+    joined: dict[tuple[tuple[int, frozenset[int]], ...], set[int]] = {}
+    for value, here in by_value.items():
+        around = [index for index, row in enumerate(codes.rows) if row[axis] == value]
+        box = _narrowed(codes, codes.hull(here, others), around)
+        if len(codes.inside(box, around)) != len(here):
+            return None
+        joined.setdefault(tuple(sorted(box.items())), set()).add(value)
+        if len(joined) > MOST_BOXES:
+            return None
+    return [{axis: frozenset(values), **dict(box)} for box, values in joined.items()]
+
+
+def _in_words(values: Sequence[Any], others: Sequence[Any]) -> str:
+    """``= 2 or 3``; of many, ``from 0.1 to 0.5`` where no other value lies between, or ``other than 8``."""
+    if all(map(_is_number, values)):
+        values = sorted(values)
+    if len(values) <= MOST_NAMED:
+        return f"= {_listed(values)}"
+    if all(map(_is_number, [*values, *others])) and not any(
+        values[0] <= other <= values[-1] for other in others
+    ):
+        return f"from {_shown(values[0])} to {_shown(values[-1])}"
+    if len(others) <= MOST_NAMED:
+        return f"other than {_listed(others)}"
+    return f"= {', '.join(map(_shown, values[:MOST_NAMED]))} or {len(values) - MOST_NAMED} more values"
+
+
+def _listed(values: Sequence[Any]) -> str:
+    *most, last = map(_shown, values)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) and not value.is_integer() else str(value)

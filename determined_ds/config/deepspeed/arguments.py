@@ -1,0 +1,111 @@
+"""Arguments of functions by other names: taken where they mean the same, refused with the right name else.
+
+The table is in :mod:`determined_ds.config.aliases`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
+
+from determined_ds.config.aliases import PRECISIONS
+from determined_ds.config.deepspeed.normalized import AUTO, known_keys
+from determined_ds.documents.document import nearest
+from determined_ds.documents.values import kind_of
+from determined_ds.errors import ConfigError, Problem, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+PRECISION, SECTIONS = "precision", "sections"
+
+
+def takes_other_names(others: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: the function also takes its keyword arguments by other names.
+
+    One that has an argument ``precision`` also takes the switches of a precision, ``bf16=True``.
+
+    Args:
+        others: Other name -> argument.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            return cast(Callable[..., R], function)(*args, **_by_real_names(given, known, others))
+
+        return call
+
+    return decorate
+
+
+def _by_real_names(
+    given: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]
+) -> dict[str, Any]:
+    known = list(known)
+    switches = PRECISIONS if PRECISION in known else {}
+    arguments = {name: value for name, value in given.items() if name in known}
+    problems: list[Problem] = []
+    switched: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in others:
+            real = others[name]
+            if real in arguments and arguments[real] != value:
+                message = f"is another name of {real}, which is {shown(arguments[real])}"
+                problems.append(_problem(name, value, message, f"keep {real} only"))
+            arguments[real] = value
+        elif name in switches:
+            switched[name] = value
+        else:
+            mend = _mend_of_unknown(name, value, known, [*others, *switches])
+            problems.append(_problem(name, value, "no such argument", mend))
+    if switched:
+        problems += _switch_precision(arguments, switched)
+    if problems:
+        raise ConfigError(problems)
+    return arguments
+
+
+def _mend_of_unknown(name: str, value: Any, known: list[str], others: list[str]) -> str:
+    if SECTIONS in known and name in known_keys()["keys"]:
+        return f"write {SECTIONS}={{{name!r}: ...}}"
+    guess = nearest(name, [*known, *others])
+    return f"did you mean {guess}?" if guess else f"use one of {', '.join(known)}"
+
+
+def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) -> list[Problem]:
+    """Have ``precision`` say what switches like ``bf16=True`` say; without bf16 and fp16 it is fp32.
+
+    ``fp16=False`` alone leaves it as it is.
+    """
+    problems = []
+    stated = arguments.get(PRECISION, AUTO)
+    for name, value in switched.items():
+        if not isinstance(value, bool) and value not in (None, AUTO):
+            mend = f'write {PRECISION}="{PRECISIONS[name]}"; what else the section holds goes into {SECTIONS}'
+            problems.append(
+                _problem(name, value, f"must be True or False, not {kind_of(value)}", mend, "wrong-type")
+            )
+    on = {PRECISIONS[name] for name, value in switched.items() if value is True}
+    off = {PRECISIONS[name] for name, value in switched.items() if value is False}
+    clash = len(on) > 1 or on & off or stated in off or (on and stated != AUTO and stated not in on)
+    if clash:
+        name = next(name for name, value in switched.items() if isinstance(value, bool))
+        said = [f"{other}={value}" for other, value in switched.items() if other != name]
+        said += [f"{PRECISION}={stated!r}"] if stated != AUTO else []
+        message = f"does not go together with {', '.join(said)}"
+        problems.append(_problem(name, switched[name], message, f"keep {PRECISION} only"))
+    elif on:
+        arguments[PRECISION] = on.pop()
+    elif "bf16" in off and stated == AUTO:
+        arguments[PRECISION] = "fp32"
+    return problems
+
+
+def _problem(name: str, value: Any, message: str, mend: str, code: str = "other-name") -> Problem:
+    return Problem(key=name, value=value, message=message, mend=mend, code=code)

@@ -1,0 +1,85 @@
+"""Problems collected while a document is checked, and the words for the kinds of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from determined_ds.documents.document import Document, KeyPath, unknown_keys
+from determined_ds.errors import Problem
+
+
+class Findings:
+    """Collects every problem of a document instead of stopping at the first."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.problems: list[Problem] = []
+        self.constants: list[KeyPath] = []  # paths of {type: const, val: ...}
+
+    def add(self, path: KeyPath, message: str, mend: str, code: str = "invalid") -> None:
+        self.problems.append(
+            Problem(
+                key=self.document.key(path),
+                value=self.document.get(path),
+                origin=self.document.origin(path),
+                message=message,
+                mend=mend,
+                code=code,
+            )
+        )
+
+    def unknown(
+        self, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        self.problems += unknown_keys(self.document, path, known, elsewhere)
+
+    def section(
+        self, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        """Check that there is a mapping at ``path``, or nothing, with known keys."""
+        self.typed(path, dict, {})
+        self.unknown(path, known, elsewhere)
+
+    def typed(self, path: KeyPath, kind: type, default: Any) -> Any:
+        """The value at ``path`` if it is of ``kind``; else the default, and a problem unless it is absent."""
+        value = self.document.get(path)
+        if value is None:
+            return default
+        if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+            return value
+        self.add(path, f"must be {KINDS[kind]}, not {kind_of(value)}", type_mend(kind, value), "wrong-type")
+        return default
+
+
+MAX_EXACT = 2**53  # floats beyond it are no longer every integer
+KINDS: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    float: "a number",
+}
+
+
+def kind_of(value: Any) -> str:
+    """What a YAML value is, in words: ``a string``, ``an integer``, ``null`` ..."""
+    if value is None:
+        return "null"
+    return KINDS.get(type(value), type(value).__name__)
+
+
+def type_mend(kind: type, value: Any) -> str:
+    """How to write a value of the right type; unquotes numbers where that is all it takes."""
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return f"write {KINDS[kind]}"
+        if math.isfinite(number) and (kind is float or number.is_integer()):
+            return f"remove the quotes: {int(number) if number.is_integer() else number}"
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
+        return f"write {int(value)}"
+    return f"write {KINDS[kind]}"

@@ -1,0 +1,194 @@
+"""CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig: the one way there, whichever command asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config
+from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.config.hyperparameters import Hyperparameters, parse_hyperparameters
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.documents.document import Document
+from determined_ds.documents.reading import read_yaml
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.experiment import Experiment, with_override
+from determined_ds.experiment.secrets import restored
+from determined_ds.experiment.space.exponents import exponents
+
+T = TypeVar("T")
+
+# A JSON that has one of these is an experiment, which Determined reads too; any other is DeepSpeed's.
+OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
+
+
+class Problems:
+    """Every problem on the way, so that the user hears all of them at once, with the warnings beside them."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def of(self, step: Callable[[], T]) -> T | None:
+        """What a step returns; None where it finds problems, which are kept."""
+        try:
+            return step()
+        except ConfigError as error:
+            self.problems.extend(problem for problem in error.problems if problem not in self.problems)
+            self.warn(error.warnings)
+            return None
+
+    def need(self, step: Callable[[], T]) -> T:
+        """What a step returns that the others depend on.
+
+        Raises:
+            ConfigError: it finds problems, or there are some already.
+        """
+        result = self.of(step)
+        self.raise_any()
+        assert result is not None
+        return result
+
+    def warn(self, warnings: Iterable[Problem]) -> None:
+        """Keep warnings, each once."""
+        self.warnings.extend(warning for warning in warnings if warning not in self.warnings)
+
+    def raise_any(self) -> None:
+        if self.problems:
+            raise ConfigError(self.problems, self.warnings)
+
+
+def read_document(
+    config: Path,
+    context_dir: Path,
+    *,
+    slots: int | None = None,
+    overrides: Iterable[str] = (),
+    command: str = "run",
+) -> Document:
+    """The experiment's YAML with ``--slots`` and ``--set`` laid over it, for a ``det-ds`` command.
+
+    Raises:
+        ConfigError: there is no such file or folder, or it cannot be read.
+    """
+    found = Problems()
+    if config.is_dir() and context_dir.is_file():
+        mend = f"the configuration comes first: det-ds {command} {context_dir} {config}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", mend=mend))
+    if not context_dir.is_dir():
+        message = "is a file, not a folder" if context_dir.exists() else "no such folder"
+        mend = "give the folder that holds the model's code, e.g. `.`"
+        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
+    document = found.of(lambda: read_yaml(config))
+    if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
+        message = "is a DeepSpeed JSON and no experiment"
+        mend = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, mend=mend))
+    if document is not None:
+        document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
+    if document is not None:
+        runs = command in ("run", "search", "compare", "autotune")
+        document = found.of(partial(restored, document, os.environ, required=runs))
+    found.raise_any()
+    assert document is not None
+    return document
+
+
+def laid_over(
+    document: Document, *, slots: int | None, overrides: Iterable[str], origin: str = "--slots"
+) -> Document:
+    """A document with the command's ``--slots`` and ``--set`` laid over it.
+
+    Raises:
+        ConfigError: an override is not KEY=VALUE.
+    """
+    found = Problems()
+    if slots is not None:
+        document = document.overwritten(("resources", "slots_per_trial"), slots, origin)
+    for override in overrides:
+        document = found.of(partial(with_override, document, override)) or document
+    found.raise_any()
+    return document
+
+
+def decide(
+    experiment: Experiment,
+    hyperparameters: Document,
+    *,
+    context_dir: Path,
+    accelerator: Accelerator,
+    here: bool = False,
+    machines: int = 1,
+) -> ResolvedConfig:
+    """What will run at one point of an experiment's search space.
+
+    Args:
+        experiment: Its slots count.
+        hyperparameters: The point.
+        context_dir: Where the DeepSpeed JSON is.
+        accelerator: What the ranks compute on.
+        here: Whether it will train on this machine, which must then have the packages that it needs.
+        machines: Machines that the slots are spread over.
+
+    Raises:
+        ConfigError: every reason why it cannot run.
+    """
+    found = Problems()
+    hp = found.of(lambda: parse_hyperparameters(hyperparameters))
+    found.raise_any()
+    assert hp is not None
+    if hp.fit.max_length is None:
+        found.problems.append(no_length(hyperparameters))
+    resolved = found.of(
+        lambda: _reconciled(
+            experiment,
+            hyperparameters,
+            hp,
+            context_dir=context_dir,
+            accelerator=accelerator,
+            machines=machines,
+        )
+    )
+    if here and resolved is not None:
+        found.problems += missing_packages(resolved.ds)
+    found.raise_any()
+    assert resolved is not None
+    odd = exponents(experiment.space.axes, experiment.document)
+    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved
+
+
+def no_length(hyperparameters: Document) -> Problem:
+    """The problem of hyperparameters without ``fit.max_length``."""
+    path = ("fit", "max_length")
+    return Problem(
+        key=hyperparameters.key(path),
+        origin=hyperparameters.origin(path),
+        message="missing: nothing says how long to train",
+        mend="write fit: {max_length: {batches: 200}}",
+        code="max-length",
+    )
+
+
+def _reconciled(
+    experiment: Experiment,
+    document: Document,
+    hp: Hyperparameters,
+    *,
+    context_dir: Path,
+    accelerator: Accelerator,
+    machines: int,
+) -> ResolvedConfig:
+    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=context_dir, hyperparameters=document)
+    return reconcile(
+        document,
+        ds,
+        slots=experiment.slots,
+        accelerator=accelerator,
+        slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
+        machines=machines,
+    )

@@ -1,0 +1,328 @@
+"""A Determined experiment YAML -> Experiment: the part of it that decides a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from determined_ds.config.aliases import IN_YAML
+from determined_ds.config.hyperparameters import OWN_KEYS, stated_seed
+from determined_ds.documents.document import Document, KeyPath, nearest, words
+from determined_ds.documents.reading import parse_yaml_value, read_yaml
+from determined_ds.documents.values import Findings, kind_of
+from determined_ds.errors import ConfigError, EntrypointError, Problem
+from determined_ds.experiment.additions import added_to
+from determined_ds.experiment.secrets import restored
+from determined_ds.experiment.space.master_random import first_trial_seed
+from determined_ds.experiment.space.space import SearchSpace, read_space
+
+# The fields of Determined 0.38.1's experiment configuration (its schema expconf/v0/experiment.json).
+EXPERIMENT_KEYS = words("""
+    bind_mounts checkpoint_policy checkpoint_storage data data_layer debug description entrypoint
+    environment hyperparameters integrations internal labels log_policies max_restarts
+    min_checkpoint_period min_validation_period name optimizations pbs perform_initial_validation
+    preemption_timeout profiling project records_per_epoch reproducibility resources retention_policy
+    scheduling_unit searcher security slurm tensorboard_storage workspace""")
+RESOURCES_KEYS = words("""
+    agent_label devices is_single_node max_slots native_parallel priority resource_pool shm_size slots
+    slots_per_trial weight""")
+REPRODUCIBILITY_KEYS = frozenset({"experiment_seed"})
+ENVIRONMENT_KEYS = words("""
+    add_capabilities drop_capabilities environment_variables force_pull_image image pod_spec ports proxy_ports
+    registry_auth""")
+PROFILING_KEYS = words("begin_on_batch enabled end_after_batch sync_timings")
+SEARCHER_KEYS = words("""
+    bracket_rungs divisor max_concurrent_trials max_length max_rungs max_time max_trials metric mode name
+    num_rungs smaller_is_better source_checkpoint_uuid source_trial_id stop_once time_metric""")
+# Hyperparameters of this library that are easily written one level too high.
+ELSEWHERE = {
+    **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
+    **{key: f"resources.{key}" for key in RESOURCES_KEYS | added_to("resources")},
+    **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
+    "experiment_seed": "reproducibility.experiment_seed",
+    **IN_YAML,
+}
+SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
+LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
+COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
+ENTRYPOINT_FORM = (
+    "python3 -m determined.launch.torch_distributed "
+    "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What an experiment YAML says, checked.
+
+    Args:
+        document: The whole YAML with ``--set`` applied; a search's hyperparameters as they stand.
+        name: The experiment's name.
+        trial: ``MODULE:CLASS`` out of the entrypoint.
+        slots: ``resources.slots_per_trial``, 1 where absent.
+        seed: ``reproducibility.experiment_seed``, 0 where absent.
+        hyperparameters: One point of the search space (the only one, where nothing is searched).
+        searched: Dotted names of the hyperparameters that the point was chosen for.
+        metric: ``searcher.metric``, "" where absent.
+        smaller_is_better: Of that metric.
+        space: All points that the search may visit.
+        train_options: The words after the trial in the entrypoint: options of ``determined_ds.train``.
+        max_restarts: How often a crash is followed by another start, 0 where absent.
+    """
+
+    document: Document
+    name: str
+    trial: str
+    slots: int
+    seed: int
+    hyperparameters: Document
+    searched: tuple[str, ...]
+    metric: str
+    smaller_is_better: bool
+    space: SearchSpace
+    train_options: tuple[str, ...] = ()
+    max_restarts: int = 0
+
+    @property
+    def trial_seed(self) -> int:
+        """The seed of its run: ``hyperparameters.trial_seed``, else that of the first trial on a master."""
+        return stated_seed(self.hyperparameters.data, first_trial_seed(self.seed))
+
+    @property
+    def pipeline_trial(self) -> str:
+        """``MODULE:CLASS`` that is trained where there are pipeline stages."""
+        options = self.train_options
+        named = options.index(PIPELINE_TRIAL) + 1 if PIPELINE_TRIAL in options else len(options)
+        return options[named] if named < len(options) else self.trial
+
+    def trained(self, pipe_parallel_size: int) -> str:
+        """``MODULE:CLASS`` that is trained with so many pipeline stages."""
+        return self.pipeline_trial if pipe_parallel_size > 1 else self.trial
+
+    @property
+    def measures(self) -> bool:
+        """Whether its trials are measured for some steps, instead of trained to the end."""
+        return MEASURE in self.train_options
+
+    def at(self, point: dict[str, Any]) -> Document:
+        """The hyperparameters of a point of :attr:`space`; all points share one table of places.
+
+        Args:
+            point: As :meth:`SearchSpace.at` gives it.
+        """
+        return self.hyperparameters.holding(point)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The plain experiment configuration, as ``context.get_experiment_config()`` gives it."""
+        return self.document.data
+
+
+def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | None = None) -> Experiment:
+    """Read an experiment YAML, with its secrets from the environment, and lay ``KEY=VALUE`` overrides over it.
+
+    Args:
+        path: The YAML file.
+        overrides: ``KEY=VALUE`` as in ``det experiment create --config``: dotted key, YAML value.
+        name: What to call the file in messages; its path as given, if None.
+
+    Raises:
+        ConfigError: everything that is wrong with it, at once.
+    """
+    document = restored(read_yaml(path, name=name), os.environ)
+    for override in overrides:
+        document = with_override(document, override)
+    return parse_experiment(document)
+
+
+def with_override(document: Document, override: str, flag: str = "--set") -> Document:
+    """Lay one ``KEY=VALUE`` over a document, with the meaning ``det`` gives to ``--config``.
+
+    Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``: a value with commas that is
+    no ``[...]`` or ``{...}`` is a list; a mapping is merged, all else replaces.
+    """
+    key, equals, text = override.partition("=")
+    path: KeyPath = tuple(key.split("."))
+    if not equals or not all(path):
+        problem = Problem(
+            key=f"{flag} {override}",
+            message="is not KEY=VALUE",
+            mend="write e.g. hyperparameters.fit.max_length.batches=10",
+        )
+        raise ConfigError(problem)
+    if "," in text and not text.startswith(("[", "{")):
+        value: Any = [parse_yaml_value(part, f"{flag} {key}") for part in text.split(",")]
+    else:
+        value = parse_yaml_value(text, f"{flag} {key}")
+        if key in COERCED_TO_LIST and not text.startswith("["):
+            value = [value]
+    return document.overwritten(path, value, f"{flag} {override}")
+
+
+def parse_experiment(document: Document) -> Experiment:
+    """Check the parts of an experiment configuration that decide a run. See :func:`load_experiment`."""
+    experiment, problems = read_experiment(document)
+    if problems:
+        raise ConfigError(problems)
+    return experiment
+
+
+def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
+    """As :func:`parse_experiment`, but hands back the problems; what is wrong is taken as absent."""
+    found = Findings(document)
+    found.unknown((), EXPERIMENT_KEYS, ELSEWHERE)
+    name = found.typed(("name",), str, "unnamed")
+    slots = _slots(found)
+    seed = _seed(found)
+    metric, smaller_is_better = _searcher(found)
+    searcher = str(found.document.get(("searcher", "name")) or "single")
+    hyperparameters = found.typed(("hyperparameters",), dict, {})
+    space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
+    trial, *options = _trial(found)
+    max_restarts = _switches(found)
+    experiment = Experiment(
+        document=document,
+        name=name,
+        trial=trial,
+        slots=slots,
+        seed=seed,
+        hyperparameters=_hyperparameters(document, space.middle, found.constants),
+        searched=searched,
+        metric=metric,
+        smaller_is_better=smaller_is_better,
+        space=space,
+        train_options=tuple(options),
+        max_restarts=max_restarts,
+    )
+    return experiment, found.problems
+
+
+def _hyperparameters(document: Document, point: dict[str, Any], constants: list[KeyPath]) -> Document:
+    """The document of one point; what was wrapped as ``{type: const, val: ...}`` keeps its places."""
+    if not point:
+        return Document(name=document.name, data=point, prefix="hyperparameters")
+    sub = document.sub(("hyperparameters",))
+    inner = [(path[1:], (*path[1:], "val")) for path in constants]
+
+    def unwrapped(path: KeyPath) -> KeyPath:
+        for outer, wrapped in inner:
+            if len(path) > len(wrapped) and path[: len(wrapped)] == wrapped:
+                return (*outer, *path[len(wrapped) :])
+        return path
+
+    return Document(
+        name=document.name,
+        data=point,
+        places={unwrapped(path): place for path, place in sub.places.items()},
+        overwrites={unwrapped(path): origin for path, origin in sub.overwrites.items()},
+        prefix="hyperparameters",
+    )
+
+
+def _slots(found: Findings) -> int:
+    known = RESOURCES_KEYS | added_to("resources")  # which master takes them, `check` knows
+    found.section(("resources",), known - {"slots"}, {"slots": "resources.slots_per_trial"})
+    path: KeyPath = ("resources", "slots_per_trial")
+    slots: int = found.typed(path, int, 1)
+    if slots < 1:
+        found.add(path, "must be 1 or more", "write the number of devices a trial trains on", "out-of-range")
+    return max(slots, 1)
+
+
+def _seed(found: Findings) -> int:
+    found.section(("reproducibility",), REPRODUCIBILITY_KEYS)
+    path: KeyPath = ("reproducibility", "experiment_seed")
+    seed = int(found.typed(path, int, 0))
+    if seed < 0:
+        found.add(path, "must be 0 or more", "write a seed >= 0", "out-of-range")
+    elif seed > LARGEST_SEED:
+        found.add(path, f"must be at most {LARGEST_SEED}", "write a smaller seed", "out-of-range")
+    return seed
+
+
+def _searcher(found: Findings) -> tuple[str, bool]:
+    found.section(("searcher",), SEARCHER_KEYS)
+    path: KeyPath = ("searcher", "name")
+    name = found.typed(path, str, "single")
+    if found.document.get(path, "absent") is None:
+        found.add(path, "must be a string, not null", f"use one of {', '.join(SEARCHERS[:4])}", "wrong-type")
+    elif name not in SEARCHERS:
+        guess = nearest(name, SEARCHERS)
+        hint = f"did you mean {guess}? " if guess else ""
+        found.add(path, "no such searcher", f"{hint}use one of {', '.join(SEARCHERS[:4])}", "out-of-range")
+    metric: str = found.typed(("searcher", "metric"), str, "")
+    return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
+
+
+def _switches(found: Findings) -> int:
+    """Check what turns something on in a run; returns ``max_restarts``."""
+    found.typed(("debug",), bool, False)
+    found.section(("environment",), ENVIRONMENT_KEYS)
+    found.section(("profiling",), PROFILING_KEYS)
+    found.typed(("profiling", "enabled"), bool, False)
+    path: KeyPath = ("max_restarts",)
+    restarts: int = found.typed(path, int, 0)
+    if restarts < 0:
+        found.add(
+            path, "must be 0 or more", "write how often a crash may be followed by a restart", "out-of-range"
+        )
+    return max(restarts, 0)
+
+
+def _trial(found: Findings) -> list[str]:
+    entrypoint = found.document.get(("entrypoint",))
+    try:
+        return words_of_entrypoint(entrypoint)
+    except EntrypointError as error:
+        mend = error.problems[0].mend
+        found.add(("entrypoint",), error.problems[0].message, mend, "entrypoint")
+        return [""]
+
+
+WORD = r"[^\W\d]\w*"
+# Options of determined_ds.train that change what an experiment is.
+PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
+
+
+def trial_of_entrypoint(entrypoint: Any) -> str:
+    """``MODULE:CLASS`` out of an entrypoint. See :func:`words_of_entrypoint`."""
+    return words_of_entrypoint(entrypoint)[0]
+
+
+def words_of_entrypoint(entrypoint: Any) -> list[str]:
+    """``MODULE:CLASS`` and what comes after it, out of an entrypoint that runs ``determined_ds.train``.
+
+    Raises:
+        EntrypointError: the entrypoint is missing, or does not run ``determined_ds.train MODULE:CLASS``.
+    """
+
+    def refuse(message: str) -> EntrypointError:
+        problem = Problem(key="entrypoint", message=message, mend=f"write: {ENTRYPOINT_FORM}")
+        return EntrypointError(problem)
+
+    if entrypoint is None:
+        raise refuse("missing: it says which trial to train")
+    if isinstance(entrypoint, str):
+        try:
+            words = shlex.split(entrypoint)
+        except ValueError as error:
+            raise refuse(f"cannot be split into words: {error}") from None
+    elif isinstance(entrypoint, list) and all(isinstance(word, str) for word in entrypoint):
+        words = entrypoint
+    else:
+        raise refuse(f"must be a command, not {kind_of(entrypoint)}")
+    if len(words) == 1 and ":" in words[0]:
+        raise refuse("names a class: that form is deprecated by Determined, and DeepSpeed needs a launcher")
+    if "determined_ds.train" not in words:
+        raise refuse("does not run determined_ds.train")
+    rest = words[words.index("determined_ds.train") + 1 :]
+    if not rest:
+        raise refuse("names no trial after determined_ds.train")
+    if not re.fullmatch(rf"{WORD}(?:\.{WORD})*:{WORD}", rest[0]):
+        raise refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after determined_ds.train")
+    return rest

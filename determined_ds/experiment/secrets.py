@@ -1,0 +1,289 @@
+"""What a secret looks like, and a configuration without its secrets: what is stored of one never has them in clear.
+
+In what is stored, a secret is a placeholder that names an environment variable::
+
+    environment: {environment_variables: ["HF_TOKEN=<secret HF_TOKEN, not stored>"]}
+
+Whoever starts a process that reads such a file hands it the values as environment variables (:func:`secrets_of`), and
+the process puts them back (:func:`restored`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.reading import dump_yaml
+from determined_ds.errors import ConfigError, Problem
+
+# What it is -> words of which one is in it, quickly looked for, and its whole form.
+TEXTS = {
+    "a private key": ("PRIVATE", rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
+    "an AWS access key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": (
+        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
+        rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
+    ),
+    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z]{34}\b"),
+    "a Google API key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Slack token": ("xoxa- xoxb- xoxp- xoxr- xoxs-", rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
+    "a Weights & Biases key": (
+        "WANDB_API_KEY",
+        rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
+    ),
+    "a secret AWS key": (
+        "aws_secret_access_key AWS_SECRET_ACCESS_KEY",
+        rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
+    ),
+}
+PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+
+# Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM is none.
+VARIABLE_NAMES = re.compile(
+    r"(?:.*_)?(?:TOKEN|KEY|API_?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|ACCESS_KEY_ID|CONNECTION_STRING)"
+    r"|.*_PWD|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
+    re.IGNORECASE,
+)
+# Keys of a configuration where Determined keeps credentials, which only a cluster reads; and anywhere else, where a
+# ``pad_token`` is none.
+OF_CLUSTER = ("checkpoint_storage", "tensorboard_storage", "integrations", "data_layer")
+OF_CONTAINER = ("registry_auth", "pod_spec")
+CLUSTER_KEYS = re.compile(
+    r"(?:.*_)?(?:password|auth|\w*token|secret|\w*key|credentials?|connection_string)", re.IGNORECASE
+)
+KEYS = re.compile(
+    r"(?:.*_)?(?:password|passphrase|secret|secret_?key|access_?key|api_?key|(?:auth|access|hf|hub)_token|private_key"
+    r"|connection_string)",
+    re.IGNORECASE,
+)
+NO_SECRETS = ("", "0", "1", "true", "false", "yes", "no", "none", "null", "auto")
+
+VARIABLES: KeyPath = ("environment", "environment_variables")
+PLACEHOLDER = re.compile(r"<secret (\w+), not stored>")
+
+
+def secret_text(content: bytes) -> tuple[str, int] | None:
+    """What a text holds that looks like a secret, and the offset of the first; None where there is none."""
+    places = {}
+    for name, (marks, form) in TEXTS.items():
+        if any(mark.encode() in content for mark in marks.split()):
+            found = re.search(form, content)
+            if found:
+                places[name] = found.start()
+    first = min(places, key=lambda name: places[name], default=None)
+    return None if first is None else (first, places[first])
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether an environment variable is a secret, by its name."""
+    return VARIABLE_NAMES.fullmatch(name) is not None and value.lower() not in NO_SECRETS
+
+
+def masked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of an experiment configuration with placeholders for its secrets; those that it has stay."""
+    return _masked(config)[0]
+
+
+def secrets_of(config: Mapping[str, Any], *, used: Sequence[str] = ()) -> dict[str, str]:
+    """The secrets of an experiment configuration that a process here may need, by their variables in :func:`masked`.
+
+    Args:
+        config: The experiment configuration.
+        used: Sections that are a cluster's, and are used here all the same.
+    """
+    found = _masked(config)[1]
+    return {name: value for path, name, value in found if path[0] in used or not _is_of_cluster(path)}
+
+
+def stored_yaml(config: Mapping[str, Any]) -> str:
+    """An experiment configuration as it is written to a file: :func:`masked`, with a line on top that says so."""
+    without = masked(config)
+    names = dict.fromkeys(name for _, name in _placeholders(without))
+    if not names:
+        return dump_yaml(without)
+    head = f"# Secrets are not stored: {', '.join(names)}. det-ds takes them from the environment; a cluster does not."
+    return f"{head}\n{dump_yaml(without)}"
+
+
+def masked_command(words: Sequence[str]) -> str:
+    """A command line as it was typed, without the secrets in its words."""
+
+    def hide(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return f"{name}=***" if is_secret_variable(name, value) else found[0]
+
+    shown = (re.sub(r"(\w+)=([^\s,\[\]{}\"'=]+)", hide, word) for word in words)
+    return shlex.join(_hide_texts(word, lambda _: "***") for word in shown)
+
+
+def restored(document: Document, environ: Mapping[str, str], *, required: bool = True) -> Document:
+    """A configuration with the values that its placeholders stand for.
+
+    Those that only a cluster reads stay.
+
+    Args:
+        document: An experiment's configuration, or a part of one.
+        environ: Environment variables.
+        required: Whether a value that is missing is refused; else its placeholder stays.
+
+    Raises:
+        ConfigError: every value that is missing.
+    """
+    there = list(_placeholders(document.data))
+    if not there:
+        return document
+    missing = [
+        _missing(document, path, name)
+        for path, name in there
+        if name not in environ and not _is_of_cluster(path)
+    ]
+    if missing and required:
+        raise ConfigError(missing)
+
+    def value_of(_: KeyPath, text: str) -> str:
+        return PLACEHOLDER.sub(lambda found: environ.get(found[1], found[0]), text)
+
+    return document.holding(_walked(document.data, (), value_of))
+
+
+def missing_in(document: Document, section: str) -> list[Problem]:
+    """The problem of each placeholder that is left in a section which is a cluster's, and is used here."""
+    there = _placeholders(document.data)
+    return [_missing(document, path, name) for path, name in there if path[0] == section]
+
+
+def _missing(document: Document, path: KeyPath, name: str) -> Problem:
+    return Problem(
+        key=document.key(path),
+        value=name,
+        origin=document.origin(path),
+        message="is a secret, whose value was not stored",
+        mend=f"set it in the environment: export {name}=...; or give the configuration that has it",
+        code="secret-missing",
+    )
+
+
+def secret_problems(document: Document) -> list[Problem]:
+    """A warning for each secret of an experiment's configuration, which a cluster shows, and for each placeholder."""
+    return [*_shown(document), *placeholders_left(document)]
+
+
+def _shown(document: Document) -> Iterator[Problem]:
+    for path, name, _ in _masked(document.data)[1]:
+        is_variable = path[:2] == VARIABLES
+        what = f"{name} looks like a secret" if is_variable else "looks like a secret"
+        mend = (
+            "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
+        )
+        yield Problem(
+            key=document.key(path),
+            value=f"{name}=***" if is_variable else "***",
+            origin=document.origin(path),
+            message=f"{what}, and whoever sees the experiment can read it",
+            mend=mend,
+            code="secret",
+        )
+
+
+def placeholders_left(document: Document) -> list[Problem]:
+    """The problem of each placeholder in a configuration that a cluster reads, and takes for the value."""
+    return [
+        Problem(
+            key=document.key(path),
+            value=_placeholder(name),
+            origin=document.origin(path),
+            message="stands for a secret whose value was not stored; a cluster takes it for the value",
+            mend=f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
+            code="secret-missing",
+        )
+        for path, name in _placeholders(document.data)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- finding
+
+
+def _is_of_cluster(path: KeyPath) -> bool:
+    """Whether a place is one that is read on a cluster only."""
+    return path[0] in OF_CLUSTER or (path[0] == "environment" and path[1:2] != VARIABLES[1:])
+
+
+def _masked(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str, str]]]:
+    """The configuration with placeholders, and of each the path, the variable and the value."""
+    found: list[tuple[KeyPath, str, str]] = []
+
+    def hide(path: KeyPath, text: str) -> str:
+        if PLACEHOLDER.search(text):
+            return text
+        variable, equals, value = text.partition("=")
+        if path[:2] == VARIABLES and equals and _is_secret_value(variable, value):
+            found.append((path, variable, value))
+            return f"{variable}={_placeholder(variable)}"
+        if path[:2] != VARIABLES and _is_secret_key(path, text):
+            return note(path, text)
+        return _hide_texts(text, lambda value: note(path, value))
+
+    def note(path: KeyPath, value: str) -> str:
+        name = _variable_of(path)
+        number = sum(known.startswith(name) for _, known, _ in found)
+        name = f"{name}_{number + 1}" if number else name
+        found.append((path, name, value))
+        return _placeholder(name)
+
+    data: dict[str, Any] = _walked(dict(config), (), hide)
+    return data, found
+
+
+def _is_secret_value(variable: str, value: str) -> bool:
+    held = is_secret_variable(variable, value) or secret_text(value.encode(errors="replace")) is not None
+    return variable.isidentifier() and (held or PASSWORD_IN_URL.search(value) is not None)
+
+
+def _is_secret_key(path: KeyPath, text: str) -> bool:
+    key = next((step for step in reversed(path) if isinstance(step, str) and step != "val"), "")
+    of_cluster = path[0] in OF_CLUSTER or any(section in path for section in OF_CONTAINER)
+    names = CLUSTER_KEYS if of_cluster else KEYS
+    return names.fullmatch(key) is not None and text.lower() not in NO_SECRETS
+
+
+def _hide_texts(text: str, hide: Callable[[str], str]) -> str:
+    """A text with what looks like a secret in it hidden; all of it, where that is a private key."""
+    found = secret_text(text.encode(errors="replace"))
+    if found is not None and found[0] == "a private key":
+        return hide(text)
+    if found is not None:
+        for _, form in TEXTS.values():
+            text = re.sub(form.decode(), lambda match: hide(match[0]), text)
+    return PASSWORD_IN_URL.sub(lambda match: hide(match[0]), text)
+
+
+def _placeholder(variable: str) -> str:
+    return f"<secret {variable}, not stored>"
+
+
+def _variable_of(path: KeyPath) -> str:
+    words = "_".join(str(step) for step in path if step != "val")
+    return "DET_DS_" + re.sub(r"\W", "_", words).upper()
+
+
+def _placeholders(config: Any) -> Iterator[tuple[KeyPath, str]]:
+    found: list[tuple[KeyPath, str]] = []
+
+    def look(path: KeyPath, text: str) -> str:
+        found.extend((path, name) for name in PLACEHOLDER.findall(text))
+        return text
+
+    _walked(config, (), look)
+    yield from found
+
+
+def _walked(value: Any, path: KeyPath, change: Callable[[KeyPath, str], str]) -> Any:
+    """A copy with each text changed."""
+    if isinstance(value, dict):
+        return {key: _walked(item, (*path, key), change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_walked(item, (*path, index), change) for index, item in enumerate(value)]
+    return change(path, value) if isinstance(value, str) and path else value

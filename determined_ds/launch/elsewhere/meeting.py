@@ -1,0 +1,80 @@
+"""Where the ranks of another launcher agree on a run before it starts: rank 0 decides, the others answer.
+
+By the store at ``MASTER_ADDR:MASTER_PORT``, through which torch's process group is made afterwards. What goes through
+it is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+from determined_ds.errors import TrainingError
+from determined_ds.launch.elsewhere.placement import Placement
+
+# Ranks may start that much later than others: images are loaded, a large checkpoint is read by rank 0.
+PATIENCE = timedelta(minutes=30)
+
+
+class Meeting:
+    """All ranks of a run; of one alone, nothing but itself.
+
+    Args:
+        placed: The place of this process.
+        patience: How long the others may take to come, and to answer.
+
+    Raises:
+        TrainingError: the others cannot be met.
+    """
+
+    def __init__(self, placed: Placement, *, patience: timedelta = PATIENCE) -> None:
+        self._placed = placed
+        self._patience = patience
+        self._store: Any = None
+        if placed.size == 1:
+            return
+        import torch.distributed as dist
+
+        try:
+            store, _, _ = next(
+                dist.rendezvous("env://", placed.rank, placed.size, timeout=patience)  # type: ignore[no-untyped-call]
+            )
+        except (RuntimeError, ValueError) as error:
+            where = f"{placed.master_addr}:{placed.master_port}"
+            raise TrainingError(f"the ranks cannot meet at {where}: {error}") from None
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = dist.PrefixStore(f"det-ds/{attempt}", store)
+
+    def told(self, plan: Any = None) -> Any:
+        """What rank 0 tells all; it is the one that has something to say."""
+        return self._from_chief("plan", plan)
+
+    def agreed(self, answer: Any) -> list[Any]:
+        """What every rank answers, by rank; to rank 0, the others get nothing."""
+        if self._placed.size == 1:
+            return [answer]
+        self._store.set(f"answer/{self._placed.rank}", json.dumps(answer))
+        if self._placed.rank:
+            return []
+        return [json.loads(self._store.get(f"answer/{rank}")) for rank in range(self._placed.size)]
+
+    def judged(self, verdict: Any = None) -> Any:
+        """What rank 0 makes of the answers; it leaves last, since the store may be its own."""
+        found = self._from_chief("verdict", verdict)
+        if self._placed.size > 1:
+            left = self._store.add("left", 1)
+            if self._placed.rank == 0 and left < self._placed.size:
+                self._store.wait(["all left"], self._patience)
+            elif left == self._placed.size:
+                self._store.set("all left", "")
+        return found
+
+    def _from_chief(self, name: str, value: Any) -> Any:
+        if self._placed.size == 1:
+            return value
+        if self._placed.rank == 0:
+            self._store.set(name, json.dumps(value))
+            return value
+        return json.loads(self._store.get(name))

@@ -1,0 +1,89 @@
+"""``searcher.source_checkpoint_uuid`` without a cluster: a checkpoint's folder, a run directory, or a uuid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from determined_ds.documents.document import KeyPath
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.launch.resuming import check_writers
+from determined_ds.protocol.checkpoint_files import (
+    Checkpoint,
+    checkpoints_in,
+    damage_of,
+    newest_good_checkpoint,
+)
+from determined_ds.protocol.paths import RUNS
+from determined_ds.protocol.run_dir import CHECKPOINTS
+
+CHECKPOINT: KeyPath = ("searcher", "source_checkpoint_uuid")
+TRIAL: KeyPath = ("searcher", "source_trial_id")
+ANEW = f"start without {CHECKPOINT[-1]}"
+FORM = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
+
+
+def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint that an experiment begins with, whole, and what is wrong with newer ones.
+
+    Args:
+        experiment: What will run.
+        run_dir: Where; its neighbours are searched for a uuid.
+
+    Raises:
+        ConfigError: there is no such checkpoint, it is damaged, or all of it is to be taken and other ranks wrote it.
+    """
+    document = experiment.document
+    trial, source = document.get(TRIAL), document.get(CHECKPOINT)
+    if trial is not None:
+        raise ConfigError(_problem(experiment, TRIAL, "names a trial of a cluster, of which nothing is here"))
+    if source is None:
+        return None, ()
+    if not isinstance(source, str) or not source:
+        raise ConfigError(_problem(experiment, CHECKPOINT, "must be a path or a uuid"))
+    checkpoint, damages = _found(experiment, source, run_dir)
+    if experiment.hyperparameters.get(("fit", "warm_start")) == "all":
+        check_writers(checkpoint, experiment, anew=f"fit.warm_start: weights, or {ANEW}")
+    return checkpoint, damages
+
+
+def _found(experiment: Experiment, source: str, run_dir: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+    path = next(_candidates(source, run_dir), None)
+    if path is None:
+        message = f"there is no such folder, and no checkpoint of that name below {RUNS}"
+        raise ConfigError(_problem(experiment, CHECKPOINT, message))
+    path = path.resolve()
+    if (path / CHECKPOINTS).is_dir():
+        good, damages = newest_good_checkpoint(path / CHECKPOINTS)
+        if good is None:
+            message = "; ".join(["holds no complete checkpoint", *damages])
+            raise ConfigError(_problem(experiment, CHECKPOINT, message))
+        return good, tuple(damages)
+    damage = damage_of(path)
+    if damage is not None:
+        raise ConfigError(_problem(experiment, CHECKPOINT, f"is no checkpoint that can be loaded: {damage}"))
+    return next(found for found in checkpoints_in(path.parent) if found.path == path), ()
+
+
+def _candidates(source: str, run_dir: Path) -> Iterator[Path]:
+    try:
+        if Path(source).is_dir():
+            yield Path(source)
+    except (OSError, ValueError):  # too long, or a null byte in it
+        return
+    if "/" in source or source.startswith("."):
+        return
+    for folder, pattern in (
+        (RUNS, f"*/*/{CHECKPOINTS}"),
+        (RUNS, f"*/*/trials/*/{CHECKPOINTS}"),
+        (run_dir.parent, f"*/{CHECKPOINTS}"),
+    ):
+        yield from (there / source for there in folder.glob(pattern) if (there / source).is_dir())
+
+
+def _problem(experiment: Experiment, path: KeyPath, message: str) -> Problem:
+    document = experiment.document
+    mend = FORM if path == CHECKPOINT else f"remove it; in its place {CHECKPOINT[0]}.{CHECKPOINT[1]}: {FORM}"
+    mend = f"{mend}, or {ANEW}" if path == CHECKPOINT else mend
+    return document.problem(path, message, mend, "fork")

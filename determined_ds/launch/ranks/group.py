@@ -1,0 +1,141 @@
+"""The ranks of a run: started on this machine, waited for, ended together. Loads no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from determined_ds.launch.ranks.meeting_place import MeetingPlace
+from determined_ds.launch.ranks.process import Failure, Rank
+from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL
+from determined_ds.protocol.heartbeat import HEARTBEATS, make_heartbeats
+
+# Seconds that the other ranks have to end by themselves when one has failed.
+GRACE_S = 5.0
+POLL_S = 0.1
+# Of another launcher, by which this one was started: ranks must not take them for their own.
+NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP", LAUNCHED_BY, TERMINAL)
+
+
+class Ranks:
+    """The ranks of a run. Entered, they run; when it is left, none of them does, nor what they have started.
+
+    Args:
+        command: What each runs.
+        size: How many.
+        environment: Of all of them.
+        cwd: Their working directory.
+        logs: The folder for what the ranks but the first write.
+        keep_open: Descriptors that they inherit.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        size: int,
+        environment: Mapping[str, str],
+        cwd: Path,
+        logs: Path,
+        keep_open: Sequence[int] = (),
+    ) -> None:
+        self._command = command
+        self._size = size
+        self._environment = environment
+        self._cwd = cwd
+        self._logs = logs
+        self._keep_open = keep_open
+        self._ranks: list[Rank] = []
+
+    def __enter__(self) -> Ranks:
+        self._place = MeetingPlace()
+        try:
+            make_heartbeats(self.heartbeats, self._size)
+            for number in range(self._size):
+                self._ranks.append(self._start(number))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self, number: int) -> Rank:
+        ours = {
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+            "LOCAL_SIZE": str(self._size),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "CROSS_RANK": "0",
+            "CROSS_SIZE": "1",
+            STORE: str(self._place.folder / "store"),
+            HEARTBEATS: str(self.heartbeats),
+            PARENT: str(os.getpid()),
+        }
+        environment = {key: value for key, value in self._environment.items() if key not in NOT_OURS}
+        return Rank(
+            number,
+            self._command,
+            environment={**environment, **ours},
+            cwd=self._cwd,
+            log=self._log(number) if number else None,
+            keep_open=(*self._keep_open, self._place.descriptor),
+        )
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.close()
+        self._place.remove()
+
+    def wait(self, *look: Callable[[], None]) -> list[Failure]:
+        """Wait for all of them; where one fails, the others are ended if they do not end by themselves.
+
+        Args:
+            look: Each is called several times a second.
+
+        Returns:
+            The failures, the one that came first before the others.
+        """
+        deadline = float("inf")
+        while None in (codes := [rank.poll() for rank in self._ranks]):
+            if any(codes):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            if time.monotonic() >= deadline:
+                self.kill()
+            for each in look:
+                each()
+            time.sleep(POLL_S)
+        failures = [failure for rank in self._ranks if (failure := rank.failure())]
+        return sorted(failures, key=lambda failure: (failure.ended_by_us, failure.time))
+
+    @property
+    def heartbeats(self) -> Path:
+        """The file of their signs of life."""
+        return self._place.folder / "heartbeats"
+
+    @property
+    def logs(self) -> list[Path]:
+        """The log of each; rank 0 writes only its stacks there, if it is asked for them."""
+        return [self._log(number) for number in range(self._size)]
+
+    def _log(self, number: int) -> Path:
+        return self._logs / f"rank{number}.log"
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [rank.pid for rank in self._ranks]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send all of them a signal."""
+        for rank in self._ranks:
+            rank.send(number)
+
+    def kill(self) -> None:
+        """End them at once."""
+        for rank in self._ranks:
+            rank.kill()

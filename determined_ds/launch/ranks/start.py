@@ -1,0 +1,166 @@
+"""``det-ds run``'s own process: starts the ranks, hears the user's signals, and says how it ended. Loads no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.devices import threads_per_rank
+from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.ranks.failures import say_failure, say_hang
+from determined_ds.launch.ranks.group import Ranks
+from determined_ds.launch.ranks.hang import HANG_TIMEOUT_S, Hang, HangWatch
+from determined_ds.launch.ranks.process import Failure
+from determined_ds.protocol.checkpoint_files import forget_partial
+from determined_ds.protocol.exhausted import allow_open_files
+from determined_ds.protocol.handed_on import HANG_TIMEOUT
+from determined_ds.protocol.run_dir import CHECKPOINTS, LOGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the ranks ended.
+
+    Args:
+        failures: The one that came first before the others; none where all ended well.
+        signals: Those that the user sent.
+        hang: Why they were ended, where no rank got any further.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    signals: tuple[int, ...] = ()
+    hang: Hang | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the user stopped it, and nothing else went wrong."""
+        return bool(self.signals and not self.hang) and all(
+            failure.code in (-signal.SIGKILL, -signal.SIGTERM) for failure in self.failures
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0, also when stopped by one signal; 2: it cannot run; 1: it failed; 128 + the number of a second signal."""
+        if self.stopped:
+            return 0 if len(self.signals) == 1 else 128 + self.signals[-1]
+        if not self.failures and not self.hang:
+            return 0
+        if self.hang:
+            return EXIT_TRAINING_FAILED
+        return EXIT_CONFIG if self.failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
+
+
+def run_ranks(
+    trial: str,
+    *,
+    num_ranks: int,
+    accelerator: Accelerator,
+    context_dir: Path,
+    run_dir: Path,
+    arguments: Sequence[str],
+    variables: Mapping[str, str | None] | None = None,
+    keep_open: Sequence[int] = (),
+    hang_timeout_s: float = HANG_TIMEOUT_S,
+) -> Outcome:
+    """Start the ranks of a trial on this machine, and wait for them.
+
+    Rank 0 writes to this terminal, the others to ``run_dir/logs``. When one dies, the others are ended.
+    The first SIGINT, SIGTERM or SIGHUP asks the ranks to finish their batch and to checkpoint; the second ends them.
+
+    Args:
+        trial: ``MODULE:CLASS``.
+        num_ranks: Ranks to start.
+        accelerator: What they compute on.
+        context_dir: Their working directory.
+        run_dir: The run directory; it is there.
+        arguments: More arguments of ``determined_ds.train``.
+        variables: The user's environment variables for the ranks; None for one that they must not have.
+        keep_open: Descriptors that the ranks inherit.
+        hang_timeout_s: Where no rank shows a sign of life for so long, they are ended; 0: never.
+    """
+    command = [sys.executable, "-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
+    command += ["--accelerator", accelerator.name, *arguments]
+    allow_open_files()
+    logs = run_dir / LOGS
+    logs.mkdir(exist_ok=True)
+    ranks = Ranks(
+        command,
+        size=num_ranks,
+        environment={
+            **environment_of_ranks(num_ranks, accelerator, context_dir, variables or {}),
+            HANG_TIMEOUT: str(hang_timeout_s / 60),
+        },
+        cwd=context_dir,
+        logs=logs,
+        keep_open=keep_open,
+    )
+    watch = HangWatch(ranks, hang_timeout_s)
+    with Interrupts("stopping after this batch, with a checkpoint") as interrupts, ranks:
+        failures = ranks.wait(_StopAsAsked(interrupts, ranks).look, watch.look)
+    if failures:
+        forget_partial(run_dir / CHECKPOINTS)
+    return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals), hang=watch.hang)
+
+
+def say_outcome(outcome: Outcome, run_dir: Path, resume_with: str) -> None:
+    """Say on stderr why a run failed, or how to go on with one that was stopped; nothing of one that is complete."""
+    if outcome.hang:
+        say_hang(outcome.hang, run_dir, resume_with)
+    elif not outcome.stopped and outcome.failures:
+        say_failure(outcome.failures[0], run_dir)
+    elif outcome.signals and any((run_dir / CHECKPOINTS).glob("[!.]*")):
+        print(f"resume with: {resume_with}", file=sys.stderr)
+    elif outcome.signals:
+        print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
+
+
+class _StopAsAsked:
+    """Passes the user's signals on to the ranks: the first asks them to stop, the second ends them.
+
+    Args:
+        interrupts: Counts them.
+        ranks: Of the run; all of them are started.
+    """
+
+    def __init__(self, interrupts: Interrupts, ranks: Ranks) -> None:
+        self._interrupts = interrupts
+        self._ranks = ranks
+        self._has_asked = False
+
+    def look(self) -> None:
+        """See whether there was one."""
+        if self._interrupts.at_once:
+            self._ranks.kill()
+        elif self._interrupts.requested and not self._has_asked:
+            self._has_asked = True
+            self._ranks.send(signal.SIGTERM)
+
+
+def environment_of_ranks(
+    num_ranks: int, accelerator: Accelerator, context_dir: Path, variables: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The environment of the ranks of a machine: this process's, with what they need before they load torch.
+
+    Args:
+        num_ranks: On this machine.
+        accelerator: What they compute on.
+        context_dir: With the trial's code.
+        variables: The experiment's environment variables; None for one that they must not have.
+    """
+    own = {name: value for name, value in variables.items() if value is not None}
+    environment = {
+        name: value for name, value in os.environ.items() if variables.get(name, value) is not None
+    }
+    environment |= own
+    environment["DS_ACCELERATOR"] = accelerator.name
+    paths = [str(context_dir), own.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks)))
+    environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return environment

@@ -1,0 +1,355 @@
+"""Needs -> Plan: the strategy that communicates least of those that fit, and why each of its parts was chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory import (
+    Memory,
+    Strategy,
+    fits,
+    format_bytes,
+    format_count,
+    memory_per_rank,
+    usable_bytes,
+)
+from determined_ds.memory.fitting import device_bytes
+from determined_ds.memory.plan.needs import Needs
+from determined_ds.memory.units import GIB
+
+FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One thing that was chosen.
+
+    Args:
+        key: What is set by it, as the JSON or the YAML calls it.
+        value: What it was set to, in words.
+        reason: Why, in a sentence with numbers in it.
+    """
+
+    key: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What was chosen.
+
+    Args:
+        needs: What it was chosen for.
+        strategy: The strategy, micro-batch and accumulation included.
+        memory: What a rank needs, by the memory model.
+        choices: Why, one for each thing that was chosen.
+    """
+
+    needs: Needs
+    strategy: Strategy
+    memory: Memory
+    choices: tuple[Choice, ...]
+
+    def choice(self, key: str) -> Choice:
+        """The choice of that key."""
+        return next(choice for choice in self.choices if choice.key == key)
+
+
+def choose_plan(needs: Needs) -> Plan:
+    """Choose the strategy that communicates least of those that fit, with the largest micro-batch that it has room for.
+
+    Args:
+        needs: What to choose for.
+
+    Raises:
+        ConfigError: nothing fits; the mend names the nearest that would: more GPUs, larger ones, offload, a pipeline.
+    """
+    rejected: list[Strategy] = []
+    for candidate in candidates(needs):
+        strategy = with_largest_micro_batch(needs, candidate)
+        if strategy is not None:
+            return Plan(
+                needs=needs,
+                strategy=strategy,
+                memory=memory_per_rank(needs.shape, strategy),
+                choices=tuple(_choices(needs, strategy, rejected)),
+            )
+        rejected.append(candidate)
+    raise ConfigError(_nothing_fits(needs, rejected))
+
+
+def candidates(needs: Needs) -> Iterator[Strategy]:
+    """Every strategy that may be chosen, the cheapest in communication first.
+
+    For Ψ parameters, ZeRO 0, 1 and 2 send 2 Ψ elements a rank and step, ZeRO 3 sends 3 Ψ (arXiv 1910.02054,
+    section 7), and 1 and 2 hold less than 0; offload sends states to the host and back beside that. Where two send
+    the same, the one that computes nothing twice comes first.
+    """
+    if needs.offload in ("none", "auto"):
+        yield from _tiers(needs, offload_optimizer=False)
+    if needs.offload != "none" and needs.pipe_parallel_size == 1:
+        yield from _tiers(needs, offload_optimizer=True)
+
+
+def _tiers(needs: Needs, *, offload_optimizer: bool) -> Iterator[Strategy]:
+    first = 1 if offload_optimizer or _wants_zero_1(needs) else 0
+    stages = range(first, 2) if needs.pipe_parallel_size > 1 else range(first, 3)
+    if needs.offload != "nvme":  # the optimizer goes to nvme from ZeRO 3 only
+        for checkpointing in (False, True):
+            for zero_stage in stages:
+                yield _strategy(needs, zero_stage, checkpointing, offload_optimizer=offload_optimizer)
+    if needs.pipe_parallel_size > 1:
+        return
+    for offload_param in (False, True) if offload_optimizer else (False,):
+        for checkpointing in (False, True):
+            yield _strategy(
+                needs, 3, checkpointing, offload_optimizer=offload_optimizer, offload_param=offload_param
+            )
+
+
+def accumulates_in_fp32(needs: Needs) -> bool:
+    """Whether gradients are added up in fp32, which is safe with many micro-batches, and needs ZeRO 1.
+
+    Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which at stage 0 raises.
+    """
+    return needs.pipe_parallel_size > 1 and needs.precision == "bf16"
+
+
+def _wants_zero_1(needs: Needs) -> bool:
+    """Whether DeepSpeed trains this only from ZeRO 1 on: a pipeline in 16 bits. See the rules of ``config.rules``."""
+    return needs.pipe_parallel_size > 1 and needs.precision in ("bf16", "fp16")
+
+
+def _strategy(
+    needs: Needs,
+    zero_stage: int,
+    checkpointing: bool,
+    *,
+    offload_optimizer: bool = False,
+    offload_param: bool = False,
+) -> Strategy:
+    """With one sample a micro-batch, which needs least."""
+    overlap = zero_stage >= 2 and not offload_optimizer
+    return Strategy(
+        zero_stage=zero_stage,
+        precision=needs.precision,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+        pipe_parallel_size=needs.pipe_parallel_size,
+        replicas=needs.replicas,
+        micro_batch_size=1,
+        accumulation=needs.samples_a_replica,
+        activation_checkpointing=checkpointing,
+        grad_accum_dtype="fp32" if accumulates_in_fp32(needs) else None,
+        overlap_comm=True if overlap else None,
+    )
+
+
+def with_largest_micro_batch(needs: Needs, strategy: Strategy) -> Strategy | None:
+    """The same with the largest micro-batch that divides a replica's samples and fits; None where none does.
+
+    A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
+    """
+    samples = needs.samples_a_replica
+    at_least = (
+        min(samples, FULL_PIPELINE * strategy.pipe_parallel_size) if strategy.pipe_parallel_size > 1 else 1
+    )
+    for micro_batch in _divisors(samples):
+        if samples // micro_batch < at_least:
+            continue
+        tried = replace(strategy, micro_batch_size=micro_batch, accumulation=samples // micro_batch)
+        if fits(needs.shape, tried, needs.gpu_memory_bytes):
+            return tried
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, the largest first."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)}, reverse=True)
+
+
+# ------------------------------------------------------------------------------------------------------- reasons
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _choices(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Choice]:
+    memory = memory_per_rank(needs.shape, strategy)
+    yield Choice(
+        key="zero_optimization.stage",
+        value=f"ZeRO {strategy.zero_stage}",
+        reason=f"{_room(needs, memory)}; {_next_cheaper(needs, strategy, rejected)}",
+    )
+    yield _offload(needs, strategy, memory, rejected)
+    yield Choice(key="precision", value=needs.precision, reason=PRECISION_REASONS[needs.precision])
+    yield _pipeline(needs, strategy)
+    yield _micro_batch(needs, strategy)
+    yield _accumulation(needs, strategy)
+    yield _checkpointing(needs, strategy, memory)
+
+
+PRECISION_REASONS = {
+    "bf16": "2 bytes a parameter and activation, and the range of fp32, so that no loss has to be scaled",
+    "fp16": "2 bytes a parameter and activation; its range is small, so DeepSpeed scales the loss",
+    "fp32": "4 bytes a parameter and activation, twice those of bf16",
+}
+
+
+def _room(needs: Needs, memory: Memory) -> str:
+    parts = (
+        ("model states", memory.model_states_bytes),
+        ("activations", memory.activations_bytes),
+        ("buffers", memory.buffers_bytes),
+    )
+    said = " + ".join(f"{name} {format_bytes(number)}" for name, number in parts if number)
+    usable = format_bytes(usable_bytes(needs.gpu_memory_bytes))
+    return (
+        f"a rank needs {format_bytes(memory.total_bytes)} ({said}) of the {usable} that CUDA and fragments leave of"
+        f" {format_bytes(needs.gpu_memory_bytes)}"
+    )
+
+
+def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> str:
+    """What the strategies that communicate less would need."""
+    alike = [
+        other
+        for other in rejected
+        if (other.offload_optimizer, other.offload_param, other.activation_checkpointing)
+        == (strategy.offload_optimizer, strategy.offload_param, strategy.activation_checkpointing)
+        and other.zero_stage < strategy.zero_stage
+    ]
+    if not alike and strategy.zero_stage == 1 and accumulates_in_fp32(needs):
+        return "a bf16 pipeline accumulates gradients in fp32, which DeepSpeed does from ZeRO 1 on"
+    if not alike and strategy.zero_stage == 1 and _wants_zero_1(needs):
+        return "DeepSpeed scales the fp16 loss of a pipeline from ZeRO 1 on"
+    if not alike:
+        return "none that was asked for communicates less"
+    needed = [memory_per_rank(needs.shape, other).total_bytes for other in alike]
+    least = min(range(len(alike)), key=lambda index: needed[index])
+    return f"ZeRO {alike[least].zero_stage} would need {format_bytes(needed[least])} for one sample"
+
+
+def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[Strategy]) -> Choice:
+    moved = ["the optimizer"] * strategy.offload_optimizer + ["the parameters"] * strategy.offload_param
+    if not moved:
+        reason = "all fits the GPU, and offload is slower" if needs.offload == "auto" else "not asked for"
+        return Choice(key="offload", value="nothing", reason=reason)
+    to = "files" if needs.offload == "nvme" else "host memory"
+    reason = f"{format_bytes(memory.host_bytes)} a rank are in {to}, and every step moves them"
+    if needs.offload == "auto":
+        inside = [memory_per_rank(needs.shape, other) for other in rejected if not other.offload_optimizer]
+        least = min(other.total_bytes for other in inside)
+        reason += f", since nothing fits without: {format_bytes(least)} would be needed"
+    else:
+        reason += ", as asked"
+    if strategy.offload_param:
+        without = memory_per_rank(needs.shape, replace(strategy, offload_param=False, micro_batch_size=1))
+        reason += f"; with the parameters on the GPU it would need {format_bytes(without.total_bytes)} for one sample"
+    return Choice(key="offload", value=f"{' and '.join(moved)} to {to}", reason=reason)
+
+
+def _pipeline(needs: Needs, strategy: Strategy) -> Choice:
+    stages, micro_batches = strategy.pipe_parallel_size, strategy.accumulation
+    layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
+    if stages == 1:
+        return Choice(key="pipe_parallel_size", value="none", reason=f"{layout}; no pipeline was asked for")
+    bubble = (stages - 1) / (micro_batches + stages - 1)
+    reason = f"{layout}; with {micro_batches} micro-batches, stages idle {bubble:.0%} of the time"
+    return Choice(key="pipe_parallel_size", value=f"{stages} stages", reason=reason)
+
+
+def _micro_batch(needs: Needs, strategy: Strategy) -> Choice:
+    samples, micro_batch = needs.samples_a_replica, strategy.micro_batch_size
+    replicas = _count(needs.replicas, "replica")
+    share = f"{_count(needs.global_batch_size, 'sample')} / {replicas} = {samples} each"
+    larger = [divisor for divisor in _divisors(samples) if divisor > micro_batch]
+    if not larger:
+        reason = f"{share}, and all fit in one pass"
+    else:
+        tried = replace(strategy, micro_batch_size=larger[-1], accumulation=samples // larger[-1])
+        needed = format_bytes(memory_per_rank(needs.shape, tried).total_bytes)
+        reason = f"{share}; the next that divides them, {larger[-1]}, would need {needed}"
+        if fits(needs.shape, tried, needs.gpu_memory_bytes):
+            reason = f"{share}; larger ones would be fewer, and {FULL_PIPELINE} a stage keep a pipeline busy"
+    return Choice(key="train_micro_batch_size_per_gpu", value=str(micro_batch), reason=reason)
+
+
+def _accumulation(needs: Needs, strategy: Strategy) -> Choice:
+    reason = (
+        f"{needs.global_batch_size} = micro-batch {strategy.micro_batch_size} x {strategy.accumulation} accumulated"
+        f" x {_count(needs.replicas, 'replica')}, exactly"
+    )
+    return Choice(key="gradient_accumulation_steps", value=str(strategy.accumulation), reason=reason)
+
+
+def _checkpointing(needs: Needs, strategy: Strategy, memory: Memory) -> Choice:
+    key = "activation_checkpointing"
+    if not strategy.activation_checkpointing:
+        activations = format_bytes(memory.activations_bytes)
+        return Choice(
+            key=key, value="off", reason=f"activations of {activations} fit, and nothing is computed twice"
+        )
+    without = memory_per_rank(
+        needs.shape, replace(strategy, activation_checkpointing=False, micro_batch_size=1)
+    )
+    reason = (
+        f"without it a rank would need {format_bytes(without.total_bytes)} for one sample; with it each block is"
+        " computed again in the backward pass, about a third more work"
+    )
+    return Choice(key=key, value="on", reason=reason)
+
+
+# --------------------------------------------------------------------------------------------- where nothing fits
+
+
+def _nothing_fits(needs: Needs, rejected: list[Strategy]) -> Problem:
+    least = min(rejected, key=lambda strategy: memory_per_rank(needs.shape, strategy).total_bytes)
+    memory = memory_per_rank(needs.shape, least)
+    checkpointing = " and activation checkpointing" if least.activation_checkpointing else ""
+    return Problem(
+        key="--model-size",
+        value=format_count(needs.shape.num_parameters),
+        message=f"no strategy fits {_count(needs.gpus, 'GPU')} of"
+        f" {format_bytes(needs.gpu_memory_bytes)}: with one sample a micro-batch{checkpointing}, {least.name} needs"
+        f" {format_bytes(memory.total_bytes)} of the {format_bytes(usable_bytes(needs.gpu_memory_bytes))} that CUDA"
+        " and fragments leave",
+        mend="use " + ", or ".join(_ways_out(needs, memory)),
+        code="nothing-fits",
+    )
+
+
+def _ways_out(needs: Needs, least: Memory) -> Iterator[str]:
+    """The nearest that would fit, one thing changed at a time."""
+    for replicas in sorted(_divisors(needs.global_batch_size)):
+        gpus = replicas * needs.pipe_parallel_size
+        if gpus > needs.gpus and _first_fit(replace(needs, gpus=gpus)):
+            yield f"--gpus {gpus}"
+            break
+    yield f"--gpu-memory {-(-device_bytes(least.total_bytes) // GIB)}GiB"
+    if needs.offload == "none" and (found := _first_fit(replace(needs, offload="auto"))):
+        host = format_bytes(memory_per_rank(needs.shape, found).host_bytes)
+        yield f"--offload cpu (which takes {host} of host memory a rank)"
+    for stages in sorted(_divisors(needs.gpus)) if needs.offload in ("none", "auto") else ():
+        more = needs.pipe_parallel_size < stages <= needs.shape.num_layers
+        if more and needs.global_batch_size % (needs.gpus // stages) == 0:
+            found = _first_fit(replace(needs, pipe_parallel_size=stages))
+            if found and found.accumulation >= stages:
+                yield f"--pipeline {stages}"
+                break
+    if needs.pipe_parallel_size > 1:
+        whole = needs.global_batch_size % needs.gpus == 0
+        if whole and _first_fit(replace(needs, pipe_parallel_size=1)):
+            yield "--pipeline 1"
+
+
+def _first_fit(needs: Needs) -> Strategy | None:
+    return next(
+        (candidate for candidate in candidates(needs) if with_largest_micro_batch(needs, candidate)), None
+    )

@@ -1,0 +1,232 @@
+"""Checkpoints as files: which there are, and whether they still are what was written. Loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METADATA = "metadata.json"
+MANIFEST = "manifest.json"
+# As metadata.json has them, and in this order; whatever else is in one was added by somebody.
+METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
+THEIR_STATE = "trial_state.pkl"  # what a checkpoint of Determined's own loop has
+INDEX = "stored.json"  # of a checkpoint that is elsewhere, see stored_elsewhere.py
+PARTIAL = ".partial"  # ends the name of one that is being written
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint on disk.
+
+    Args:
+        uuid: Its name.
+        steps_completed: Batches trained when it was written.
+        path: Its folder.
+    """
+
+    uuid: str
+    steps_completed: int
+    path: Path
+
+
+def checkpoints_in(folder: Path) -> list[Checkpoint]:
+    """The complete checkpoints in ``folder``, the one that has trained longest first.
+
+    One that is still being written, or was when its run was killed, has another name (see
+    :class:`~determined_ds.runtime.local_core.AtomicStorage`) and is none of them.
+    """
+    found = []
+    for path in folder.glob("*"):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        steps = _steps_completed(path)
+        found.append((steps, path.stat().st_mtime, path))
+    found.sort(reverse=True)
+    return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
+
+
+def forget_partial(folder: Path) -> None:
+    """Remove what is half-written; nobody may be writing to it."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _steps_completed(path: Path) -> int:
+    """From whichever of the two files can be read; -1 where neither can."""
+    for name in (MANIFEST, METADATA):
+        try:
+            return int(json.loads((path / name).read_text())["steps_completed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return -1
+
+
+def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is still what was written, and what is wrong with the ones after it."""
+    damages: list[str] = []
+    for checkpoint in checkpoints_in(folder):
+        # One that is elsewhere is verified when the ranks have fetched it.
+        damage = None if is_index(checkpoint.path) else damage_of(checkpoint.path)
+        if damage is None:
+            return checkpoint, damages
+        damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
+    return None, damages
+
+
+def files_of(path: Path) -> list[str]:
+    """The files of a checkpoint but its manifest and metadata, by relative name, sorted."""
+    names = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    return sorted(name for name in names if name not in (MANIFEST, METADATA))
+
+
+def fingerprint(file: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    digest = hashlib.sha256()
+    size = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """``metadata.json`` as Determined's core context writes it (``_write_metadata_file``, 0.38.1)."""
+    return json.dumps(metadata, indent=2)
+
+
+def write_manifest(path: Path, files: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Write ``metadata.json``, and the manifest: the fingerprint of each file, and one of the manifest itself.
+
+    Determined writes ``metadata.json`` too, but to object storage it sends what was there before it did.
+
+    Args:
+        path: The checkpoint's folder.
+        files: Relative name -> fingerprint, ``metadata.json`` not among them.
+        metadata: What that holds.
+
+    Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
+    """
+    (path / METADATA).write_text(metadata_text(metadata))
+    content = {
+        "steps_completed": metadata["steps_completed"],
+        "metadata_sha256": _metadata_digest(metadata),
+        "files": dict(sorted(files.items())),
+    }
+    content["sha256"] = _digest(content)
+    (path / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    kept = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _metadata_digest(metadata: Mapping[str, Any]) -> str:
+    """One checksum for every order of the keys: ``det checkpoint download`` writes a copy in the master's order."""
+    written = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
+    return hashlib.sha256(metadata_text(written).encode()).hexdigest()
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a checkpoint has a manifest to hold its files against."""
+    return (path / MANIFEST).is_file()
+
+
+def is_index(path: Path) -> bool:
+    """Whether a folder is the index of a checkpoint in another storage, and not the checkpoint."""
+    return (path / INDEX).is_file()
+
+
+def num_writers(path: Path) -> int:
+    """How many ranks wrote a checkpoint; 0 where it does not tell."""
+    if is_index(path):
+        return int(json.loads((path / INDEX).read_text())["ranks"])
+    return len(list(path.glob("det_state_dict_rank*.pth")))
+
+
+def unverified(name: str) -> str:
+    """What is said of a checkpoint without one."""
+    return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is what was written.
+
+    A checkpoint without a manifest, such as Determined's own loop writes, is taken on trust. In object storage it has
+    no ``metadata.json`` either.
+    """
+    return next(_damages(path, share=None), None)
+
+
+def damage_in_share(path: Path, index: int, count: int) -> str | None:
+    """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share."""
+    return next(_damages(path, share=(index, count)), None)
+
+
+def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
+    if is_index(path):
+        yield "it is in checkpoint_storage, and this folder is its index"
+        return
+    if not (path / MANIFEST).is_file():
+        if (path / "trial_state.json").exists():  # ours, and ours have one
+            yield f"{MANIFEST} is missing"
+        elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
+            yield f"{METADATA} is missing"
+        return
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+        whole = content["sha256"] == _digest(content)
+        files: dict[str, Any] = content["files"]
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        yield f"{MANIFEST} is not what was written"
+        return
+    yield from _metadata_damage(path / METADATA, content["metadata_sha256"])
+    names: Iterable[str] = list(files)
+    if share is not None:
+        names = list(files)[share[0] :: share[1]]
+    for name in names:
+        yield from _file_damage(path / name, name, files[name])
+
+
+def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
+    """It may be missing: the manifest has all of it that is needed, and in object storage earlier ones have none."""
+    try:
+        intact = _metadata_digest(json.loads(file.read_bytes())) == expected
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):
+        intact = False
+    if not intact:
+        yield f"{METADATA} is not what was written"
+
+
+def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        size = file.stat().st_size
+    except OSError:
+        yield f"{name} is missing"
+        return
+    if size != expected["bytes"]:
+        yield f"{name} has {size} bytes, {expected['bytes']} were written"
+    elif fingerprint(file) != expected:
+        yield f"{name} is not what was written (its checksum differs)"
+
+
+def sync_to_disk(path: Path) -> None:
+    """Have the system put a folder's files on the disk, so that a rename after it can be trusted."""
+    for file in [*path.rglob("*"), path]:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,75 @@
+"""What was decided of a run, in a few lines above its metrics: here, and in the log of a task. Loads no torch."""
+
+from __future__ import annotations
+
+import platform
+import textwrap
+from importlib import metadata
+
+from determined_ds import __version__
+from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig
+from determined_ds.documents.document import KeyPath, dotted
+from determined_ds.errors import shown
+from determined_ds.protocol.paths import count
+
+PACKAGES = ("determined", "deepspeed", "torch")
+WIDTH = 110
+
+
+def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
+    """The lines.
+
+    Args:
+        name: Of the experiment.
+        trial: ``MODULE:CLASS``.
+        resolved: What was decided.
+    """
+    topology, batch = resolved.topology, resolved.batch
+    layout = count(topology.data_parallel_world_size, "replica")
+    if topology.pipe_parallel_size > 1:
+        layout += f" x {topology.pipe_parallel_size} pipeline stages"
+    if topology.model_parallel_size > 1:
+        layout += f" x {topology.model_parallel_size} model-parallel"
+    return [
+        f"{name}: {trial}",
+        f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
+        f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
+        f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
+        *wrapped("filled in", filled_in(resolved)),
+        *wrapped("versions", versions()),
+    ]
+
+
+def filled_in(resolved: ResolvedConfig) -> list[str]:
+    """The values of the DeepSpeed JSON that stood open there, but the batch sizes, which have a line of their own."""
+    sizes: set[KeyPath] = {(key,) for key in BATCH_KEYS}
+    values = {path: resolved.ds.get(path) for path in resolved.filled if path not in sizes}
+    return [
+        f"{dotted(path)} {f'{value:.6g}' if isinstance(value, float) else shown(value)}"
+        for path, value in values.items()
+    ]
+
+
+def versions() -> list[str]:
+    """Of what trains."""
+    found = [f"determined_ds {__version__}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return [*found, f"Python {platform.python_version()}"]
+
+
+def wrapped(title: str, entries: list[str]) -> list[str]:
+    """Entries beside a title; none, where there are none."""
+    if not entries:
+        return []
+    return textwrap.wrap(
+        ", ".join(entries),
+        WIDTH,
+        initial_indent=f"  {title:<10} ",
+        subsequent_indent=" " * 13,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,58 @@
+"""How processes of a run hear that it ends. Loads nothing, so that a rank listens from its first moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from determined_ds.protocol.handed_on import LAUNCHED_BY
+
+# Set by SIGTERM; the chief asks for it between two batches.
+STOP = threading.Event()
+# Set by the first batch that this process has trained: another start may come further, if it crashes after that.
+TRAINED = threading.Event()
+
+
+def stop_on_signal() -> None:
+    """From now on SIGTERM asks for a stop at the next batch. SIGINT is for our launcher, which passes it on.
+
+    Another launcher sends the ranks what it was sent: SIGINT, or what SLURM's ``--signal`` names, by habit SIGUSR1.
+    """
+
+    def stop(_number: int, _frame: Any) -> None:
+        STOP.set()
+
+    foreign = LAUNCHED_BY in os.environ
+    signal.signal(signal.SIGINT, stop if foreign else signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, stop)
+    if foreign:
+        signal.signal(signal.SIGUSR1, stop)
+
+
+def let_workers_end() -> None:
+    """From now on data-loader workers may end in any way: this rank ends too, and has said why.
+
+    While its loaders are closed the launcher may end its workers, which torch would tell as an error of its own.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def die_with_parent() -> None:
+    """End this process when its parent is killed, so that none is left running (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end_with(parent: int) -> None:
+    """End this process with the one that started it, also where that has ended already.
+
+    Args:
+        parent: Its process id.
+    """
+    die_with_parent()
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,377 @@
+"""What was measured: repetitions of variants, what follows from their numbers, and their file ``results.json``.
+
+The way of a number: ``measured.json`` of a run directory -> :class:`Repetition` -> :class:`Row`, a variant over its
+repetitions -> :class:`Results` -> ``results.json``, the table, the pictures, the page. A number that a file holds is
+a field; one that follows from others is a property, and is nowhere written down.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from determined_ds.documents.strict_json import Integer, Real, from_json, json_text, one_of
+from determined_ds.documents.writing import write_files
+
+FORMAT = 2  # of results.json: raised when its keys or their meaning change
+KIND = "results of determined_ds"
+KIND_OF_ROW = "a measurement of determined_ds"
+MEASURED, FAILED, OUT_OF_MEMORY = "measured", "failed", "out of memory"
+CANNOT_RUN, STOPPED = "cannot run", "stopped"
+STATUSES = (MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)
+ACCELERATORS = ("cpu", "cuda")
+ENGINES = ("deepspeed", "ddp")
+PRECISIONS = ("fp32", "bf16", "fp16")
+WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
+
+# What a file may hold.
+Count = Annotated[Integer, Field(ge=1)]
+Number = Annotated[Integer, Field(ge=0)]
+Seconds = Annotated[Real, Field(ge=0, allow_inf_nan=False)]
+StepSeconds = Annotated[Real, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[Real, Field(ge=0, le=1)]
+Status = Annotated[str, one_of(STATUSES)]
+Precision = Annotated[str, one_of(PRECISIONS)]
+EngineName = Annotated[str, one_of(ENGINES)]
+AcceleratorName = Annotated[str, one_of(ACCELERATORS)]
+ZeroStage = Annotated[Integer, Field(ge=0, le=3)]
+KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """One fresh start of a variant.
+
+    Args:
+        run_dir: Its run directory, relative to the results' folder.
+        step_seconds: Of each step after the warm-up.
+        losses: Of every step, the warm-up's too: means over the global batch.
+        warmup: Steps before ``step_seconds`` begins.
+        start_seconds: From the process's start to its first step.
+        peak_memory_bytes_by_rank: Device memory on CUDA; resident memory on a CPU.
+        model_state_bytes_by_rank: Parameters, gradients and optimizer states that were found in the engine, on the
+            device.
+        bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
+        bubble_ideal: (p-1)/(m+p-1) of p stages and m micro-batches; None where there is no pipeline.
+    """
+
+    __pydantic_config__ = KNOWN_KEYS
+
+    run_dir: str
+    step_seconds: tuple[StepSeconds, ...]
+    losses: tuple[Real, ...]
+    warmup: Number
+    start_seconds: Seconds
+    peak_memory_bytes_by_rank: tuple[Number, ...]
+    model_state_bytes_by_rank: tuple[Number, ...]
+    bubble: Share | None = None
+    bubble_ideal: Share | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A variant, over its repetitions. What follows from measurements is None where none was made.
+
+    Args:
+        name: Of the strategy or the variant, e.g. ``zero2``.
+        slots: Ranks.
+        status: One of :data:`STATUSES`.
+        reason: One or two sentences where it was not measured.
+        engine: What trained, seen on the engine itself: ``deepspeed`` or ``ddp``; None where nothing did.
+        zero_stage: 0 to 3.
+        micro_batch_size: Samples of a forward pass of a rank.
+        accumulation: Micro-batches of a step; a pipeline's ``micro_batches``.
+        replicas: Data-parallel copies.
+        pipe_parallel_size: Pipeline stages; 1 where there is no pipeline.
+        precision: What the model computes in: ``fp32``, ``bf16`` or ``fp16``.
+        samples_per_step: The global batch.
+        tokens_per_sample: Where samples are texts.
+        estimated_model_state_bytes: Of the rank that holds most, by the memory model.
+        repetitions: In the order in which they ran.
+    """
+
+    __pydantic_config__ = KNOWN_KEYS
+
+    name: str
+    slots: Count
+    status: Status
+    reason: str = ""
+    engine: EngineName | None = None
+    zero_stage: ZeroStage | None = None
+    micro_batch_size: Count | None = None
+    accumulation: Count | None = None
+    replicas: Count | None = None
+    pipe_parallel_size: Count | None = None
+    precision: Precision | None = None
+    samples_per_step: Count | None = None
+    tokens_per_sample: Count | None = None
+    estimated_model_state_bytes: Number | None = None
+    repetitions: tuple[Repetition, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.status in STATUSES, self.status
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it takes part in comparisons: it ran to its end, and steps of it were timed."""
+        return self.status == MEASURED and self.median_step_seconds is not None
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it has more pipeline stages than one."""
+        return (self.pipe_parallel_size or 1) > 1
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were timed, of all repetitions."""
+        return sum(len(repetition.step_seconds) for repetition in self.repetitions)
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        """Over all timed steps of all repetitions."""
+        return _median(seconds for each in self.repetitions for seconds in each.step_seconds)
+
+    @property
+    def p95_step_seconds(self) -> float | None:
+        """Of twenty steps, one takes longer: over all timed steps of all repetitions."""
+        steps = sorted(seconds for each in self.repetitions for seconds in each.step_seconds)
+        if not steps:
+            return None
+        whole, part = divmod(0.95 * (len(steps) - 1), 1)
+        low, high = steps[int(whole)], steps[math.ceil(0.95 * (len(steps) - 1))]
+        return low + (high - low) * part
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Lowest and highest of the repetitions' own median step times, in seconds."""
+        medians = [statistics.median(each.step_seconds) for each in self.repetitions if each.step_seconds]
+        return (min(medians), max(medians)) if medians else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Samples of a step over its median time."""
+        return self._per_second(self.median_step_seconds)
+
+    @property
+    def samples_per_second_spread(self) -> tuple[float, float] | None:
+        """Lowest and highest of the repetitions: :attr:`spread` as a throughput."""
+        spread = self.spread
+        low, high = (self._per_second(spread[1]), self._per_second(spread[0])) if spread else (None, None)
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Samples per second times the tokens of a sample."""
+        samples = self.samples_per_second
+        return None if samples is None or self.tokens_per_sample is None else samples * self.tokens_per_sample
+
+    @property
+    def start_seconds(self) -> float | None:
+        """From a process's start to its first step: the median of the repetitions."""
+        return _median(each.start_seconds for each in self.repetitions)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Of the rank and the repetition that took most."""
+        return max(
+            (size for each in self.repetitions for size in each.peak_memory_bytes_by_rank), default=None
+        )
+
+    @property
+    def model_state_bytes(self) -> int | None:
+        """Of the rank and the repetition that held most."""
+        return max(
+            (size for each in self.repetitions for size in each.model_state_bytes_by_rank), default=None
+        )
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of a pipeline's time that its stages wait: the median of the repetitions."""
+        return _median(each.bubble for each in self.repetitions if each.bubble is not None)
+
+    @property
+    def bubble_ideal(self) -> float | None:
+        """What the schedule alone costs, were all stages and micro-batches alike."""
+        return next((each.bubble_ideal for each in self.repetitions if each.bubble_ideal is not None), None)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of every step from the first: the mean of the repetitions that came so far."""
+        longest = max((len(each.losses) for each in self.repetitions), default=0)
+        return tuple(
+            _mean([each.losses[step] for each in self.repetitions if step < len(each.losses)])
+            for step in range(longest)
+        )
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the last five losses; of all, where there are fewer."""
+        return _mean(self.losses[-WINDOW:]) if self.losses else None
+
+    @property
+    def loss_curve(self) -> tuple[tuple[float, float], ...]:
+        """(seconds, loss) as training goes: the mean of the last five losses, each step at its median time.
+
+        Its last point is :attr:`loss`. Starting up and warming up take longer than that, and are not in it.
+        """
+        losses, step = self.losses, self.median_step_seconds
+        if not losses or step is None:
+            return ()
+        width = min(WINDOW, len(losses))
+        return tuple((end * step, _mean(losses[end - width : end])) for end in range(width, len(losses) + 1))
+
+    def seconds_to(self, loss: float) -> float | None:
+        """Seconds of training until the mean of the last five losses is at or below ``loss``; None if it never is.
+
+        Steps count with their median time.
+        """
+        return next((seconds for seconds, reached in self.loss_curve if reached <= loss), None)
+
+    def _per_second(self, step_seconds: float | None) -> float | None:
+        known = step_seconds is not None and self.samples_per_step is not None
+        return self.samples_per_step / step_seconds if known else None  # type: ignore[operator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All variants that were to be measured, those that could not be too.
+
+    Args:
+        title: What was compared, e.g. the experiment's name.
+        command: The command line, to do it again.
+        created: When, in ISO 8601.
+        machine: Processors, memory and versions, on one line.
+        accelerator: ``cpu`` or ``cuda``.
+        steps: Steps that each repetition was to time, after its warm-up.
+        rows: The first is what the others are compared with.
+    """
+
+    __pydantic_config__ = KNOWN_KEYS
+
+    title: str
+    command: str
+    created: str
+    machine: str
+    accelerator: AcceleratorName
+    steps: Number
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        assert self.accelerator in ACCELERATORS, self.accelerator
+
+    @property
+    def measured(self) -> tuple[Row, ...]:
+        """The rows that take part in comparisons."""
+        return tuple(row for row in self.rows if row.is_measured)
+
+    @property
+    def first(self) -> Row | None:
+        """What the others are compared with: the first row that was measured."""
+        return next(iter(self.measured), None)
+
+    @property
+    def target_loss(self) -> float | None:
+        """The highest loss that a measured row ended at, so that each of them reaches it.
+
+        A loss that is not finite is none. None where no row has one.
+        """
+        losses = (row.loss for row in self.measured)
+        return max((loss for loss in losses if loss is not None and math.isfinite(loss)), default=None)
+
+    def against_first(self, row: Row) -> dict[str, float | None] | None:
+        """A row beside the first one that was measured.
+
+        Returns:
+            ``samples_per_second`` and ``peak_memory_bytes`` as ratios, ``loss`` as a difference; each None where
+            either row does not know it. None for a row that was not measured.
+        """
+        first = self.first
+        if first is None or not row.is_measured:
+            return None
+        loss, first_loss = row.loss, first.loss
+        return {
+            "samples_per_second": _ratio(row.samples_per_second, first.samples_per_second),
+            "peak_memory_bytes": _ratio(row.peak_memory_bytes, first.peak_memory_bytes),
+            "loss": None if loss is None or first_loss is None else loss - first_loss,
+        }
+
+    def scaling_efficiency(self, row: Row) -> float | None:
+        """Samples per second over what as many times the fewest slots would do, were nothing lost: 1 is ideal.
+
+        None where the row was not measured, or no more than one number of slots of its name was.
+        """
+        alike = [each for each in self.measured if each.name == row.name]
+        if not row.is_measured or len({each.slots for each in alike}) < 2:
+            return None
+        fewest = min(alike, key=lambda each: each.slots)
+        ratio = _ratio(row.samples_per_second, fewest.samples_per_second)
+        return None if ratio is None else ratio * fewest.slots / row.slots
+
+
+def write_row(row: Row, path: Path) -> None:
+    """Write a row by itself: what one start of a variant measured. A file that is there is replaced.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_files({path: json_text(row, kind=KIND_OF_ROW, version=FORMAT)}, overwrite=True)
+
+
+def read_row(path: Path) -> Row:
+    """Read what :func:`write_row` wrote.
+
+    Raises:
+        ConfigError: the file cannot be read, is damaged, or is another program's.
+    """
+    return from_json(Row, path, kind=KIND_OF_ROW, version=FORMAT)
+
+
+def load_results(path: str | Path) -> Results:
+    """Read ``results.json``.
+
+    Args:
+        path: Of the file, as :func:`save_results` writes it.
+
+    Raises:
+        ConfigError: the file cannot be read, is damaged, is another program's or of another format; with the keys
+            at fault.
+    """
+    return from_json(Results, Path(path), kind=KIND, version=FORMAT)
+
+
+def save_results(results: Results, path: str | Path) -> None:
+    """Write ``results.json``, whole or not at all. A file that is there is replaced.
+
+    Args:
+        results: What was measured.
+        path: Of the file; its folder is made where it is missing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    write_files({Path(path): results_text(results)}, overwrite=True)
+
+
+def results_text(results: Results) -> str:
+    """The text of ``results.json``: strict JSON, the same for the same results."""
+    return json_text(results, kind=KIND, version=FORMAT)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Plain sums: the like of fsum refuse what is not finite, and a loss may be."""
+    return sum(values) / len(values)
+
+
+def _ratio(value: float | None, of: float | None) -> float | None:
+    return value / of if value is not None and of else None

@@ -1,0 +1,134 @@
+"""A warm start: the weights of another trial's checkpoint, and nothing of its optimizer or schedule.
+
+The chief reads the weights and hands them to the others one by one, so that neither the number of slots nor the ZeRO
+stage has to be that of the checkpoint. Pipelines and model-parallel engines read their own parts by DeepSpeed's loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.pipe import PipelineModule
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.checkpoints.built import differing_parameters
+from determined_ds.runtime.checkpoints.refused import another_model
+from determined_ds.runtime.checkpoints.weights import engines_in, weights_in
+from determined_ds.runtime.loop.complaints import as_chief
+
+
+def take_weights(context: Any, path: Path, uuid: str) -> None:
+    """Fill the engines with the weights of a checkpoint; optimizers and schedules stay as they were built.
+
+    A collective. In 16-bit training the optimizer's fp32 copies begin at the 16-bit weights.
+
+    Args:
+        context: Of the trial, its engines wrapped and untrained.
+        path: The checkpoint's folder.
+        uuid: Of the checkpoint, for messages.
+
+    Raises:
+        ConfigError: it is of another model, or the weights lie on NVMe.
+    """
+    there, here = engines_in(path), len(context.models)
+    if there != here:
+        raise another_model(uuid, f"it holds {there} engines, and this trial has {here}")
+    own_parts = context.resolved.topology.model_parallel_size > 1
+    for index, engine in enumerate(context.models):
+        if own_parts or isinstance(engine.module, PipelineModule):
+            _read_own_part(engine, path, index)
+        else:
+            _take_from_chief(engine, path, index, context.distributed, uuid)
+
+
+def _read_own_part(engine: Any, path: Path, index: int) -> None:
+    if engine.zero_optimization_partition_weights():
+        raise _refused("the weights of a model-parallel engine under ZeRO 3 cannot be read alone")
+    engine.load_checkpoint(
+        str(path),
+        tag=f"model{index}",
+        load_optimizer_states=False,
+        load_lr_scheduler_states=False,
+        load_module_only=True,
+    )
+
+
+def _take_from_chief(engine: Any, path: Path, index: int, distributed: Any, uuid: str) -> None:
+    if getattr(engine, "zero_nvme_offload_optimizer", bool)():
+        raise _refused("the optimizer's copy of the weights lies on NVMe, where it cannot be replaced")
+    stored: dict[str, Any] = {}
+
+    def read() -> None:
+        stored.update(weights_in(path, index))
+        shapes = {name: f"{tuple(tensor.shape)}" for name, tensor in stored.items()}
+        reasons = differing_parameters(shapes, _wanted(engine, shapes))
+        if reasons:
+            raise another_model(uuid, "; ".join(reasons))
+
+    as_chief(distributed, read)
+    is_chief = distributed.rank == 0
+    with torch.no_grad():
+        for names, tensor in _tensors(engine):
+            if hasattr(
+                tensor, "ds_id"
+            ):  # ZeRO 3 has split it; on leaving, the chief's is handed out in parts
+                with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0):
+                    if is_chief:
+                        tensor.data.copy_(_first(names, stored))
+            else:
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                if is_chief:
+                    whole.copy_(_first(names, stored))
+                if distributed.size > 1:
+                    dist.broadcast(whole, src=0)
+                tensor.data.copy_(whole)
+    refresh = getattr(engine.optimizer, "refresh_fp32_params", None)
+    if refresh is not None:  # every optimizer of DeepSpeed's that keeps a copy of the weights
+        refresh()
+
+
+def _tensors(engine: Any) -> list[tuple[list[str], Any]]:
+    """Each parameter and each buffer that a checkpoint holds, with all of its names: a tied weight has several."""
+    module = engine.module
+    kept = module.state_dict().keys()
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Any] = {}
+    buffers = (
+        (name, tensor) for name, tensor in module.named_buffers(remove_duplicate=False) if name in kept
+    )
+    for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    return [(names[key], tensors[key]) for key in tensors]
+
+
+def _wanted(engine: Any, stored: Mapping[str, str]) -> dict[str, str]:
+    """Name -> shape of what the engine holds, under every name that the checkpoint has, or else the first."""
+    wanted = {}
+    for names, tensor in _tensors(engine):
+        shape = f"{tuple(getattr(tensor, 'ds_shape', tensor.shape))}"
+        for name in [name for name in names if name in stored] or names[:1]:
+            wanted[name] = shape
+    return wanted
+
+
+def _first(names: list[str], stored: Mapping[str, Any]) -> torch.Tensor:
+    found: torch.Tensor = next(stored[name] for name in names if name in stored).contiguous()
+    return found
+
+
+def _refused(message: str) -> ConfigError:
+    return ConfigError(
+        Problem(
+            key="hyperparameters.fit.warm_start",
+            value="weights",
+            message=message,
+            mend="write all, at the ZeRO stage and the slots of the checkpoint",
+            code="warm-start",
+        )
+    )

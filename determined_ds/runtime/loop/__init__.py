@@ -1,0 +1,1 @@
+"""The training loop: batches, validations, metrics, reports, and when to stop."""

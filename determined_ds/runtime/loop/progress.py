@@ -1,0 +1,200 @@
+"""What the chief shows while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from determined_ds.runtime.checkpoints.trial_state import TrialState
+
+# Of a metric that is no number, on a line for people.
+MAX_LISTED, MAX_TEXT = 6, 40
+
+
+def show(name: str, value: Any) -> str:
+    """A metric for people: four significant digits, thousands grouped, rates by their unit."""
+    if name.endswith("_per_second"):
+        return f"{value:,.{0 if value >= 100 else 1}f} {name.removesuffix('_per_second')}/s"
+    if isinstance(value, float):
+        text = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
+        return f"{name} {text}"
+    if isinstance(value, (list, tuple)):
+        return f"{name} {_show_list(value)}"
+    if isinstance(value, Mapping):
+        return f"{name} {{{len(value)} entries}}"
+    return f"{name} {_shortened(str(value))}"
+
+
+def _show_list(values: Sequence[Any]) -> str:
+    """As it is where it is short and flat; else its size."""
+    if len(values) > MAX_LISTED or not all(isinstance(value, (int, float)) for value in values):
+        return f"[{len(values)} values]"
+    return "[" + " ".join(f"{value:.4g}" for value in values) + "]"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+
+
+class Progress:
+    """No display at all: what every rank but the chief has."""
+
+    def start(self, *, total: int, done: int) -> None:
+        """Training goes from batch ``done`` to ``total``."""
+
+    def step(self, batches_trained: int) -> None:
+        """A batch was trained."""
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics were reported."""
+
+    def note(self, text: str) -> None:
+        """A line worth keeping: a checkpoint, the end."""
+
+    def end(self, state: TrialState, *, best_at: int) -> None:
+        """Training has come to its end, or to a stop that was asked for.
+
+        Args:
+            state: Where it stands.
+            best_at: Batch of the best validation of this start; -1 where there was none.
+        """
+
+    def stop(self) -> None:
+        """Training is over, however it ended."""
+
+
+def silent(text: str) -> None:
+    """Says nothing: in place of :meth:`Progress.note` where nobody listens."""
+
+
+ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
+RATES = ("samples_per_second", "tokens_per_second")
+MEMORY = "peak_memory_gib"
+LATEST = ("loss", "samples_per_second")
+HIDDEN = (
+    "batches",
+    "epochs",
+    "samples",
+    "grad_norm",
+    "loss_scale",
+    "peak_memory_gib",
+    "peak_memory_gib_min",
+    "bubble_ideal",
+)
+
+
+def _summary(metrics: Mapping[str, Any]) -> str:
+    names = [name for name in ORDER if name in metrics]
+    names += [name for name in metrics if name not in ORDER and name not in HIDDEN]
+    return "  ".join(show(name, metrics[name]) for name in names)
+
+
+class Lines(Progress):
+    """One line a report, for logs."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._width = 1
+        self._started_s = time.monotonic()
+        self._training: Mapping[str, Any] = {}  # as reported last
+        self._validations: dict[int, Mapping[str, Any]] = {}  # by batch
+        self._memory_gib = 0.0
+
+    def start(self, *, total: int, done: int) -> None:
+        self._started_s = time.monotonic()
+        self._total = total
+        self._width = len(str(total))
+        if done:
+            self.note(f"resumed at batch {done} of {total}")
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        if group == "training":
+            self._training = metrics
+            self._memory_gib = max(self._memory_gib, metrics.get(MEMORY, 0.0))
+        else:
+            self._validations[batches_trained] = metrics
+        at = f"{batches_trained:>{self._width}}/{self._total}"
+        self.note(f"{group:<10}  batch {at}  {_summary(metrics)}")
+
+    def end(self, state: TrialState, *, best_at: int) -> None:
+        took_s = time.monotonic() - self._started_s
+        took = f"{took_s:.0f} s" if took_s < 120 else f"{took_s / 60:.0f} minutes"
+        trained = f"{state.batches_trained} of {self._total} batches in {took}"
+        self.note("  ".join([f"trained     {trained}", *self._in_short()]))
+        newest = state.kept[-1] if state.kept else ""
+        best = (
+            f"batch {best_at}  {_summary(self._validations[best_at])}  "
+            if best_at in self._validations
+            else ""
+        )
+        if state.best:
+            self.note(f"best        {best}{state.best}")
+        if newest != state.best:
+            self.note(f"newest      batch {state.last_checkpoint}  {newest}")
+
+    def _in_short(self) -> Iterator[str]:
+        """How fast it was, and what it took."""
+        for name in RATES:
+            if name in self._training:
+                yield show(name, self._training[name])
+        if self._memory_gib:
+            yield f"{self._memory_gib:.3g} GiB a rank at most"
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Bar(Lines):
+    """A progress bar with loss and throughput, and the reports as lines above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._console = Console()
+        self._bar = RichProgress(
+            TextColumn("training"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[latest]}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=5,
+        )
+        self._task: Any = None
+        self._shown_at = 0.0
+
+    def start(self, *, total: int, done: int) -> None:
+        super().start(total=total, done=done)
+        self._task = self._bar.add_task("", total=total, completed=done, latest="")
+        self._bar.start()
+
+    def step(self, batches_trained: int) -> None:
+        now = time.monotonic()
+        if now - self._shown_at > 0.1:  # a bar that is drawn at every 5 ms step would be a tenth of it
+            self._shown_at = now
+            self._bar.update(self._task, completed=batches_trained)
+
+    def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
+        super().report(group, batches_trained, metrics)
+        if group == "training":  # short enough for a bar in 80 columns
+            latest = "  ".join(show(name, metrics[name]) for name in LATEST if name in metrics)
+            self._bar.update(self._task, completed=batches_trained, latest=latest)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+def make_progress(is_chief: bool) -> Progress:
+    """The display that fits where this rank's output goes."""
+    if not is_chief:
+        return Progress()
+    return Bar() if sys.stdout.isatty() else Lines()

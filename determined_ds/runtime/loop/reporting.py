@@ -1,0 +1,199 @@
+"""What is reported of a run: to the master or the run directory, to TensorBoard, and to the terminal."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from determined import core, pytorch, tensorboard
+
+from determined_ds.memory.units import GIB
+from determined_ds.protocol.heartbeat import HEART
+from determined_ds.runtime.loop.metrics import MetricSums
+from determined_ds.runtime.loop.progress import Progress
+from determined_ds.trial import returned
+from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
+
+
+class Reporter:
+    """Makes reports of the accumulated metrics. Only the chief sends them.
+
+    Args:
+        trial: May say how many tokens a sample has (``tokens_per_sample``).
+        context: The trial's context.
+        progress: What the chief shows.
+
+    Attributes:
+        peak_memory_bytes_by_rank: Of the last report, in the order of ranks; empty before the first.
+    """
+
+    def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
+        self._context = context
+        self._core = context._core
+        self._progress = progress
+        self._is_chief = context.distributed.rank == 0
+        tokens = getattr(trial, "tokens_per_sample", lambda: None)()
+        self._tokens_per_sample = returned.tokens_per_sample(trial, tokens)
+        self._training_s = 0.0
+        self._num_batches = 0
+        self._started: float | None = None
+        self.peak_memory_bytes_by_rank: tuple[int, ...] = ()
+
+    def batch_begins(self) -> None:
+        """A batch is about to be trained: from the first one on, the time until :meth:`pause` is the training's.
+
+        Batches are not timed one by one. A GPU works on after the call that asked it to; how long it took is known
+        where it is waited for, at a report or a pause.
+        """
+        if self._started is None:
+            self._started = time.perf_counter()
+        self._num_batches += 1
+
+    def pause(self) -> None:
+        """What comes now is no training: a report, a validation, a checkpoint."""
+        if self._started is None:
+            return
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)
+        self._training_s += time.perf_counter() - self._started
+        self._started = None
+
+    def reduce(self, sums: MetricSums, riders: torch.Tensor) -> tuple[dict[str, Any], list[float]]:
+        """The training metrics since the last report over all ranks, by one collective.
+
+        Args:
+            sums: The metrics of this rank.
+            riders: More numbers to be summed over ranks by the same collective.
+
+        Returns:
+            The metrics, and the summed riders.
+        """
+        times = self._instruction_times()
+        own = [peak_memory_bytes(self._context.device), *(times.take() if times is not None else ())]
+        table = self._own_row(own).flatten()
+        reduced, ridden = sums.reduce_with(torch.cat([riders, table.to(riders.device)]))
+        self.pause()
+        memory, *seconds = self._columns(ridden[len(riders) :])
+        self.peak_memory_bytes_by_rank = tuple(int(number) for number in memory)
+        metrics: dict[str, Any] = dict(reduced)
+        metrics.update(self._context.reduce_metrics(for_training=True) or {})
+        metrics.update(engine_metrics(self._context.models[0]))
+        metrics.update(self._throughput())
+        # The web UI draws no list; one number for the rank that took most, one for the rank that took least.
+        metrics["peak_memory_gib"] = max(self.peak_memory_bytes_by_rank) / GIB
+        metrics["peak_memory_gib_min"] = min(self.peak_memory_bytes_by_rank) / GIB
+        if times is not None:
+            metrics.update(_bubbles(times, *seconds))
+        return metrics, ridden[: len(riders)]
+
+    def _instruction_times(self) -> InstructionTimes | None:
+        """Of the first of the trial's engines that is a pipeline, the same on every rank; None without one."""
+        found = (instruction_times(engine) for engine in self._context.models)
+        return next((times for times in found if times is not None), None)
+
+    def _own_row(self, numbers: Sequence[float]) -> torch.Tensor:
+        """A table of zeros with a row for each rank, and this rank's filled: their sum is everyone's."""
+        distributed = self._context.distributed
+        table = torch.zeros(distributed.size, len(numbers), dtype=torch.float64)
+        table[distributed.rank] = torch.tensor(numbers, dtype=torch.float64)
+        return table
+
+    def _columns(self, table: Sequence[float]) -> list[Sequence[float]]:
+        """The columns of such a table, flat: each a number of every rank."""
+        width = len(table) // self._context.distributed.size
+        return [table[column::width] for column in range(width)]
+
+    def _throughput(self) -> dict[str, Any]:
+        """Over replicas: samples are counted once, however many ranks hold a replica."""
+        seconds, batches = self._training_s, self._num_batches
+        self._training_s, self._num_batches = 0.0, 0
+        if not seconds:
+            return {}
+        samples_per_second = batches * self._context.resolved.batch.global_batch_size / seconds
+        rates = {"samples_per_second": samples_per_second}
+        if self._tokens_per_sample:
+            rates["tokens_per_second"] = samples_per_second * self._tokens_per_sample
+        return rates
+
+    def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
+        """Send a report of training metrics."""
+        if self._is_chief:
+            self._write_tensorboard("train", batches_trained, metrics)
+            with HEART.patiently():  # a master may be away for a while
+                self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
+                self._core.train.report_progress(progress)
+            self._progress.report("training", batches_trained, metrics)
+
+    def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
+        """Send a report of validation metrics.
+
+        Returns:
+            The best value of the searcher's metric before it, as far as the chief knows; None elsewhere.
+        """
+        if not self._is_chief:
+            return None
+        best_before = self._core.train.get_experiment_best_validation()
+        self._write_tensorboard("val", batches_trained, metrics)
+        self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
+        self._progress.report("validation", batches_trained, metrics)
+        return None if best_before is None else float(best_before)
+
+    def upload(self) -> None:
+        """Put what was written for TensorBoard where it is read: on a cluster, to its storage."""
+        if not self._context.get_enable_tensorboard_logging():
+            return
+        if isinstance(self._core.train, core.DummyTrainContext):
+            if self._is_chief:
+                self._context.get_tensorboard_writer().flush()
+            return
+        self._context._maybe_reset_tbd_writer()
+        with HEART.patiently():
+            self._core.train.upload_tensorboard_files(
+                self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
+            )
+
+    def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
+        return self._is_chief or not path.match("*tfevents*")
+
+    def _write_tensorboard(self, kind: str, batches_trained: int, metrics: dict[str, Any]) -> None:
+        """Scalars under the names that Determined's harness gives them, e.g. ``Determined/loss``."""
+        if self._context.get_enable_tensorboard_logging():
+            writer = self._context.get_tensorboard_writer()
+            pytorch._log_tb_metrics(writer, kind, batches_trained, metrics, None)
+
+
+def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
+    """The bubble of a pipeline since the last report, by every rank's seconds, beside the one that it should have."""
+    measured = bubble(busy_s, span_s, times.pipelines)
+    return {} if measured is None else {"bubble": measured, "bubble_ideal": times.ideal_bubble}
+
+
+def engine_metrics(engine: Any) -> dict[str, Any]:
+    """What DeepSpeed knows of the last step: learning rate, gradient norm, loss scale, steps skipped."""
+    metrics: dict[str, Any] = {}
+    rates = engine.get_lr() if engine.optimizer is not None else []
+    if rates:
+        metrics["lr"] = float(rates[0])
+    norm = engine.get_global_grad_norm()
+    if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied
+        metrics["grad_norm"] = float(norm)
+    if engine.fp16_enabled():
+        # Optimizers without ZeRO keep it elsewhere than those with; this asks all of them.
+        metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
+    if engine.fp16_enabled() or engine.skipped_steps:
+        metrics["skipped_steps"] = int(engine.skipped_steps)
+    return metrics
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this rank has held: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

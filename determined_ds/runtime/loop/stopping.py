@@ -1,0 +1,139 @@
+"""When to ask whether to stop, and what to stop for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from determined_ds.errors import NotFiniteError
+from determined_ds.runtime.loop.metrics import sum_over_ranks
+
+ASK_EVERY_S = 5.0
+
+
+class StopRequests:
+    """Asks for preemption, and for the trial's own wish to stop, in step on all ranks.
+
+    At every boundary, and at least every :data:`ASK_EVERY_S` seconds whatever the periods: the chief measures how
+    many batches that is, and all ranks learn with each answer when they ask next, so that no batch in between
+    pays for it. An asking is two numbers in a reduction, which may be one that is made anyway.
+
+    Args:
+        context: The trial's context.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._is_chief = context.distributed.rank == 0
+        self.requested = False
+        self._next = 0
+        self._asked_at_batch = 0
+        self._asked_at_s = time.monotonic()
+
+    @property
+    def reason(self) -> str:
+        """Why the run stops, as the chief knows it."""
+        return getattr(self._context._core.preempt, "reason", "") or "as requested"
+
+    def start(self, batches_trained: int) -> None:
+        """Training begins after this batch; the first asking is after the next one."""
+        self._next = batches_trained + 1
+        self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
+
+    def due(self, batches_trained: int) -> bool:
+        """Whether it is time to ask, boundary or not."""
+        return batches_trained >= self._next
+
+    def vote(self, batches_trained: int) -> torch.Tensor:
+        """This rank's two numbers, to be summed over ranks: whether to stop, and the chief's seconds a batch."""
+        stop = bool(self._context.get_stop_requested())
+        batch_s = 0.0
+        if self._is_chief:
+            stop = bool(self._context._core.preempt.should_preempt()) or stop
+            batches = max(1, batches_trained - self._asked_at_batch)
+            batch_s = max(1e-6, (time.monotonic() - self._asked_at_s) / batches)
+        return torch.tensor([float(stop), batch_s], dtype=torch.float64, device=self._context.device)
+
+    def count(self, votes: list[float], batches_trained: int) -> None:
+        """Take in the summed votes: whether a stop is requested, and when to ask next."""
+        stop, batch_s = votes
+        self.requested = self.requested or stop > 0
+        # A quarter of the time, since the next batches may be slower than the last.
+        self._next = batches_trained + max(1, int(ASK_EVERY_S / 4 / batch_s))
+        self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
+
+    def ask(self, batches_trained: int) -> None:
+        """Vote by a reduction of its own; a collective."""
+        votes = self.vote(batches_trained)
+        sum_over_ranks(votes)
+        self.count(votes.tolist(), batches_trained)
+
+
+class LossGuard:
+    """Remembers, on the device, the first batch whose loss was not finite.
+
+    Args:
+        device: Of the loss.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+
+    def look(self, loss: torch.Tensor | None, batch: int) -> None:
+        """Look at the loss of batch ``batch`` (from 1), or at a sum that holds it, without waiting for it.
+
+        Args:
+            loss: A scalar; None where the trial reports no loss.
+            batch: Its number, from 1.
+        """
+        if loss is not None:
+            new = (self._first_bad < 0) & ~torch.isfinite(loss)
+            self._first_bad = torch.where(new, batch, self._first_bad)
+
+    @property
+    def flag(self) -> torch.Tensor:
+        """1.0 where a loss was not finite, else 0.0; on the device, to ride along with a reduction."""
+        return (self._first_bad >= 0).double()
+
+    def stop(self, distributed: Any, last_checkpoint: str) -> None:
+        """Stop the run; a collective, called by all ranks when any of them has seen such a loss.
+
+        Raises:
+            NotFiniteError: always; names the batch and the ranks.
+        """
+        firsts = distributed.allgather(int(self._first_bad))
+        batch = min(first for first in firsts if first >= 0)
+        at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
+        ranks = f"rank {at[0]}" if len(at) == 1 else f"ranks {', '.join(at)}"
+        raise NotFiniteError(
+            f"the loss was not finite at batch {batch}, on {ranks}: {_kept(last_checkpoint)}. Lower the learning rate, "
+            "warm up longer, clip gradients, or look at the data of that batch; fit.stop_on_nan: false goes on "
+            "regardless"
+        )
+
+
+def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
+    """What is said of a validation that was not finite.
+
+    Args:
+        names: The metrics that were not.
+        searched: ``searcher.metric``; among the names, it is the one that the run stops for.
+        batch: Batches trained before it.
+        last_checkpoint: Uuid of the last checkpoint; "" where there is none.
+    """
+    said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
+    if searched not in names:
+        return f"{said}: look at how the trial computes {'it' if len(names) == 1 else 'them'}"
+    return (
+        f"{said}: {_kept(last_checkpoint)}. It is never the best. Lower the learning rate, or look at the validation "
+        f"data and at how {searched} is computed; fit.stop_on_nan: false goes on regardless"
+    )
+
+
+def _kept(last_checkpoint: str) -> str:
+    if not last_checkpoint:
+        return "no checkpoint was made yet"
+    return f"the last good checkpoint is {last_checkpoint}"

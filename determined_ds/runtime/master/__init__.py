@@ -1,0 +1,1 @@
+"""A Determined master, from inside a rank: its core context, its searcher's stops, the task's log."""

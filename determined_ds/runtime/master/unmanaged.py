@@ -1,0 +1,161 @@
+"""A run without a cluster, reported to a Determined master: it stands in the web UI as an unmanaged experiment.
+
+By ``determined.experimental.core_v2``, in a thread: training waits for no answer, and what goes wrong is one warning.
+Its log shipper is left out: where the master does not answer, it makes whoever prints wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import logging
+import queue
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from determined.common import util
+from determined.experimental import Determined, core_v2
+
+from determined_ds.documents.writing import write_whole
+from determined_ds.experiment.secrets import masked
+from determined_ds.protocol.run_dir import CHECKPOINTS, REPORTED
+
+logger = logging.getLogger("determined_ds")
+
+# At the end of training, for what the master has not taken yet.
+LAST_S = 30.0
+# What core_v2 takes of an experiment's configuration; the rest is a cluster's.
+SHOWN = ("name", "description", "labels", "workspace", "project", "data")
+NO_PASSWORD = "nobody is logged in: run `det user login`, or set DET_USER and DET_PASS"
+
+
+class MasterReport:
+    """What rank 0 tells a master of its run.
+
+    Args:
+        run_dir: The run directory; a run that goes on is the same experiment there.
+        config: The experiment's configuration.
+        hparams: Of the trial.
+    """
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> None:
+        self._run_dir = run_dir
+        self._config = masked(config)
+        self._hparams = masked({"hyperparameters": dict(hparams)})["hyperparameters"]
+        self._context: Any = None
+        self._failed = False
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="master-report", daemon=True)
+        self._thread.start()
+        self._jobs.put(self._open)
+
+    def metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Report metrics, which can be written as JSON."""
+        self._jobs.put(lambda: self._context.train.report_metrics(group, steps_completed, metrics))
+
+    def checkpoint(self, storage_id: str, resources: Any, metadata: Any) -> None:
+        """Report a checkpoint that lies in the run directory."""
+        self._jobs.put(lambda: self._context.checkpoint._report_checkpoint(storage_id, resources, metadata))
+
+    def deleted(self, storage_id: str, resources: Any) -> None:
+        """Report that a checkpoint is there no more."""
+        self._jobs.put(lambda: self._context.checkpoint._report_checkpoint_deleted(storage_id, resources))
+
+    def progress(self, progress: float) -> None:
+        """Report how much is trained, from 0 to 1."""
+        self._jobs.put(lambda: self._context.train.report_progress(progress))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Report the end, and wait a little until all has been reported."""
+        self._jobs.put(lambda: self._close(error))
+        self._jobs.put(None)
+        self._thread.join(LAST_S)
+        if self._thread.is_alive():
+            self._warn(f"it has not taken all of the run within {LAST_S:.0f} s")
+
+    # ---------------------------------------------------------------------------------- in the thread
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._failed:
+                continue
+            try:
+                job()
+            except Exception as error:
+                self._warn(str(error) or type(error).__name__)
+
+    def _warn(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            logger.warning("warning: the run goes on, and is not reported to the master: %s", reason)
+
+    def _open(self) -> None:
+        with mock.patch.object(getpass, "getpass", _refuse_to_ask):
+            client = Determined()
+        client._session = client._session.with_retry(util.get_max_retries_config())
+        searcher = self._config.get("searcher") or {}
+        name = self._name()
+        context: Any = core_v2.init_context(
+            config=core_v2.Config(
+                **{key: self._config.get(key) for key in SHOWN},
+                hparams=self._hparams,
+                searcher={
+                    "name": "single",
+                    "metric": searcher.get("metric"),
+                    "smaller_is_better": searcher.get("smaller_is_better") is not False,
+                },
+                checkpoint_storage={"type": "directory", "container_path": str(self._run_dir / CHECKPOINTS)},
+                external_experiment_id=name,
+                external_trial_id=name,
+            ),
+            client=client,
+            tensorboard_mode=core_v2.TensorboardMode.MANUAL,
+        )
+        # Where it would put TensorBoard's files, among the checkpoints.
+        # Source: ``_make_v2_context`` in determined 0.38.1.
+        shutil.rmtree(self._run_dir / CHECKPOINTS / context.info.cluster_id, ignore_errors=True)
+        logging.getLogger("determined.core").addFilter(_is_no_heartbeat)
+        context._metrics.start()
+        context._heartbeat.start()
+        self._context = context
+        print(f"reported to {client._master}/det/experiments/{context.info.trial.experiment_id}", flush=True)
+
+    def _name(self) -> str:
+        """By which the master knows this run again."""
+        path = self._run_dir / REPORTED
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return str(json.loads(path.read_text())["external_id"])
+        name = str(uuid.uuid4())
+        write_whole(path, json.dumps({"external_id": name}) + "\n")
+        return name
+
+    def _close(self, error: BaseException | None) -> None:
+        self._context._metrics.close()
+        self._context._heartbeat.close(*((type(error), error, None) if error else (None, None, None)))
+
+
+def _refuse_to_ask(*_: Any) -> str:
+    raise PermissionError(NO_PASSWORD)
+
+
+def _is_no_heartbeat(record: logging.LogRecord) -> bool:
+    """Whether this is news; that the master is away is told by the first report that it misses."""
+    return "heartbeat" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def reported(run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> Iterator[MasterReport]:
+    """Report a run while it trains, and how it ended."""
+    report = MasterReport(run_dir, config, hparams)
+    try:
+        yield report
+    except BaseException as error:
+        report.close(error)
+        raise
+    report.close()

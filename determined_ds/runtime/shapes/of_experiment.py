@@ -1,0 +1,179 @@
+"""The shape of an experiment's model: its trial is asked to build it on torch's meta device.
+
+Activations are measured there too, where the model runs on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from determined_ds.config.hyperparameters import OWN_KEYS
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.memory.activation_checkpointing import is_asked_of_model
+from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.strategy import strategy_of
+from determined_ds.runtime.shapes.bare_trial import Chain, Layer, bare_trial, chain_of, inside, trial_class
+from determined_ds.runtime.shapes.counted import quietly, shape_of_built
+from determined_ds.runtime.shapes.live_bytes import try_to_measure
+
+# What does not change a model, nor its samples.
+NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {"pipe_parallel_size"}
+
+_shapes: dict[str, ModelShape] = {}
+
+
+def shape_of_experiment(
+    experiment: Experiment,
+    resolved: ResolvedConfig,
+    context_dir: Path,
+    *,
+    hyperparameters: Document | None = None,
+    precision: str | None = None,
+) -> ModelShape:
+    """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
+
+    Built once for every set of hyperparameters that a model depends on.
+
+    Args:
+        experiment: Names the trial.
+        resolved: Gives the pipeline stages and the precision.
+        context_dir: The folder with the code.
+        hyperparameters: The point of the search space that was resolved; the experiment's own, if None.
+        precision: What activations are measured in; as resolved, if None.
+
+    Raises:
+        ConfigError: the trial cannot be built so.
+    """
+    if hyperparameters is not None:
+        experiment = replace(experiment, hyperparameters=hyperparameters)
+    precision = precision or strategy_of(resolved).precision
+    own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
+    data = experiment.config.get("data")
+    key = json.dumps(
+        [str(context_dir.resolve()), experiment.trial, own, data, precision], sort_keys=True, default=str
+    )
+    if key not in _shapes:
+        with inside(context_dir), quietly():
+            _shapes[key] = _build(experiment, resolved, precision)
+    return _shapes[key]
+
+
+def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> ModelShape:
+    from determined_ds.trial import returned
+    from determined_ds.trial.base import ReconciledTrial
+    from determined_ds.trial.pipeline import PipelineTrial
+
+    kind = trial_class(experiment)
+    if not issubclass(kind, ReconciledTrial):
+        message = "is a DeepSpeedTrial of its own: its model is built together with its engine"
+        raise _unbuildable(experiment, message)
+    try:
+        trial = bare_trial(kind, experiment, resolved, "meta")
+        trial.prepare()
+        with torch.device("meta"):
+            if isinstance(trial, PipelineTrial):
+                stages = resolved.topology.pipe_parallel_size
+                model: Any = chain_of(returned.layers(trial, trial.build_layers(), stages))
+                stage_parameters = _stage_parameters(list(model), trial.partition_method, stages)
+            else:
+                model, stage_parameters = returned.model(trial, trial.build_model()), ()
+    except DeterminedDSError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise _unbuildable(
+            experiment, f"fails on the meta device: {type(error).__name__}: {reason}"
+        ) from error
+    config = getattr(model, "config", None) or getattr(trial, "config", None)
+    per_sample = trial.tokens_per_sample() or 0
+    measured, assumptions = try_to_measure(model, lambda samples: _loss(trial, model, samples), precision)
+    # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
+    interval = trial.activation_checkpoint_interval if isinstance(trial, PipelineTrial) else 0
+    if measured is not None and not interval:
+        measured = replace(measured, is_checkpointed=is_asked_of_model(trial.context.get_hparams()))
+    return shape_of_built(
+        model,
+        config,
+        sequence_length=per_sample,
+        stage_parameters=stage_parameters,
+        checkpoint_interval=interval,
+        activations=measured,
+        assumptions=assumptions,
+    )
+
+
+def _unbuildable(experiment: Experiment, message: str) -> ConfigError:
+    return ConfigError(
+        Problem(
+            key="entrypoint",
+            value=experiment.trial,
+            origin=experiment.document.origin(("entrypoint",)),
+            message=message,
+            mend="say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024",
+            code="meta-build",
+        )
+    )
+
+
+# ----------------------------------------------------------------------------------------- the pipeline
+
+
+def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[int, ...]:
+    """Parameters of each stage, cut as ``PipelineModule._partition_layers`` (deepspeed 0.19.8) cuts.
+
+    A tied layer counts on every stage that has it: each keeps a copy.
+    """
+    from deepspeed.runtime.utils import partition_balanced, partition_uniform
+
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    method = method.lower()
+    if method == "uniform":
+        bounds = partition_uniform(num_items=len(layers), num_parts=stages)
+    else:
+        weights = sizes
+        if method.startswith("type:"):
+            pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+            weights = [int(bool(pattern.search(layer.name))) for layer in layers]
+        bounds = partition_balanced(weights=weights, num_parts=stages)
+    return tuple(
+        sum(p.numel() for p in Chain(layers[start:end]).parameters())
+        for start, end in itertools.pairwise(bounds)
+    )
+
+
+# ---------------------------------------------------------------------------- a sample of a trial's data
+
+
+def _loss(trial: Any, model: Any, samples: int) -> Any:
+    """The loss of a micro-batch of so many samples out of the trial's own training data."""
+    from torch.utils.data import default_collate
+
+    from determined_ds.trial.pipeline import PipelineTrial
+    from determined_ds.trial.stream_loader import StreamLoader
+
+    loader = trial.build_training_data_loader()
+    collate = getattr(loader, "collate_fn", None) or default_collate
+    dtype = next(model.parameters()).dtype
+
+    def moved(tensor: Any) -> Any:
+        return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
+
+    sample = next(loader.open()) if isinstance(loader, StreamLoader) else loader.dataset[0]
+    batch = tree_map_only(torch.Tensor, moved, collate([sample] * samples))
+    if isinstance(trial, PipelineTrial):
+        inputs, targets = batch
+        return trial.loss(model(inputs), targets)
+    trial.engine = model
+    output = trial.loss(model, batch)
+    return output["loss"] if isinstance(output, dict) else output

@@ -1,0 +1,243 @@
+"""The choices that ``det-ds autotune`` has: every way to carry out the same training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed.normalized import AUTO
+from determined_ds.documents.document import nearest
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory import strategy_of
+from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
+from determined_ds.tune.choice import Base, Choice
+
+# What may be searched over, in the words of --over, and what it means.
+AXES = {
+    "zero_stage": "the ZeRO stage, 0 to 3",
+    "micro_batch": "samples of a forward pass; accumulation makes up for it",
+    "pipeline": "pipeline stages, where the trial's module has a PipelineTrial",
+    "offload": "optimizer and parameters in host memory; on GPUs",
+    "precision": "bf16 where the processor computes it; the loss must agree with fp32's",
+    "activation_checkpointing": "blocks computed again going backward, where the model has a hyperparameter for it",
+    "buckets": "elements that are reduced together",
+    "compile": "torch.compile; the loss must agree",
+    "fused_optimizer": "torch's optimizer in one kernel; the loss must agree",
+    "attention": "which of torch's kernels computes attention; the loss must agree",
+}
+BUCKETS = (5_000_000, 50_000_000)
+MAX_MICRO_BATCHES = 8  # sizes of a micro-batch that are tried: the largest powers of two, and the whole share
+CPU_BF16 = ("avx512_bf16", "amx_bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """An axis that is not searched, and why.
+
+    Args:
+        axis: Of :data:`AXES`.
+        reason: In a sentence.
+    """
+
+    axis: str
+    reason: str
+
+
+def check_axes(names: Sequence[str]) -> None:
+    """Refuse an axis that there is none of.
+
+    Raises:
+        ConfigError: all that are misspelt, or none given.
+    """
+    problems = []
+    for name in names:
+        if name not in AXES:
+            guess = nearest(name, AXES)
+            mend = (f"did you mean {guess}? " if guess else "") + f"there are: {', '.join(AXES)}"
+            problems.append(
+                Problem(key="--over", value=name, message="cannot be searched over", mend=mend, code="axis")
+            )
+    if not names:
+        problems.append(
+            Problem(
+                key="--over", message="names nothing", mend=f"name some of: {', '.join(AXES)}", code="axis"
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def choices_of(base: Base, over: Sequence[str]) -> tuple[list[Choice], list[Left]]:
+    """Every combination of what is searched over, the experiment as it is among them, and what was left out.
+
+    Args:
+        base: The experiment; what is not searched over stays as it has it.
+        over: Of :data:`AXES`.
+    """
+    left: list[Left] = []
+    found: list[Choice] = [base.own]
+    for form in _forms(base, over, left):
+        found += _with_details(base, form, over, left)
+    unique = {tuple(sorted(choice.told().items())): choice for choice in found}
+    return list(unique.values()), list(dict.fromkeys(left))
+
+
+def _forms(base: Base, over: Sequence[str], left: list[Left]) -> Iterator[Choice]:
+    """ZeRO stages and pipelines: how the model is spread over the slots."""
+    own, slots = base.own, base.own.slots
+    depths = {own.pipe_parallel_size}
+    if "pipeline" in over:
+        depths |= {1} | {depth for depth in range(2, slots + 1) if slots % depth == 0}
+    for depth in sorted(depths):
+        if depth > 1 and base.staged is None:
+            left.append(Left(axis="pipeline", reason="the trial's module has no PipelineTrial"))
+            continue
+        if depth == 1 and base.replicated is None:
+            continue
+        replicas = slots // depth
+        if slots < 2 and "pipeline" in over:
+            left.append(Left(axis="pipeline", reason="a pipeline needs two slots or more"))
+        stages = (0, 1, 2, 3) if depth == 1 else (0, 1) if replicas > 1 else (0,)
+        if "zero_stage" not in over:
+            is_own = depth == own.pipe_parallel_size
+            stages = (own.zero_stage if is_own else min(own.zero_stage, stages[-1]),)
+        for stage in stages:
+            form = replace(own, zero_stage=stage, pipe_parallel_size=depth, micro_batch_size=None)
+            is_zeropp = own.zeropp and stage == 3 and depth == 1
+            yield replace(form, offload_optimizer=False, offload_param=False, zeropp=is_zeropp)
+
+
+def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left]) -> Iterator[Choice]:
+    """All that can be chosen once it is known how the model is spread."""
+    details: dict[str, tuple[Any, ...]] = {
+        "micro_batch_size": _micro_batches(base, form, over),
+        "offload": _offloads(base, form, over, left),
+        "precision": _precisions(base, over, left),
+        "activation_checkpointing": _checkpointing(base, over, left),
+        "bucket_size": _buckets(base) if "buckets" in over and form.zero_stage > 0 else (None,),
+        "torch_compile": (None, not base.states("torch_compile")) if "compile" in over else (None,),
+        "fused_optimizer": _fused(base, over, left),
+        "sdpa_kernel": _kernels(base, over),
+    }
+    for values in itertools.product(*details.values()):
+        chosen = dict(zip(details, values, strict=True))
+        optimizer, param = chosen.pop("offload")
+        yield replace(form, offload_optimizer=optimizer, offload_param=param, **chosen)
+
+
+def _micro_batches(base: Base, form: Choice, over: Sequence[str]) -> tuple[int | None, ...]:
+    """Divisors of a replica's share; in a pipeline, such that every stage has a micro-batch to work on."""
+    share, rest = divmod(base.resolved.batch.global_batch_size, form.slots // form.pipe_parallel_size)
+    if rest or "micro_batch" not in over:
+        is_own = form.pipe_parallel_size == base.own.pipe_parallel_size
+        return (base.own.micro_batch_size if is_own else None,)
+    divisors = [size for size in range(1, share + 1) if share % size == 0]
+    if form.pipe_parallel_size > 1:
+        divisors = [size for size in divisors if share // size >= form.pipe_parallel_size]
+    powers = [size for size in divisors if size & (size - 1) == 0 or size == share]
+    return tuple(powers[-MAX_MICRO_BATCHES:]) or (None,)
+
+
+def _offloads(
+    base: Base, form: Choice, over: Sequence[str], left: list[Left]
+) -> tuple[tuple[bool, bool], ...]:
+    own = (base.own.offload_optimizer, base.own.offload_param)
+    if "offload" not in over:
+        is_possible = form.zero_stage > 0 and form.pipe_parallel_size == 1
+        return ((own[0], own[1] and form.zero_stage == 3) if is_possible else (False, False),)
+    if base.accelerator.name == "cpu":
+        left.append(Left(axis="offload", reason="on a CPU there is nowhere to offload to"))
+        return ((False, False),)
+    if form.zero_stage == 0 or form.pipe_parallel_size > 1:
+        return ((False, False),)
+    return ((False, False), (True, False), *([(True, True)] if form.zero_stage == 3 else []))
+
+
+def _precisions(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str | None, ...]:
+    own = strategy_of(base.resolved).precision
+    if "precision" not in over:
+        return (None,)
+    if not computes_bf16(base.accelerator):
+        left.append(Left(axis="precision", reason="this processor has no instructions for bf16"))
+        return (None,)
+    return (None, "bf16") if own == "fp32" else (None,)
+
+
+def computes_bf16(accelerator: Accelerator, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether bf16 is computed by instructions made for it; on a CPU it may be that it is, and off by default."""
+    if accelerator.name != "cpu":
+        return accelerator.bf16
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    return any(flag in text for flag in CPU_BF16)
+
+
+def _buckets(base: Base) -> tuple[int | None, ...]:
+    zero = base.ds.get("zero_optimization")
+    own = {zero.get(key) for key in BUCKET_KEYS} if isinstance(zero, dict) else set()
+    return (None, *(size for size in BUCKETS if own != {size}))
+
+
+def _checkpointing(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
+    axis, key = "activation_checkpointing", base.checkpointing_key
+    if axis not in over:
+        return (None,)
+    if key is None:
+        left.append(Left(axis=axis, reason="the model reads no hyperparameter of that name"))
+        return (None,)
+    return (None, not base.states(key))
+
+
+def _fused(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
+    if "fused_optimizer" not in over:
+        return (None,)
+    if base.accelerator.name != "cpu":
+        left.append(Left(axis="fused_optimizer", reason="on GPUs the optimizer is fused already"))
+        return (None,)
+    optimizer = base.ds.get("optimizer")
+    kind = str(optimizer.get("type", "")).lower() if isinstance(optimizer, dict) else ""
+    if kind not in ("adam", "adamw"):
+        left.append(
+            Left(axis="fused_optimizer", reason=f"torch has it for Adam, not for {kind or 'this one'}")
+        )
+        return (None,)
+    return (None, not base.is_fused)
+
+
+def _kernels(base: Base, over: Sequence[str]) -> tuple[str | None, ...]:
+    """Those that may be faster than what torch takes by itself; in a model without attention they change nothing."""
+    if "attention" not in over:
+        return (None,)
+    kernels = (AUTO, "math") if base.accelerator.name == "cpu" else (AUTO, "efficient", "cudnn")
+    own = base.resolved.sdpa_kernel or AUTO
+    return (None, *(kernel for kernel in kernels if kernel != own))
+
+
+def name_of(base: Base, choice: Choice) -> str:
+    """A choice in a few words: ``zero1 micro 8 bf16 compiled``."""
+    words = [f"zero{choice.zero_stage}{'++' * choice.zeropp}"]
+    if choice.pipe_parallel_size > 1:
+        stage = f" zero{choice.zero_stage}" if choice.zero_stage else ""
+        words = [f"pipeline of {choice.pipe_parallel_size}{stage}"]
+    if choice.micro_batch_size is not None:
+        words.append(f"micro {choice.micro_batch_size}")
+    named = {
+        "offload": "offload all" if choice.offload_param else "offload optimizer" * choice.offload_optimizer,
+        "precision": choice.precision or "",
+        "activation_checkpointing": _switched(choice.activation_checkpointing, "checkpointed"),
+        "bucket_size": f"buckets {choice.bucket_size // 1_000_000}M" if choice.bucket_size else "",
+        "torch_compile": _switched(choice.torch_compile, "compiled"),
+        "fused_optimizer": _switched(choice.fused_optimizer, "fused"),
+        "sdpa_kernel": f"{choice.sdpa_kernel} attention" if choice.sdpa_kernel else "",
+    }
+    return " ".join([*words, *(word for word in named.values() if word)])
+
+
+def _switched(value: bool | None, word: str) -> str:
+    return "" if value is None else word if value else f"not {word}"

@@ -1,0 +1,132 @@
+"""The choices that can run: rules and the memory model drop the others before anything starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory import ModelShape, format_bytes, strategy_of, usable_bytes
+from determined_ds.tune.axes import Left, choices_of, name_of
+from determined_ds.tune.choice import Base, Choice
+from determined_ds.tune.cost import memory_bytes
+from determined_ds.tune.variants import Variant, decided
+
+PROCESS_BYTES = 600 * 2**20  # of a rank that holds no tensor yet: Python, torch and DeepSpeed on a CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A variant that may be measured.
+
+    Args:
+        base: The experiment.
+        variant: It.
+        shape: Of its model.
+    """
+
+    base: Base
+    variant: Variant
+    shape: ModelShape
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """What there is to choose from.
+
+    Args:
+        possible: What can run; the first is the experiment as it is.
+        dropped: Reason -> how many choices it dropped.
+        left: Axes that are not searched.
+    """
+
+    possible: tuple[Candidate, ...]
+    dropped: dict[str, int]
+    left: tuple[Left, ...]
+
+
+def candidates_of(
+    base: Base, over: Sequence[str], shape_of: Callable[[Variant], ModelShape], limit: int
+) -> Candidates:
+    """Decide every choice, and drop what cannot run or does not fit.
+
+    Args:
+        base: The experiment.
+        over: See :data:`determined_ds.tune.axes.AXES`.
+        shape_of: Gives the sizes of a variant's model.
+        limit: Bytes of tensors that a rank may hold.
+
+    Raises:
+        ConfigError: the experiment does not fit, or its model cannot be built.
+    """
+    choices, left = choices_of(base, over)
+    dropped: Counter[str] = Counter()
+    possible: list[Candidate] = []
+    for index, choice in enumerate(choices):
+        name = name_of(base, choice) if index else f"as it is ({name_of(base, choice)})"
+        variant = decided(base, name, choice)
+        if not variant.can_run:
+            dropped[variant.reason] += 1
+            continue
+        candidate = Candidate(base=base, variant=variant, shape=shape_of(variant))
+        needed = memory_bytes(variant, candidate.shape)
+        if needed > limit and index == 0:
+            raise ConfigError(_too_large(base, needed, limit))
+        if needed > limit:
+            dropped["it does not fit a rank's memory"] += 1
+        elif index == 0 or not _is_the_same(variant, possible[0].variant):
+            possible.append(candidate)
+    return Candidates(possible=tuple(possible), dropped=dict(dropped), left=tuple(left))
+
+
+def _is_the_same(variant: Variant, first: Variant) -> bool:
+    """Whether both run just alike, though one of them states what the other leaves open."""
+    mine, its = variant.resolved, first.resolved
+    assert mine is not None
+    assert its is not None
+    assert variant.experiment is not None
+    assert first.experiment is not None
+    own = {key: value for key, value in variant.experiment.hyperparameters.data.items() if value is not False}
+    other = {key: value for key, value in first.experiment.hyperparameters.data.items() if value is not False}
+    for data in (own, other):
+        data.pop("deepspeed_config", None)
+    return mine.ds_config == its.ds_config and mine.topology == its.topology and own == other
+
+
+def memory_of_rank(base: Base) -> int:
+    """Bytes of tensors that a rank of this machine may hold."""
+    if base.accelerator.name == "cuda":
+        import torch
+
+        return usable_bytes(int(torch.cuda.get_device_properties(0).total_memory))
+    slots = base.resolved.topology.slots
+    return max(0, int(psutil.virtual_memory().available / slots) - PROCESS_BYTES)
+
+
+def _too_large(base: Base, needed: int, limit: int) -> Problem:
+    return Problem(
+        key="resources.slots_per_trial",
+        value=base.experiment.slots,
+        origin=base.document.origin(("resources", "slots_per_trial")),
+        message=f"a rank needs {format_bytes(needed)} as the experiment is, and here has {format_bytes(limit)}",
+        mend="det-ds estimate CONFIG tells what fits; tune what fits, or tune where it fits",
+        code="memory",
+    )
+
+
+def reference_of(base: Base, shape_of: Callable[[Variant], ModelShape]) -> Candidate | None:
+    """The experiment in fp32, not compiled, which every other's loss is held against; None where it is so already."""
+    if strategy_of(base.resolved).precision == "fp32" and not base.resolved.torch_compile:
+        return None
+    choice: Choice = replace(base.own, precision="fp32", torch_compile=False)
+    variant = decided(base, "in fp32, for its loss", choice)
+    if not variant.can_run:
+        return None
+    return Candidate(base=base, variant=variant, shape=shape_of(variant))

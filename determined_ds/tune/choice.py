@@ -1,0 +1,345 @@
+"""One way to carry out a training, laid over an experiment: the model, the data and the global batch stay.
+
+What may differ is what DeepSpeed is told: the ZeRO stage, offload, precision, buckets, the optimizer's implementation;
+how the batch and the model are cut: micro-batch, pipeline stages; and how the same arithmetic is computed: activation
+checkpointing, compiled kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from determined_ds.check.trial_class import has_stages
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed.normalized import find_deepspeed_config, normalized
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.other_names import with_real_names
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.document import Document, KeyPath, plain_copy
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.experiment.decide import decide
+from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.trial_file import check_trial_file, parsed, source_of
+from determined_ds.memory.activation_checkpointing import SWITCHES
+
+MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)
+OFFLOADS = ("offload_optimizer", "offload_param")
+# Of ZeRO's keys, those that mean something at one stage only; the others are kept as the experiment has them.
+STAGE_3 = ("stage3_", "zero_")
+ZEROPP = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
+# Micro-batches a pipeline stage, where they divide: a bubble of (p-1)/(5p-1), about a fifth.
+MICRO_BATCHES_A_STAGE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is chosen; None leaves it as the experiment has it.
+
+    Args:
+        zero_stage: 0 to 3.
+        pipe_parallel_size: Pipeline stages, 1 for none.
+        slots: Ranks in all.
+        micro_batch_size: Samples of a forward pass; must divide a replica's share of the global batch.
+        offload_optimizer: Optimizer states live in host memory.
+        offload_param: Parameters do, too; ZeRO 3.
+        zeropp: ZeRO++: quantized communication and a second copy of the parameters within a machine; ZeRO 3.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        activation_checkpointing: Blocks are computed again going backward; for a model that reads it.
+        bucket_size: Elements of a communication bucket.
+        torch_compile: The model is compiled.
+        fused_optimizer: torch's optimizer in one kernel.
+        sdpa_kernel: Which of torch's kernels computes attention: ``math``, ``efficient``, ``cudnn``, or ``auto``.
+        engine: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel.
+    """
+
+    zero_stage: int
+    pipe_parallel_size: int = 1
+    slots: int
+    micro_batch_size: int | None = None
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    zeropp: bool = False
+    precision: str | None = None
+    activation_checkpointing: bool | None = None
+    bucket_size: int | None = None
+    torch_compile: bool | None = None
+    fused_optimizer: bool | None = None
+    sdpa_kernel: str | None = None
+    engine: str = "deepspeed"
+
+    def told(self) -> dict[str, Any]:
+        """What is chosen, by name, less what is left as it is."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The experiment that choices are laid over.
+
+    Args:
+        document: Its YAML, overrides applied; one point, where it is a search.
+        experiment: The same, read.
+        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it, in the form and by the names of today;
+            nothing filled in.
+        written: The same as it stands, with its places.
+        resolved: What it runs with as it is.
+        context_dir: The folder with the code.
+        accelerator: What the ranks compute on.
+        replicated: ``MODULE:CLASS`` of its trial without stages; None where there is none.
+        staged: Of the one with stages.
+    """
+
+    document: Document
+    experiment: Experiment
+    ds: dict[str, Any]
+    written: Document
+    resolved: ResolvedConfig
+    context_dir: Path
+    accelerator: Accelerator
+    replicated: str | None
+    staged: str | None
+
+    @property
+    def own(self) -> Choice:
+        """The experiment as it is, as a choice."""
+        resolved, zero = self.resolved, self.resolved.ds_config.get("zero_optimization") or {}
+        return Choice(
+            zero_stage=resolved.zero_stage,
+            pipe_parallel_size=resolved.topology.pipe_parallel_size,
+            slots=resolved.topology.slots,
+            micro_batch_size=resolved.batch.micro_batch_size,
+            offload_optimizer=_is_offloaded(zero, OFFLOADS[0]),
+            offload_param=_is_offloaded(zero, OFFLOADS[1]),
+            zeropp=any(zero.get(key) not in (None, False, 1) for key in ZEROPP),
+        )
+
+    def states(self, key: str) -> bool:
+        """Whether the experiment switches a hyperparameter on."""
+        return bool(self.experiment.hyperparameters.get((key,)))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the experiment's optimizer is torch's own, in one kernel."""
+        params = (self.resolved.ds_config.get("optimizer") or {}).get("params") or {}
+        return bool(params.get("torch_adam")) and bool(params.get("fused"))
+
+    @property
+    def checkpointing_key(self) -> str | None:
+        """The hyperparameter by which the model checkpoints activations; None where nothing reads one."""
+        return self._read_by_model(SWITCHES)
+
+    def _read_by_model(self, names: tuple[str, ...]) -> str | None:
+        """The first of some hyperparameters that the experiment states, or that the trial's folder names."""
+        data = self.experiment.hyperparameters.data
+        stated = next((name for name in names if name in data), None)
+        return stated or next((name for name in names if f'"{name}"' in self._sources), None)
+
+    @cached_property
+    def _sources(self) -> str:
+        """The text of the modules beside the trial's."""
+        source = source_of(self.experiment.trial.partition(":")[0], self.context_dir)
+        files = sorted(source.parent.glob("*.py")) if source else []
+        return "\n".join(file.read_text(errors="replace") for file in files)
+
+
+def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:
+    """Read the experiment that choices will be laid over.
+
+    Args:
+        document: Its YAML, overrides applied. Of a search, the point in the middle is taken.
+        context_dir: The folder with the code.
+        accelerator: What the ranks compute on.
+
+    Raises:
+        ConfigError: it cannot run as it is.
+    """
+    experiment = parse_experiment(document)
+    if experiment.searched:
+        point = {key: _constant(value) for key, value in experiment.hyperparameters.data.items()}
+        searcher = {"name": "single", "metric": experiment.metric or "validation_loss"}
+        searcher["smaller_is_better"] = experiment.smaller_is_better  # type: ignore[assignment]
+        data = {**document.data, "hyperparameters": point, "searcher": searcher}
+        document = document.holding(data)
+        experiment = parse_experiment(document)
+    check_trial_file(experiment.trial, context_dir, document)
+    resolved = decide(
+        experiment,
+        experiment.hyperparameters,
+        context_dir=context_dir,
+        accelerator=accelerator,
+        here=True,
+    )
+    document = with_real_names(document)
+    experiment = parse_experiment(document)
+    hp = parse_hyperparameters(experiment.hyperparameters)
+    ds = find_deepspeed_config(
+        hp.deepspeed_config, context_dir=context_dir, hyperparameters=experiment.hyperparameters
+    )
+    for key, value in hp.overwrite_deepspeed_args.items():
+        ds = ds.overwritten((key,), value, "overwrite_deepspeed_args")
+    replicated, staged = _forms(experiment.trial, context_dir)
+    return Base(
+        document=document,
+        experiment=experiment,
+        ds=normalized(ds).data,
+        written=ds,
+        resolved=resolved,
+        context_dir=context_dir,
+        accelerator=accelerator,
+        replicated=replicated,
+        staged=staged,
+    )
+
+
+def _constant(value: Any) -> Any:
+    """A mapping with a key ``type`` as Determined takes it."""
+    return {"type": "const", "val": value} if isinstance(value, dict) else value
+
+
+def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:
+    section = zero.get(key)
+    return isinstance(section, dict) and section.get("device") not in (None, "none")
+
+
+def _forms(trial: str, context_dir: Path) -> tuple[str | None, str | None]:
+    """The trials of a module without and with pipeline stages: the experiment's own, and its nearest sister."""
+    module, _, own = trial.partition(":")
+    source = source_of(module, context_dir)
+    names = [own]
+    if source is not None:
+        tree = parsed(source.read_bytes())
+        names += sorted(
+            (node.name for node in tree.body if type(node).__name__ == "ClassDef"),  # type: ignore[attr-defined]
+            key=lambda name: -_common(name, own),
+        )
+    forms: dict[bool, str] = {}
+    for name in names:
+        staged = has_stages(f"{module}:{name}", context_dir)
+        if staged is None and name == own:  # written by hand: what it does with stages is its own affair
+            staged = False
+        if staged is not None and not name.startswith("_"):
+            forms.setdefault(staged, f"{module}:{name}")
+    return forms.get(False), forms.get(True)
+
+
+def _common(name: str, other: str) -> int:
+    return next((index for index, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
+
+
+# ------------------------------------------------------------------------------------------- laying over
+
+
+def laid_over(base: Base, choice: Choice) -> Document:
+    """The experiment's YAML with a choice laid over it; a whole experiment that anyone can run.
+
+    Raises:
+        ConfigError: the experiment's trial has no such form.
+    """
+    is_pipeline = choice.pipe_parallel_size > 1
+    trial = base.staged if is_pipeline else base.replicated
+    if trial is None:
+        raise ConfigError(_no_form(base, is_pipeline))
+    changes: list[tuple[KeyPath, Any]] = [
+        (("resources", "slots_per_trial"), choice.slots),
+        (("hyperparameters", "data_parallel_world_size"), "auto"),
+        (("hyperparameters", "pipe_parallel_size"), choice.pipe_parallel_size),
+        (("hyperparameters", "overwrite_deepspeed_args"), NOT_GIVEN),
+        (("hyperparameters", "deepspeed_config"), NOT_GIVEN),
+        (("hyperparameters", "deepspeed_config"), {"type": "const", "val": _ds_config(base, choice)}),
+        (("entrypoint",), _entrypoint(base, trial)),
+    ]
+    for key, value in (
+        ("torch_compile", choice.torch_compile),
+        (base.checkpointing_key, choice.activation_checkpointing),
+        ("sdpa_kernel", choice.sdpa_kernel),
+    ):
+        if key is not None and value is not None:
+            changes.append((("hyperparameters", key), value))
+    there = base.document
+    return there.overwritten_all(
+        (path, value, "the strategy")
+        for path, value in changes
+        if value is not NOT_GIVEN or there.get(path, NOT_GIVEN) is not NOT_GIVEN
+    )
+
+
+def _no_form(base: Base, is_pipeline: bool) -> Problem:
+    module, _, name = base.experiment.trial.partition(":")
+    wanted = "PipelineTrial" if is_pipeline else "DataParallelTrial"
+    has = "has no stages" if is_pipeline else "is a pipeline"
+    return Problem(
+        key="entrypoint",
+        value=base.experiment.trial,
+        origin=base.document.origin(("entrypoint",)),
+        message=f"{name} {has}, and {module} has no other that is a {wanted}",
+        mend=f"write one beside {name}, in the same module, or leave that strategy out",
+        code="trial-kind",
+    )
+
+
+def _entrypoint(base: Base, trial: str) -> Any:
+    entrypoint = base.document.get(("entrypoint",))
+    own = base.experiment.trial
+    if isinstance(entrypoint, list):
+        return [trial if word == own else word for word in entrypoint]
+    return str(entrypoint).replace(own, trial)
+
+
+def _ds_config(base: Base, choice: Choice) -> dict[str, Any]:
+    """The experiment's DeepSpeed JSON with what is chosen in it; what the choice does not decide stays."""
+    ds: dict[str, Any] = plain_copy({key: value for key, value in base.ds.items() if key not in BATCH_KEYS})
+    ds["zero_optimization"] = _zero(base, choice)
+    if choice.micro_batch_size is not None:
+        ds[MICRO_BATCH] = choice.micro_batch_size
+    elif choice.pipe_parallel_size > 1:
+        ds[ACCUMULATION] = num_micro_batches(base, choice)
+    if choice.precision is not None:
+        for name in ("bf16", "fp16"):
+            if name in ds or name == choice.precision:
+                section = ds.get(name) if isinstance(ds.get(name), dict) else {}
+                ds[name] = {**(section or {}), "enabled": name == choice.precision}
+    optimizer = ds.get("optimizer")
+    if choice.fused_optimizer is not None and isinstance(optimizer, dict):
+        optimizer["params"] = {**(optimizer.get("params") or {}), "torch_adam": True, "fused": True}
+        if not choice.fused_optimizer:
+            del optimizer["params"]["fused"]
+    return ds
+
+
+def _zero(base: Base, choice: Choice) -> dict[str, Any]:
+    own = base.ds.get("zero_optimization")
+    zero: dict[str, Any] = plain_copy(own) if isinstance(own, dict) else {}
+    for key in list(zero):
+        if key in (*OFFLOADS, *ZEROPP) or (key.startswith(STAGE_3) and choice.zero_stage < 3):
+            del zero[key]
+    zero["stage"] = choice.zero_stage
+    for key, is_wanted in zip(OFFLOADS, (choice.offload_optimizer, choice.offload_param), strict=True):
+        if is_wanted:
+            kept = own.get(key) if isinstance(own, dict) else None
+            is_of_use = isinstance(kept, dict) and kept.get("device") not in (None, "none")
+            zero[key] = plain_copy(kept) if is_of_use else {"device": "cpu", "pin_memory": "auto"}
+    if choice.zeropp:
+        is_own = base.own.zeropp and choice.slots == base.own.slots
+        kept = {key: own[key] for key in ZEROPP if key in own} if is_own and isinstance(own, dict) else None
+        zero.update(kept or zip(ZEROPP, (choice.slots, True, True), strict=True))
+    if choice.bucket_size is not None:
+        zero.update(dict.fromkeys(BUCKETS, choice.bucket_size))
+    return zero
+
+
+def num_micro_batches(base: Base, choice: Choice) -> int:
+    """Micro-batches of a pipeline's step: four a stage where they divide a replica's share, else the most below."""
+    replicas = max(1, choice.slots // choice.pipe_parallel_size)
+    share = max(1, base.resolved.batch.global_batch_size // replicas)
+    wanted = MICRO_BATCHES_A_STAGE * choice.pipe_parallel_size
+    return next(count for count in range(min(wanted, share), 0, -1) if share % count == 0)

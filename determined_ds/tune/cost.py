@@ -1,0 +1,222 @@
+"""How long a step will take: arithmetic over compute, communication and bubble, corrected by what was measured.
+
+The logarithm of a step's time is that of the arithmetic, plus one number for every effect that a choice has beyond it
+(a ZeRO stage, bf16, compiled kernels, ...). Before anything is measured the effects are what is usual, with a width;
+each measurement narrows them, by linear regression with a Gaussian prior.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from determined_ds.memory import ModelShape, memory_per_rank, strategy_of
+from determined_ds.memory.activation_checkpointing import is_checkpointed
+from determined_ds.tune.variants import Variant
+
+Vector = npt.NDArray[np.float64]
+# Orders of magnitude of a rank: FLOP/s, bytes/s between ranks, bytes/s of its memory, seconds to start a micro-batch.
+# Of them only the ratios matter; the first measurement sets the scale.
+RATES = {"cpu": (5e10, 2e9, 1e10, 4e-3), "cuda": (1e14, 1e11, 1e12, 3e-3)}
+NOISE = 0.04  # of a measured median
+MISFIT = 0.03  # of a variant that was not measured: what no sum of effects explains
+PCIE = 2e10  # bytes/s between a GPU and its host
+
+# Effect -> (what it usually is, how far off that may be), as logarithms of the step's time.
+EFFECTS: dict[str, tuple[float, float]] = {
+    "all": (0.0, 2.0),
+    "zero1": (0.02, 0.10),
+    "zero2": (0.04, 0.12),
+    "zero3": (0.20, 0.20),
+    "offload_optimizer": (0.10, 0.30),
+    "offload_param": (0.10, 0.30),
+    "pipeline": (0.05, 0.20),
+    "micro-batches of a pipeline, doubled": (0.0, 0.08),
+    "bf16": (-0.20, 0.30),
+    "fp16": (-0.20, 0.30),
+    "activation_checkpointing": (0.03, 0.10),
+    "torch_compile": (-0.10, 0.15),
+    "fused_optimizer": (-0.03, 0.05),
+    "math": (0.0, 0.15),
+    "efficient": (0.05, 0.15),
+    "cudnn": (0.0, 0.15),
+    "buckets of 5M": (0.0, 0.05),
+    "buckets of 50M": (0.0, 0.05),
+    "micro-batch, doubled": (-0.02, 0.04),
+    "micro-batch, doubled, squared": (0.01, 0.01),
+    "bf16 and torch_compile": (0.0, 0.08),
+    "bf16 and math": (-0.10, 0.30),
+    "bf16 and ZeRO": (0.0, 0.08),
+    "bf16 and pipeline": (0.0, 0.08),
+    "torch_compile and pipeline": (0.0, 0.08),
+}
+NAMES = tuple(EFFECTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What is expected of a step.
+
+    Args:
+        log_seconds: The logarithm of its time.
+        deviation: The standard deviation of that.
+    """
+
+    log_seconds: float
+    deviation: float
+
+    @property
+    def seconds(self) -> float:
+        return math.exp(self.log_seconds)
+
+    def expected_improvement(self, best_log: float) -> float:
+        """By how much, on average, the logarithm falls below the best that was measured; 0 where it surely does not."""
+        if self.deviation <= 0:
+            return max(0.0, best_log - self.log_seconds)
+        z = (best_log - self.log_seconds) / self.deviation
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        below = 0.5 * (1 + math.erf(z / math.sqrt(2)))
+        return self.deviation * (z * below + density)
+
+
+class CostModel:
+    """Predicts step times of variants, the better the more were measured.
+
+    Args:
+        own: The experiment's own micro-batch size, from which doublings are counted.
+    """
+
+    def __init__(self, own: int) -> None:
+        self._own = own
+        self._mean: Vector = np.array([EFFECTS[name][0] for name in NAMES])
+        self._precision: Vector = np.diag([EFFECTS[name][1] ** -2 for name in NAMES])
+        self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity, of what was asked for before
+
+    def learn(self, variant: Variant, shape: ModelShape, seconds: float) -> None:
+        """Take in a measured step time."""
+        x, known = self._row(variant, shape)
+        weight = NOISE**-2
+        precision = self._precision + weight * np.outer(x, x)
+        right = self._precision @ self._mean + weight * x * (math.log(seconds) - known)
+        self._mean = np.linalg.solve(precision, right).astype(np.float64)
+        self._precision = precision
+
+    def predict(self, variants: Sequence[Variant], shapes: Sequence[ModelShape]) -> list[Prediction]:
+        """The step times of variants."""
+        if not variants:
+            return []
+        of_each = [self._row(each, shape) for each, shape in zip(variants, shapes, strict=True)]
+        rows, known = np.stack([row for row, _ in of_each]), np.array([log for _, log in of_each])
+        covariance = np.linalg.inv(self._precision)
+        deviations = np.sqrt(np.einsum("ij,jk,ik->i", rows, covariance, rows) + MISFIT**2)
+        return [
+            Prediction(log_seconds=float(mean), deviation=float(deviation))
+            for mean, deviation in zip(known + rows @ self._mean, deviations, strict=True)
+        ]
+
+    def effect(self, name: str) -> tuple[float, float]:
+        """What an effect multiplies the step's time by, and the standard deviation of its logarithm."""
+        index = NAMES.index(name)
+        covariance = np.linalg.inv(self._precision)
+        return math.exp(float(self._mean[index])), math.sqrt(float(covariance[index, index]))
+
+    def _row(self, variant: Variant, shape: ModelShape) -> tuple[Vector, float]:
+        """A variant's effects, and the logarithm of its arithmetic."""
+        if id(variant) not in self._rows:
+            row = variant, self._effects(variant, shape), math.log(arithmetic(variant, shape))
+            self._rows[id(variant)] = row
+        return self._rows[id(variant)][1:]
+
+    def _effects(self, variant: Variant, shape: ModelShape) -> Vector:
+        choice, resolved = variant.choice, variant.resolved
+        assert resolved is not None
+        precision = strategy_of(resolved).precision
+        is_pipeline = choice.pipe_parallel_size > 1
+        doubled = math.log2(resolved.batch.micro_batch_size / self._own)
+        bf16, compiled = float(precision == "bf16"), float(resolved.torch_compile)
+        optimizer = (resolved.ds_config.get("optimizer") or {}).get("params") or {}
+        values = {
+            "all": 1.0,
+            **{f"zero{stage}": float(choice.zero_stage == stage) for stage in (1, 2, 3)},
+            "offload_optimizer": float(choice.offload_optimizer),
+            "offload_param": float(choice.offload_param),
+            "pipeline": float(is_pipeline),
+            "micro-batches of a pipeline, doubled": math.log2(resolved.batch.accumulation) * is_pipeline,
+            precision: 1.0,
+            "activation_checkpointing": float(_is_checkpointed(variant, shape)),
+            "torch_compile": compiled,
+            "fused_optimizer": float(bool(optimizer.get("fused"))),
+            str(resolved.sdpa_kernel): 1.0,
+            f"buckets of {(choice.bucket_size or 0) // 1_000_000}M": 1.0,
+            "micro-batch, doubled": doubled * (not is_pipeline),
+            "micro-batch, doubled, squared": doubled**2 * (not is_pipeline),
+            "bf16 and torch_compile": bf16 * compiled,
+            "bf16 and math": bf16 * (resolved.sdpa_kernel == "math"),
+            "bf16 and ZeRO": bf16 * (choice.zero_stage > 0),
+            "bf16 and pipeline": bf16 * is_pipeline,
+            "torch_compile and pipeline": compiled * is_pipeline,
+        }
+        return np.array([values.get(name, 0.0) for name in NAMES])
+
+
+def arithmetic(variant: Variant, shape: ModelShape) -> float:
+    """Seconds of a step by arithmetic alone, up to a factor that all variants share.
+
+    Compute is 6 operations a parameter and token (8 where activations are computed again; "Scaling Laws for Neural
+    Language Models", arXiv 2001.08361); a pipeline of p stages and m micro-batches takes (m+p-1)/m of it (arXiv
+    1806.03377). Communication is ZeRO's (arXiv 1910.02054, section 7): twice the parameters a step, three times at
+    stage 3; stages 2 and 3 reduce after every micro-batch.
+
+    Args:
+        variant: One that can run.
+        shape: Of its model.
+    """
+    resolved, choice = variant.resolved, variant.choice
+    assert resolved is not None
+    flops, network, memory, start = RATES[resolved.accelerator.name]
+    batch, stages = resolved.batch, choice.pipe_parallel_size
+    count, stage = batch.accumulation, choice.zero_stage
+    parameters = shape.num_parameters / stages
+    tokens = max(1, shape.sequence_length)
+    samples = batch.micro_batch_size * count
+    work = 8 if _is_checkpointed(variant, shape) else 6
+    bubble = (count + stages - 1) / count
+    compute = (work * parameters * tokens * samples / flops + start * count) * bubble
+    element = strategy_of(resolved).element_bytes
+    replicas = batch.replicas
+    communication = 0.0
+    if replicas > 1:
+        reduced = count if stage >= 2 else 1
+        gathered = 2 * count if stage == 3 else 1
+        share = (replicas - 1) / replicas
+        communication = parameters * element * share * (reduced + gathered) / network
+    if stages > 1:
+        passed = 2 * count * batch.micro_batch_size * tokens * max(1, shape.hidden_size) * element
+        communication += passed / network
+    shards = replicas if stage else 1
+    step = 28 * parameters / shards / memory
+    if choice.offload_optimizer:
+        step += 28 * parameters / shards / RATES["cpu"][2] + 2 * element * parameters / shards / PCIE
+    if choice.offload_param:
+        communication += 3 * count * element * parameters / shards / PCIE
+    return compute + communication + step
+
+
+def memory_bytes(variant: Variant, shape: ModelShape) -> int:
+    """Bytes that a rank's tensors take at the peak, by the memory model."""
+    assert variant.resolved is not None
+    strategy = strategy_of(variant.resolved, activation_checkpointing=_is_checkpointed(variant, shape))
+    memory = memory_per_rank(shape, strategy)
+    on_host = memory.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
+    return memory.total_bytes + on_host
+
+
+def _is_checkpointed(variant: Variant, shape: ModelShape) -> bool:
+    """Whether activations are computed again, by choice or by the experiment itself."""
+    assert variant.experiment is not None
+    assert variant.resolved is not None
+    return is_checkpointed(variant.experiment.hyperparameters.data, variant.resolved, shape)

@@ -1,0 +1,198 @@
+"""One variant measured in fresh processes: a row of numbers, or the reason why there are none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from determined_ds.documents.document import Document
+from determined_ds.errors import EXIT_CONFIG, ConfigError
+from determined_ds.experiment.secrets import stored_yaml
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.trial_process import TrialProcess
+from determined_ds.memory import ModelShape, strategy_of
+from determined_ds.memory.states import model_states
+from determined_ds.protocol.run_dir import GIVEN, STEP_GROUP
+from determined_ds.protocol.run_dir import MEASURED as MEASURED_FILE
+from determined_ds.report.measurements import (
+    CANNOT_RUN,
+    FAILED,
+    MEASURED,
+    OUT_OF_MEMORY,
+    STOPPED,
+    Repetition,
+    Row,
+    read_row,
+)
+from determined_ds.tune.variants import Variant
+
+POLL_S = 0.25
+# From the seconds of the steps so far: why to go no further, or None.
+Watch = Callable[[Sequence[float]], str | None]
+
+
+def measure(
+    variant: Variant,
+    *,
+    context_dir: Path,
+    run_dir: Path,
+    accelerator: str,
+    steps: int,
+    warmup: int,
+    interrupts: Interrupts,
+    threads: int | None = None,
+    watch: Watch | None = None,
+) -> Row:
+    """Run a variant for some steps, in processes of its own, and read what it measured.
+
+    Args:
+        variant: One that can run.
+        context_dir: The folder with the code.
+        run_dir: Where it writes; a measurement of the same experiment that is there already is taken instead.
+        accelerator: ``cpu`` or ``cuda``.
+        steps: Steps to measure.
+        warmup: Steps before them.
+        interrupts: Ends it.
+        threads: Of each rank, on a CPU; as ``det-ds run`` has it, if None.
+        watch: Looks at the steps as they come, and may cut it short as long as one is to come.
+    """
+    assert variant.document is not None
+    there = _known(variant, variant.document, run_dir, steps, warmup)
+    if there is not None:
+        return there
+    arguments = ["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine]
+    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    process = TrialProcess(
+        experiment=variant.document,
+        context_dir=context_dir,
+        run_dir=run_dir,
+        accelerator=accelerator,
+        arguments=arguments,
+        environment=environment,
+    )
+    process.start()
+    seconds: list[float] = []
+    try:
+        while (code := process.poll()) is None:
+            time.sleep(POLL_S)
+            seconds += [
+                record["metrics"]["step_seconds"]
+                for record in process.new_metrics()
+                if record.get("group") == STEP_GROUP
+            ]
+            to_come = warmup + steps - len(seconds)
+            cut = "interrupted" if interrupts.requested else watch(seconds) if watch and to_come > 0 else None
+            if cut:
+                process.kill()
+                return _cut_short(variant, cut, seconds[warmup:])
+    finally:
+        process.kill()
+    if code == 0:
+        row = _known(variant, variant.document, run_dir, steps, warmup)
+        return row or unmeasured(
+            variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
+        )
+    if code == EXIT_CONFIG:
+        return unmeasured(variant, CANNOT_RUN, process.reason())
+    status = OUT_OF_MEMORY if process.ran_out_of_memory() else FAILED
+    return unmeasured(variant, status, process.reason())
+
+
+def _cut_short(variant: Variant, reason: str, seconds: Sequence[float]) -> Row:
+    """The row of a variant of which only the first steps are known."""
+    row = unmeasured(variant, STOPPED, reason)
+    if not seconds:
+        return row
+    known = Repetition(
+        run_dir="",
+        step_seconds=tuple(seconds),
+        losses=(),
+        warmup=0,
+        start_seconds=0.0,
+        peak_memory_bytes_by_rank=(),
+        model_state_bytes_by_rank=(),
+        bubble=None,
+        bubble_ideal=None,
+    )
+    return replace(row, repetitions=(known,))
+
+
+def unmeasured(variant: Variant, status: str, reason: str) -> Row:
+    """The row of a variant without numbers."""
+    resolved = variant.resolved
+    row = Row(
+        name=variant.name,
+        slots=variant.choice.slots,
+        status=status,
+        reason=reason,
+        zero_stage=variant.choice.zero_stage,
+        micro_batch_size=None,
+        accumulation=None,
+        replicas=None,
+        pipe_parallel_size=variant.choice.pipe_parallel_size,
+        precision=None,
+        samples_per_step=None,
+        tokens_per_sample=None,
+        estimated_model_state_bytes=None,
+        repetitions=(),
+    )
+    if resolved is None:
+        return row
+    return replace(
+        row,
+        micro_batch_size=resolved.batch.micro_batch_size,
+        accumulation=resolved.batch.accumulation,
+        replicas=resolved.batch.replicas,
+        precision=strategy_of(resolved).precision,
+        samples_per_step=resolved.batch.global_batch_size,
+    )
+
+
+def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warmup: int) -> Row | None:
+    """The measurement that is in a run directory, if it is whole, of this very experiment and by this very engine."""
+    try:
+        given = (run_dir / GIVEN).read_text(encoding="utf-8")
+        row = read_row(run_dir / MEASURED_FILE)
+    except (OSError, ConfigError):
+        return None
+    if given != stored_yaml(document.data) or row.status != MEASURED or not row.repetitions:
+        return None
+    if row.engine != variant.choice.engine:
+        return None
+    [repetition] = row.repetitions
+    if (len(repetition.step_seconds), repetition.warmup) != (steps, warmup):
+        return None
+    where = os.path.join(*run_dir.parts[-2:])
+    return replace(row, name=variant.name, repetitions=(replace(repetition, run_dir=where),))
+
+
+def merged(rows: Sequence[Row]) -> Row:
+    """The repetitions of a variant as one row: those measured; or else its first failure.
+
+    Args:
+        rows: One or more.
+    """
+    good = [row for row in rows if row.status == MEASURED]
+    bad = [row for row in rows if row.status not in (MEASURED, STOPPED)]
+    if bad:  # what fails once in three times is not to be relied upon
+        return (
+            bad[0] if not good else replace(bad[0], reason=f"in one of {len(rows)} starts: {bad[0].reason}")
+        )
+    if not good:
+        return rows[0]
+    return replace(good[0], repetitions=tuple(each for row in good for each in row.repetitions))
+
+
+def estimated_state_bytes(variant: Variant, shape: ModelShape) -> int | None:
+    """Model states of a rank by the memory model, as a walk through the engine would count them.
+
+    On a CPU what is offloaded lies in the same memory as what is not, and both are counted.
+    """
+    if variant.resolved is None:
+        return None
+    states = model_states(shape, strategy_of(variant.resolved))
+    on_host = states.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
+    return states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes + on_host

@@ -1,0 +1,179 @@
+"""A whole training by one strategy, from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.strict_json import NOT_FINITE
+from determined_ds.errors import EXIT_CONFIG, NOT_GIVEN, ConfigError, Problem, TrainingError
+from determined_ds.experiment.decide import Problems, read_document
+from determined_ds.launch.interrupts import Interrupts
+from determined_ds.launch.trial_process import TrialProcess
+from determined_ds.memory.units import GIB
+from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.protocol.run_dir import METRICS
+from determined_ds.tune.choice import read_base
+from determined_ds.tune.variants import Variant, check_names, decided, named_variants
+
+POLL_S = 0.25
+AS_IT_IS = "as_it_is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a training gave.
+
+    Args:
+        method: The strategy.
+        run_dir: Its run directory.
+        final_metrics: Of the last validation; numbers that are not finite are floats too.
+        losses_per_epoch: The mean training loss of each epoch; the last one may be a part of an epoch; nan where it
+            was not finite.
+        seconds_per_epoch: Time spent in training batches, of each.
+        peak_memory_bytes: Of the rank that took most: device memory, or resident memory on a CPU.
+        samples_per_second: Over all epochs.
+        tokens_per_second: The same in tokens; None where samples have none.
+    """
+
+    method: str
+    run_dir: Path
+    final_metrics: Mapping[str, Any]
+    losses_per_epoch: tuple[float, ...]
+    seconds_per_epoch: tuple[float, ...]
+    peak_memory_bytes: int
+    samples_per_second: float
+    tokens_per_second: float | None
+
+
+def run_training_experiment(
+    config: str | os.PathLike[str],
+    context_dir: str | os.PathLike[str] = ".",
+    *,
+    method: str = AS_IT_IS,
+    slots: int | None = None,
+    overrides: Iterable[str] = (),
+    run_dir: str | os.PathLike[str] | None = None,
+    accelerator: str | None = None,
+) -> TrainingResult:
+    """Train an experiment to its end on this machine by one strategy, in processes of its own.
+
+    Args:
+        config: The experiment's YAML; how long it trains is its ``fit.max_length``.
+        context_dir: The folder with the code.
+        method: A strategy, as for ``det-ds compare``; ``as_it_is`` changes nothing.
+        slots: Ranks, >= 1; the experiment's own, if None.
+        overrides: ``KEY=VALUE`` laid over the YAML, as ``--set``.
+        run_dir: Where the run is written; ``runs/<name>_<method>/<time>``, if None.
+        accelerator: ``cpu``, ``cuda`` or None for the best there is.
+
+    Raises:
+        ConfigError: it cannot run; every reason at once.
+        TrainingError: it failed, or was interrupted.
+    """
+    found = Problems()
+    if method != AS_IT_IS:
+        found.of(lambda: check_names([method]))
+    document = found.of(
+        lambda: read_document(Path(config), Path(context_dir), slots=slots, overrides=overrides)
+    )
+    devices = found.of(lambda: detect_accelerator(accelerator))
+    found.raise_any()
+    assert document is not None
+    assert devices is not None
+    base = read_base(_reporting_epochs(document), Path(context_dir), devices)
+    if method == AS_IT_IS:
+        variant = decided(base, method, base.own)
+    else:
+        [variant] = named_variants(base, [method], [base.experiment.slots])
+    if not variant.can_run:
+        raise ConfigError(variant.problems)
+    name = f"{slug(base.experiment.name)}_{method}"
+    where = Path(run_dir) if run_dir is not None else new_run_dir(RUNS / name, datetime.now())
+    check_run_dir(where)
+    _train(variant, Path(context_dir), where.resolve(), devices.name)
+    return _result(variant, where.resolve())
+
+
+def _reporting_epochs(document: Document) -> Document:
+    """An experiment with a report after every epoch, whatever its own ``fit.reporting_period`` is."""
+    fit: KeyPath = ("hyperparameters", "fit")
+    if document.get((*fit, "type")) == "const":
+        fit = (*fit, "val")
+    path = (*fit, "reporting_period")
+    if document.get(path, NOT_GIVEN) is not NOT_GIVEN:
+        document = document.overwritten_all([(path, NOT_GIVEN, "")])
+    return document.overwritten(path, {"epochs": 1}, "run_training_experiment")
+
+
+def _train(variant: Variant, context_dir: Path, run_dir: Path, accelerator: str) -> None:
+    assert variant.document is not None
+    process = TrialProcess(
+        experiment=variant.document,
+        context_dir=context_dir,
+        run_dir=run_dir,
+        accelerator=accelerator,
+        arguments=["--engine", variant.choice.engine],
+    )
+    with Interrupts("stopping after this batch, with a checkpoint") as interrupts:
+        process.start()
+        is_asked = False
+        try:
+            while (code := process.poll()) is None and not interrupts.at_once:
+                time.sleep(POLL_S)
+                if interrupts.requested and not is_asked:  # a second asking would end it at once
+                    process.stop()
+                    is_asked = True
+        finally:
+            process.kill()
+    if interrupts.requested:
+        raise TrainingError(f"interrupted; what was trained is in {run_dir}")
+    if code == EXIT_CONFIG:
+        message = process.reason()
+        raise ConfigError(Problem(key="", message=message, mend=f"see {run_dir}"))
+    if code != 0:
+        raise TrainingError(f"{process.reason()}\nits output is in {run_dir}")
+
+
+def _result(variant: Variant, run_dir: Path) -> TrainingResult:
+    records = [_with_numbers(json.loads(line)) for line in (run_dir / METRICS).read_text().splitlines()]
+    training = [record for record in records if record["group"] == "training"]
+    validation = [record["metrics"] for record in records if record["group"] == "validation"]
+    assert variant.resolved is not None
+    global_batch = variant.resolved.batch.global_batch_size
+    before, samples, seconds = 0, [], []
+    for record in training:
+        trained = (record["steps_completed"] - before) * global_batch
+        before = record["steps_completed"]
+        samples.append(trained)
+        seconds.append(trained / record["metrics"]["samples_per_second"])
+    rate = sum(samples) / sum(seconds)
+    tokens = [r["metrics"]["tokens_per_second"] for r in training if "tokens_per_second" in r["metrics"]]
+    per_sample = tokens[0] / training[0]["metrics"]["samples_per_second"] if tokens else None
+    return TrainingResult(
+        method=variant.name,
+        run_dir=run_dir,
+        final_metrics=validation[-1] if validation else {},
+        losses_per_epoch=tuple(record["metrics"]["loss"] for record in training),
+        seconds_per_epoch=tuple(seconds),
+        peak_memory_bytes=round(GIB * max(record["metrics"]["peak_memory_gib"] for record in training)),
+        samples_per_second=rate,
+        tokens_per_second=None if per_sample is None else rate * per_sample,
+    )
+
+
+def _with_numbers(value: Any) -> Any:
+    """What a file says of numbers that JSON has not, as numbers: ``"NaN"`` -> nan."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(item) for item in value]
+    return float(value) if value in NOT_FINITE else value

@@ -1,0 +1,71 @@
+"""What a check makes of a whole experiment: which problems it tells, how severe they are, and which it does not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from determined_ds.check.files import check_files
+from determined_ds.check.output import Report
+
+CONST = "experiments/gpt2/const.yaml"
+SEARCH = "experiments/gpt2/search.yaml"
+
+
+def report(file: str, *overrides: str) -> Report:
+    return check_files([Path(file)], overrides=overrides)[0]
+
+
+def told(found: Report) -> list[tuple[str, str, str]]:
+    return [(finding.severity, finding.problem.code, finding.problem.key) for finding in found.findings]
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    ["python3 train.py", "[python3, train.py]", "model_def:Trial", "python3 -m determined.launch.x"],
+)
+def test_a_script_of_ones_own_is_not_judged_further(project: Path, entrypoint: str) -> None:
+    """Determined runs it; what it does with these hyperparameters is its own."""
+    found = report(CONST, f"entrypoint={entrypoint}", "hyperparameters.global_batch_size=33")
+    assert [(severity, key) for severity, _, key in told(found)] == [("warning", "entrypoint")]
+    assert report(CONST, f"entrypoint={entrypoint}", "resources.slots_per_trial=0").count("error") == 0
+
+
+def test_a_slip_in_our_own_entrypoint_is_an_error(project: Path) -> None:
+    found = report(CONST, "entrypoint=python3 -m determined_ds.trian model_defs.gpt2.trial:GPT2Trial")
+    assert told(found) == [("error", "entrypoint", "entrypoint")]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "hyperparameters.learning_rate={type: log, minval: -2, maxval: -3, base: 10}",
+        "hyperparameters.global_batch_size={type: categorical, vals: 32}",
+        "searcher.name=adaptive_simple",
+    ],
+)
+def test_a_mistake_is_told_once_and_not_what_follows_from_it(project: Path, override: str) -> None:
+    found = report(SEARCH, override)
+    assert len(found.findings) == 1
+    assert found.count("error") == 1
+
+
+def test_what_a_flag_made_is_said_to_be_the_flags(project: Path) -> None:
+    override = "hyperparameters.fit.max_lenght.batches=4"
+    (finding,) = report(CONST, override).findings
+    assert finding.problem.origin == f"--set {override}"
+
+
+def test_the_context_is_the_folder_that_has_trial_and_json(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The current folder has the trial too, but not the JSON that the experiment in the other names."""
+    other = tmp_path_factory.mktemp("other")
+    for folder in ("model_defs", "experiments"):
+        shutil.copytree(project / folder, other / folder)
+    (other / "experiments/deepspeed/zero1.json").rename(other / "experiments/deepspeed/mine.json")
+    config = other / CONST
+    config.write_text(config.read_text().replace("zero1.json", "mine.json"))
+    assert check_files([config])[0].findings == ()

@@ -1,0 +1,297 @@
+"""Writes `determined_ds/config/deepspeed_keys.json`: every key the installed DeepSpeed reads from its JSON.
+
+    python tests/config/deepspeed/generate_deepspeed_keys.py [PATH]
+
+Run it after changing the DeepSpeed version: `test_deepspeed_keys_current.py` fails until the file is current.
+
+The file is one node, a mapping: `types` (JSON-schema names; absent: anything), `enum` (with `ignore_case`
+where DeepSpeed folds case), `minimum`, `maximum`, `minimum_exclusive`, `maximum_exclusive`, `keys` (the known
+children), `free` (others are fine too), `deprecated` (what to use instead), `removed` (DeepSpeed raises with
+this message) and `model` (the pydantic class behind an object: DeepSpeed raises on an unknown child and turns
+"2" into 2, 0 into false; without `model` an unknown child is ignored in silence). Beside `keys` the root has
+`deepspeed_version` and the names that DeepSpeed's own optimizers and schedules take: `optimizer_types`,
+`optimizer_params`, `scheduler_types`, `scheduler_params`. Other types come from torch, so these stay open.
+
+DeepSpeedConfig is run on dicts that record what is asked of them, and with which default. Where a dict works
+as the value of a key, the search goes on inside it until nothing new is read; pydantic models met on the way
+are introspected. What a run cannot show stands in the tables. A traced key whose type is neither in its
+default nor in a table, and an override that matches no key, are errors: a new DeepSpeed asks for a decision.
+"""
+
+import contextlib
+import copy
+import enum
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # The same answer on every machine.
+
+import deepspeed
+import pydantic
+from deepspeed.module_inject import auto_ep_config, autotp_config
+from deepspeed.moe.ep_experts import EXPERT_ACTIVATIONS
+from deepspeed.ops import adam, lamb, lion
+from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from deepspeed.runtime import config as ds
+from deepspeed.runtime import lr_schedules
+from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.model_checkpointing import constants as ckpt
+from deepspeed.utils.logging import log_levels
+
+Node = dict[str, Any]
+DEFAULT_PATH = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed" / "deepspeed_keys.json"
+PROBE = "__probe__"
+SEED: Node = {"train_batch_size": 1, "optimizer": {"type": "adam"}, "scheduler": {"type": "WarmupLR"}}
+TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+TYPE_NAMES |= {Path: "string", list: "array", tuple: "array", dict: "object"}
+DEFAULT_TYPES = {kind: name for kind, name in TYPE_NAMES.items() if name not in ("null", "object")}
+
+
+def node(type_names: str, **facts: Any) -> Node:
+    """A node from space-separated type names; an enum gains null where null is allowed."""
+    if "enum" in facts:
+        facts["enum"] = [*facts["enum"], *[None] * ("null" in type_names.split())]
+    return ({"types": sorted(type_names.split())} if type_names else {}) | facts
+
+
+def table(*rows: tuple[Node, str, str]) -> dict[str, Node]:
+    """Nodes by path, from (node, section, space-separated keys)."""
+    return {f"{section}.{key}".lstrip("."): facts for facts, section, keys in rows for key in keys.split()}
+
+
+FOLD = {"ignore_case": True}
+DTYPE = node("null string", enum=[v for d in ds.DtypeEnum for v in d._all_values if isinstance(v, str)])
+COMM_DTYPE = node("null string", enum=["fp32", "fp16", "bf16"]) | FOLD
+COUNT = node("integer null", minimum_exclusive=0)
+BATCHING = "data_efficiency.data_sampling.dynamic_batching"
+WRITER_UNITS = ckpt.CHECKPOINT_DATA_PARALLEL_UNITS
+
+# What the defaults and annotations do not tell. Ranges and enums are those that DeepSpeed itself checks.
+OVERRIDES = table(
+    (COMM_DTYPE, "", "communication_data_type seq_parallel_communication_data_type"),
+    (COUNT, "", "gradient_accumulation_steps train_batch_size train_micro_batch_size_per_gpu"),
+    (node("null string", enum=log_levels) | FOLD, "", "log_level"),
+    (node("string", enum=ds.GRADIENT_ALLREDUCE_OP_SUPPORTED) | FOLD, "", "gradient_allreduce_op"),
+    (node("boolean null object", free=True), "", "datastates_ckpt"),  # Read by the package datastates.
+    (node("boolean object"), "", "zero_optimization"),  # true and false are the oldest form, stage 1 and 0.
+    (node("integer null"), "", "activation_checkpointing.number_checkpoints vocabulary_size"),
+    (node("null object"), "", "aio autotuning.model_info bf16 checkpoint.writer expert_parallel"),
+    (node("null object", free=True), "", "autotuning.arg_mappings optimizer.params scheduler.params"),
+    (node("null string"), "", "flops_profiler.output_file optimizer.type scheduler.type"),
+    (node("number null", minimum_exclusive=0), "", "steps_per_print"),  # Accelerate writes infinity.
+    ({"deprecated": "bf16"}, "", "bfloat16"),
+    (node("integer null"), "autotuning", "max_train_batch_size"),
+    (node("null string"), "autotuning", "metric_path model_info_path"),
+    (node("integer null"), "autotuning.model_info", "hidden_size num_layers num_params"),
+    (node("string", enum=ds.CHECKPOINT_TAG_VALIDATION_MODES) | FOLD, "checkpoint", "tag_validation"),
+    (node("null string", enum=WRITER_UNITS) | FOLD, "checkpoint.writer", "data_parallel"),
+    (node("null string", enum=ckpt.CHECKPOINT_WRITER_TYPES) | FOLD, "checkpoint.writer", "type"),
+    ({"free": True}, "data_efficiency.data_routing", "random_ltd"),  # Copied whole, read elsewhere.
+    ({"free": True}, "data_efficiency.data_sampling", "curriculum_learning"),  # The same.
+    (node("object", free=True), "data_efficiency.data_sampling.curriculum_learning", "curriculum_metrics"),
+    (node("integer"), BATCHING, "max_batch_size"),
+    ({"enum": ["random", "seqlen", "dataloader"]}, BATCHING, "sequence_picking_order"),
+    (DTYPE, "data_types", "buffer_dtype grad_accum_dtype param_dtype"),
+    (node("array string"), "data_types", "keep_in_fp32_modules"),
+    (node("null"), "expert_parallel", "load_balance_coeff"),
+    (node("null string"), "expert_parallel", "expert_w3"),
+    (node("null string", enum=sorted(EXPERT_ACTIVATIONS)), "expert_parallel", "expert_activation"),
+    (node("null string", enum=sorted(auto_ep_config.PRESET_MODELS)), "expert_parallel", "preset_model"),
+    ({"minimum": 0}, "expert_parallel", "comm_max_tokens_per_rank comm_qp_margin"),
+    ({"minimum": 1}, "expert_parallel", "comm_num_sm num_expert_groups num_limited_groups"),
+    ({"minimum": 0}, "fp16", "loss_scale"),
+    (node("boolean"), "optimizer", "legacy_fusion"),
+    (node("integer string"), "pipeline", "stages"),
+    (node("array"), "torch_autocast", "lower_precision_safe_modules"),
+    (node("string", enum=DTYPE["enum"][:-1]), "torch_autocast", "dtype"),
+    (node("null object"), "zero_optimization", "leaf_module"),
+    (node("array string"), "zero_optimization.leaf_module", "classes names name_suffixes"),
+    ({"enum": ["auto", "step", "epoch"]}, "zero_optimization.zenflow", "select_strategy"),
+    ({"minimum": 1}, "zero_optimization.zenflow", "update_interval"),
+)
+
+# What a run of DeepSpeedConfig does not ask for: read by other files, or only under rare settings.
+UNTRACED = table(
+    (node("integer", minimum=1), "", "data_parallel_size sequence_parallel_size"),
+    (node("number", deprecated="zero_optimization.allgather_bucket_size"), "", "allgather_size"),
+    (node("integer"), BATCHING, "max_tokens"),
+    (node("string"), BATCHING, "metrics_path"),
+    (node("number", deprecated="gradient_clipping"), "optimizer.params", "max_grad_norm"),
+    (node("boolean null"), "pipeline", "use_reentrant"),
+)
+
+
+def parameters(*kinds: type) -> set[str]:
+    """The names that the constructors of optimizers or schedules take from a config."""
+    names = {name for kind in kinds for name in [*inspect.signature(kind).parameters][1:]}
+    return names - {"adamw_mode", "last_batch_iteration", "max_grad_norm"}  # Given by the engine, or refused.
+
+
+# Names for torch.optim (as a table: the file must not depend on torch's version), names the engine takes out.
+TORCH = {"capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "maximize"}
+ENGINE = {"fp32_optimizer_states", ds.ADAM_W_MODE, ds.TORCH_ADAM_PARAM}
+MUON = {*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS, "adam_lr", "muon_lr"}
+ADAM = parameters(adam.FusedAdam, adam.DeepSpeedCPUAdam) | TORCH | ENGINE
+OPTIMIZERS = {
+    ds.ADAM_OPTIMIZER: ADAM,
+    ds.ADAMW_OPTIMIZER: ADAM,
+    ds.ADAGRAD_OPTIMIZER: parameters(DeepSpeedCPUAdagrad) | TORCH | {"initial_accumulator_value", "lr_decay"},
+    ds.LAMB_OPTIMIZER: parameters(lamb.FusedLamb),
+    ds.LION_OPTIMIZER: parameters(lion.FusedLion, lion.DeepSpeedCPULion),
+    ds.MUON_OPTIMIZER: MUON | ENGINE | {"foreach", "per_head_muon"},
+}
+
+
+class Recorder(dict[str, Any]):
+    """A dict that notes in `reads` the path of every key asked of it, with the default if one was given."""
+
+    reads: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.prefix = prefix
+        for key, value in values.items():
+            self[key] = Recorder(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if self.reads.get(self.prefix + key) is None:
+            self.reads[self.prefix + key] = default
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.reads.setdefault(self.prefix + key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.reads.setdefault(f"{self.prefix}{key}")
+        return super().__contains__(key)
+
+    def keys(self) -> "Recorder":  # type: ignore[override]
+        return self  # `key in config.keys()` asks, too.
+
+
+def trace() -> tuple[dict[str, Any], dict[str, type]]:
+    """What DeepSpeedConfig reads, {path: default}, and the pydantic classes it makes of it, {path: class}."""
+    models: dict[str, type] = {}
+    original: Callable[..., None] = DeepSpeedConfigModel.__init__
+
+    def probed_init(self: Any, **data: Any) -> None:
+        if PROBE in data:
+            models[data.pop(PROBE)] = type(self)
+        original(self, **data)
+
+    tried, todo = set(ds._REMOVED_TOP_LEVEL_CONFIG_KEYS), [""]
+    with mock.patch.object(DeepSpeedConfigModel, "__init__", probed_init):
+        while todo:
+            for path in todo:  # An object at this path: is it looked into?
+                here = config = copy.deepcopy(SEED)
+                for key in filter(None, path.split(".")):
+                    here = child if isinstance(child := here.setdefault(key, {}), dict) else {}
+                here[PROBE] = path
+                with contextlib.suppress(Exception):
+                    ds.DeepSpeedConfig(Recorder(config))
+            tried |= set(todo)
+            todo = sorted(path for path in Recorder.reads.keys() - tried if PROBE not in path)
+    return {path: default for path, default in Recorder.reads.items() if PROBE not in path}, models
+
+
+def annotation_node(annotation: Any) -> Node:
+    """The node of a pydantic field's or dataclass field's annotation."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        merged: Node = {"types": []}
+        for member in map(annotation_node, args):
+            if "types" not in member:
+                return {}
+            merged |= member | {"types": sorted({*merged["types"], *member["types"]})}
+        return merged
+    if origin is typing.Literal:
+        return node(TYPE_NAMES[type(args[0])], enum=args)
+    kind = origin or annotation
+    if isinstance(kind, type) and issubclass(kind, DeepSpeedConfigModel):
+        return model_node(kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return node(TYPE_NAMES[kind.__bases__[0]], enum=[member.value for member in kind])
+    return node(TYPE_NAMES.get(kind, ""), **({"free": True} if kind is dict else {}))
+
+
+def model_node(model: type[pydantic.BaseModel]) -> Node:
+    """The node of a pydantic model: fields under name and alias, with ranges and deprecations."""
+    limits = {"gt": "minimum_exclusive", "ge": "minimum", "lt": "maximum_exclusive", "le": "maximum"}
+    keys: Node = {}
+    for name, field in model.model_fields.items():
+        child = annotation_node(field.annotation)
+        for limit in field.metadata:
+            child |= {key: getattr(limit, attr) for attr, key in limits.items() if hasattr(limit, attr)}
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("deprecated"):
+            child["deprecated"] = extra.get("new_param") or extra.get("deprecated_msg", "")
+        keys |= {name: child, field.alias or name: child}
+    return node("object", model=model.__name__, keys=keys)
+
+
+def ensure(root: Node, path: str) -> Node:
+    """The node at a dotted path, made with its parents where absent."""
+    here = root
+    for key in path.split("."):
+        here.setdefault("types", ["object"])
+        here = here.setdefault("keys", {}).setdefault(key, {})
+    return here
+
+
+def known_keys() -> Node:
+    """The tree of every key, traced, introspected and tabled."""
+    autotp_config.AutoTPConfig.from_dict(Recorder({}, "tensor_parallel.partition_config."))
+    reads, models = trace()
+    reads |= {f"pipeline.{key}": default for key, default in ds.get_pipeline_config({}).items()}
+    root: Node = {}
+    for path, model in models.items():
+        ensure(root, path).update(model_node(model))
+    autoep = typing.get_type_hints(auto_ep_config.AutoEPConfig)
+    for path, default in reads.items():
+        section, _, key = path.rpartition(".")
+        in_autoep = section == "expert_parallel"
+        found = annotation_node(autoep[key]) if in_autoep else node(DEFAULT_TYPES.get(type(default), ""))
+        here = ensure(root, path)
+        here.update(found | here)
+    del ensure(root, "tensor_parallel.partition_config")["free"]
+    unused = [path for path in OVERRIDES if path not in reads and not ensure(root, path)]
+    for path, facts in (OVERRIDES | UNTRACED).items():
+        ensure(root, path).update(facts)
+    root["keys"] |= {key: {"removed": why} for key, why in ds._REMOVED_TOP_LEVEL_CONFIG_KEYS.items()}
+    zero_keys = ensure(root, "zero_optimization")["keys"]
+    zero_keys |= {key: {"removed": why} for key, why in ds._REMOVED_ZERO_CONFIG_KEYS.items()}
+    undecided = [path for path in reads if not {"types", "removed"} & ensure(root, path).keys()]
+    if unused or undecided:
+        raise SystemExit(f"OVERRIDES that match no key: {unused}; keys without a type: {undecided}")
+    return root
+
+
+def generate() -> str:
+    """The text of deepspeed_keys.json for the installed DeepSpeed."""
+    logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
+    schedules = {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
+    data = {
+        "deepspeed_version": deepspeed.__version__.split("+")[0],
+        "keys": known_keys()["keys"],
+        "optimizer_types": ds.DEEPSPEED_OPTIMIZERS,
+        "optimizer_params": {name: sorted(params) for name, params in OPTIMIZERS.items()},
+        "scheduler_types": [*schedules],
+        "scheduler_params": {name: sorted(parameters(kind)) for name, kind in schedules.items()},
+    }
+    text = json.dumps(data, indent=1, sort_keys=True)  # Arrays on one line, so that the file is short:
+    return re.sub(r"\[\s*\n[^][{}]*\]", lambda found: json.dumps(json.loads(found[0])), text) + "\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_PATH).write_text(generate(), encoding="utf-8")

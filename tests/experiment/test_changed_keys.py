@@ -1,0 +1,271 @@
+"""What a changed key means to a run that goes on: every key is decided, and what must be as it was is refused."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed.normalized import known_keys
+from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
+from determined_ds.documents.differences import differences
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.errors import NOT_GIVEN
+from determined_ds.experiment.changed_keys import (
+    DEEPSPEED,
+    EXPERIMENT,
+    Asked,
+    Changes,
+    Meaning,
+    asked_before,
+    asked_of,
+    changes_since,
+    meaning_of,
+    meaning_to_deepspeed,
+)
+from determined_ds.experiment.decide import decide
+from determined_ds.experiment.experiment import (
+    EXPERIMENT_KEYS,
+    RESOURCES_KEYS,
+    SEARCHER_KEYS,
+    parse_experiment,
+)
+from determined_ds.experiment.schema.root import ExperimentConfig
+from determined_ds.experiment.space.master_random import first_trial_seed
+
+CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
+
+
+# ------------------------------------------------------------------------------- every key is decided
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from models_in(part)
+
+
+def keys_of(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
+    for name, field in model.model_fields.items():
+        yield (*path, name)
+        for inner in set(models_in(field.annotation)) if name != "hyperparameters" else ():
+            yield from keys_of(inner, (*path, name))
+
+
+def experiment_keys() -> set[KeyPath]:
+    keys = set(keys_of(ExperimentConfig)) | {(key,) for key in EXPERIMENT_KEYS}
+    keys |= {("resources", key) for key in RESOURCES_KEYS} | {("searcher", key) for key in SEARCHER_KEYS}
+    keys |= {("hyperparameters", key) for key in OWN_KEYS}
+    keys |= {("hyperparameters", "fit", key) for key in FitOptions.__dataclass_fields__}
+    return keys
+
+
+def deepspeed_keys(node: dict[str, Any] | None = None, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Of leaves: what a section means is said by what is in it."""
+    for key, child in (known_keys() if node is None else node)["keys"].items():
+        if {"removed", "deprecated"} & child.keys():
+            continue
+        if child.get("keys"):
+            yield from deepspeed_keys(child, (*path, key))
+        elif not child.get("free"):
+            yield (*path, key)
+    if not path:
+        for section in ("optimizer", "scheduler"):
+            for takes in known_keys()[f"{section}_params"].values():
+                yield from ((section, "params", name) for name in takes)
+
+
+def test_every_key_of_an_experiment_is_decided() -> None:
+    assert [key for key in sorted(experiment_keys()) if meaning_of(key) is None] == []
+
+
+def test_every_key_of_deepspeed_is_decided() -> None:
+    assert [key for key in sorted(set(deepspeed_keys())) if meaning_to_deepspeed(key) is None] == []
+
+
+def test_no_decision_is_about_a_key_that_there_is_none_of() -> None:
+    """A slip in the tables would leave its key to the section that it stands in."""
+
+    def unknown(table: Any, known: set[KeyPath]) -> list[KeyPath]:
+        return [path for path in table if not any(key[: len(path)] == path for key in known)]
+
+    of_torch = {("optimizer", "params", name) for name in ("amsgrad",)}
+    assert unknown(EXPERIMENT, experiment_keys()) == []
+    assert unknown(DEEPSPEED, {*deepspeed_keys(), *of_torch, ("datastates_ckpt",)}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "meaning"),
+    {
+        "entrypoint": Meaning.COURSE,
+        "resources.slots_per_trial": Meaning.LAYOUT,
+        "resources.resource_pool": Meaning.NOTHING,
+        "reproducibility.experiment_seed": Meaning.COURSE,
+        "hyperparameters.fit.max_length.batches": Meaning.EFFECT,
+        "hyperparameters.width": Meaning.EFFECT,
+        "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage": Meaning.RESOLVED,
+        "hyperparameters.zero_stage": Meaning.RESOLVED,
+        "hyperparameters.micro_batch_size": Meaning.RESOLVED,
+        "hyperparameters.generator_zero_stage": Meaning.LAYOUT,
+        "hyperparameters.trial_seed": Meaning.COURSE,
+        "hyperparameters.generator_overwrite_deepspeed_args.zero_optimization.stage": Meaning.LAYOUT,
+        "hyperparameters.generator_overwrite_deepspeed_args.optimizer.params.lr": Meaning.EFFECT,
+        "data.path": Meaning.EFFECT,
+        "name": Meaning.NOTHING,
+    }.items(),
+)
+def test_what_keys_of_an_experiment_mean(key: str, meaning: Meaning) -> None:
+    assert meaning_of(tuple(key.split("."))) is meaning
+
+
+@pytest.mark.parametrize(
+    ("key", "meaning"),
+    {
+        "train_batch_size": Meaning.COURSE,
+        "train_micro_batch_size_per_gpu": Meaning.EFFECT,
+        "zero_optimization.stage": Meaning.LAYOUT,
+        "zero_optimization.sub_group_size": Meaning.LAYOUT,
+        "zero_optimization.reduce_bucket_size": Meaning.EFFECT,
+        "optimizer.type": Meaning.LAYOUT,
+        "optimizer.params.lr": Meaning.EFFECT,
+        "optimizer.params.amsgrad": Meaning.LAYOUT,
+        "scheduler.params.warmup_num_steps": Meaning.EFFECT,
+        "bf16.enabled": Meaning.LAYOUT,
+        "gradient_clipping": Meaning.EFFECT,
+    }.items(),
+)
+def test_what_keys_of_deepspeed_mean(key: str, meaning: Meaning) -> None:
+    assert meaning_to_deepspeed(tuple(key.split("."))) is meaning
+
+
+# ------------------------------------------------------------------------------- two configurations
+
+
+def config(**hyperparameters: Any) -> dict[str, Any]:
+    ds = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    return {
+        "name": "one",
+        "entrypoint": "python3 -m determined.launch.deepspeed python3 -m determined_ds.train trial:One",
+        "resources": {"slots_per_trial": 2},
+        "hyperparameters": {
+            "global_batch_size": 8,
+            "deepspeed_config": {"type": "const", "val": ds},
+            "learning_rate": 0.01,
+            "fit": {"max_length": {"batches": 4}},
+            **hyperparameters,
+        },
+        "searcher": {"name": "single", "metric": "validation_loss"},
+    }
+
+
+def asked(data: dict[str, Any]) -> tuple[Any, Any]:
+    experiment = parse_experiment(Document(name="one.yaml", data=data))
+    return experiment, decide(experiment, experiment.hyperparameters, context_dir=Path.cwd(), accelerator=CPU)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any], *, warm_start: str | None = None) -> Changes:
+    was, made = asked(before)
+    experiment, resolved = asked(now)
+    told: Asked = asked_of(was, made.ds_config)
+    return changes_since(told, experiment, resolved, written="checkpoint c", warm_start=warm_start)
+
+
+def test_nothing_has_changed() -> None:
+    """However it is written: other launch words, a null, a search's point as a constant."""
+    other = config(learning_rate={"type": "const", "val": 0.01}, fit={"max_length": {"batches": 4}})
+    other["entrypoint"] = (
+        "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:One"
+    )
+    other["description"] = None
+    other["max_restarts"] = 0
+    assert changes(config(), other) == Changes()
+
+
+def test_what_takes_effect_is_told_with_both_values() -> None:
+    found = changes(config(), config(learning_rate=0.001, width=7))
+    assert found.problems == ()
+    assert found.effective == (
+        "hyperparameters.learning_rate: 0.01 -> 0.001",
+        "hyperparameters.width: not given -> 7",
+        "deepspeed optimizer.params.lr: 0.01 -> 0.001",
+    )
+
+
+def test_what_means_nothing_is_told() -> None:
+    found = changes(config(), {**config(), "name": "two", "labels": ["a"]})
+    assert found.idle == ("labels: not given -> ['a']", 'name: "one" -> "two"')
+    assert (found.effective, found.problems) == ((), ())
+
+
+def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
+    now = config(
+        global_batch_size=16,
+        pipe_parallel_size=2,
+        overwrite_deepspeed_args={"type": "const", "val": {"optimizer": {"type": "Adagrad"}}},
+    )
+    now["entrypoint"] = now["entrypoint"].replace("trial:One", "trial:Other")
+    now["reproducibility"] = {"experiment_seed": 7}
+    found = changes(config(), now)
+    told = {problem.key: str(problem) for problem in found.problems}
+    assert set(told) == {
+        "entrypoint",
+        "reproducibility.experiment_seed",
+        "hyperparameters.pipe_parallel_size",
+        "deepspeed train_batch_size",
+        "deepspeed optimizer.type",
+        "deepspeed optimizer.params.torch_adam",
+    }
+    assert (
+        "= 16 (global_batch_size, one.yaml): was 8 when checkpoint c was written"
+        in told["deepspeed train_batch_size"]
+    )
+    assert "mend: go back to 8, or start anew in another --run-dir" in told["deepspeed train_batch_size"]
+
+
+def test_the_trials_seed_must_stay() -> None:
+    [problem] = changes(config(), config(trial_seed=5)).problems
+    assert (problem.key, problem.value) == ("hyperparameters.trial_seed", 5)
+    assert f"was {first_trial_seed(0)} when checkpoint c was written" in problem.message
+    assert changes(config(), config(trial_seed=first_trial_seed(0))) == Changes()
+
+
+def test_a_fork_of_all_may_change_the_course_but_not_the_layout() -> None:
+    now = config(global_batch_size=16, overwrite_deepspeed_args={"zero_optimization": {"stage": 2}})
+    now["reproducibility"] = {"experiment_seed": 7}
+    found = changes(config(), now, warm_start="all")
+    assert [problem.key for problem in found.problems] == ["deepspeed zero_optimization.stage"]
+    assert "start anew, without it" in found.problems[0].mend
+
+
+def test_weights_alone_fit_any_strategy_but_not_another_cut_of_the_model() -> None:
+    overwrite = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adagrad", "params": {"lr": 0.1}}}
+    now = config(overwrite_deepspeed_args={"type": "const", "val": overwrite})
+    now["resources"] = {"slots_per_trial": 4}
+    assert changes(config(), now, warm_start="weights").problems == ()
+    [problem] = changes(config(), config(pipe_parallel_size=2), warm_start="weights").problems
+    assert problem.key == "hyperparameters.pipe_parallel_size"
+
+
+def test_values_of_environment_variables_are_never_told() -> None:
+    secret = {"environment": {"environment_variables": ["TOKEN=hunter2", "OTHER=1"]}}
+    found = changes(config(), {**config(), **secret})
+    assert found.effective == ("environment.environment_variables: not given -> ['OTHER', 'TOKEN']",)
+
+
+def test_a_checkpoint_that_does_not_tell_is_not_compared() -> None:
+    assert asked_before({}, None) is None
+
+
+def test_differences_are_leaves() -> None:
+    was = {"a": {"b": 1, "c": [1]}, "d": None, "e": {"f": 1}, "g": True}
+    now = {"a": {"b": 1.0, "c": [2]}, "e": 2, "g": 1}
+    found = {item.key: (item.was, item.now) for item in differences(was, now)}
+    assert found == {"a.c": ([1], [2]), "e": ({"f": 1}, 2), "g": (True, 1)}
+    assert [str(item) for item in differences({}, {"a": {"b": "x"}})] == ['a.b: not given -> "x"']
+    assert next(differences({"a": 1}, {})).now is NOT_GIVEN

@@ -1,0 +1,98 @@
+"""Whether another start may come further: decided once, for ``det-ds run`` and for the last line on a cluster."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from determined.common.api import errors as of_master
+
+from determined_ds.errors import (
+    EXIT_CONFIG,
+    EXIT_CRASHED,
+    EXIT_TRAINING_FAILED,
+    CheckpointError,
+    ConfigError,
+    NotFiniteError,
+    Problem,
+)
+from determined_ds.protocol.signals import TRAINED
+from determined_ds.runtime.checkpoints.refused import explained
+from determined_ds.runtime.master.crashes import exit_code_of
+
+# As gloo of torch 2.13 has it, where a rank was killed.
+LOST = RuntimeError(
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:11968."
+)
+MISTAKE = ConfigError(Problem(key="data.path", message="no such file or folder"))
+
+
+@pytest.fixture(params=[False, True], ids=["before the first batch", "trained"])
+def trained(request: pytest.FixtureRequest) -> Iterator[bool]:
+    if request.param:
+        TRAINED.set()
+    yield request.param
+    TRAINED.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MISTAKE, EXIT_CONFIG),
+        (NotFiniteError("the loss was not finite"), EXIT_TRAINING_FAILED),
+        (CheckpointError("damaged"), EXIT_TRAINING_FAILED),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), EXIT_TRAINING_FAILED),
+        (RuntimeError("CUDA error: out of memory"), EXIT_TRAINING_FAILED),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            EXIT_TRAINING_FAILED,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), EXIT_TRAINING_FAILED),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("trained")
+def test_what_was_diagnosed_is_the_same_the_next_time(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LOST,
+        dist.DistBackendError("NCCL communicator was aborted on rank 0."),
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+        of_master.MasterNotFoundException("no answer"),
+        OSError(errno.ESTALE, "Stale file handle"),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("trained")
+def test_what_is_not_of_this_process_may_be_gone(error: Exception) -> None:
+    assert exit_code_of(error) == EXIT_CRASHED
+    wrapped = ValueError("while reading")
+    wrapped.__cause__ = error
+    assert exit_code_of(wrapped) == EXIT_CRASHED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("unsupported operand"),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    ],
+    ids=repr,
+)
+def test_any_other_error_is_the_authors_until_a_batch_was_trained(error: Exception, trained: bool) -> None:
+    assert exit_code_of(error) == (EXIT_CRASHED if trained else EXIT_TRAINING_FAILED)
+
+
+def test_a_rank_that_dies_while_a_checkpoint_is_loaded_is_no_fault_of_the_checkpoint() -> None:
+    with pytest.raises(ConfigError) as refused, explained("a1", own_method=False):
+        raise LOST
+    assert exit_code_of(refused.value) == EXIT_CRASHED
