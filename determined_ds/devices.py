@@ -39,8 +39,8 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
         if found is not None:
             return found
     if name == "cuda":
-        mend = "use --accelerator cpu, or a machine with a GPU"
-        raise _refuse(name, origin, "torch finds no CUDA device here", mend)
+        fix = "use --accelerator cpu, or a machine with a GPU"
+        raise _refuse(name, origin, "torch finds no CUDA device here", fix)
     flags = _cpu_flags()
     return Accelerator(
         name="cpu",
@@ -106,9 +106,9 @@ def kind_of_device(accelerator: Accelerator) -> str:
     return "rocm" if is_rocm else accelerator.name
 
 
-def _refuse(name: str | None, origin: str, message: str, mend: str) -> ConfigError:
+def _refuse(name: str | None, origin: str, message: str, fix: str) -> ConfigError:
     problem = Problem(
-        key="accelerator", value=name, origin=origin, message=message, mend=mend, code="accelerator"
+        key="accelerator", value=name, origin=origin, message=message, fix=fix, code="accelerator"
     )
     return ConfigError(problem)
 

@@ -13,7 +13,7 @@ The tree::
         └── ChiefFailed      rank 0 failed, and says why; raised on the others, with its exit code
 
 A :class:`ConfigError` carries *all* the problems that were found, each as a :class:`Problem` with the
-key, its value, where the value came from, what is wrong and how to mend it.
+key, its value, where the value came from, what is wrong and how to fix it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Problem:
         value: The offending value; left out for a key that is missing.
         origin: Where the value came from, e.g. ``const.yaml:14`` or ``--set``; an :class:`Origin` where there is
             a file.
-        mend: What to write instead. Every problem should have one.
+        fix: What to write instead. Every problem should have one.
         code: Short stable name of the rule that found it, e.g. ``pipeline-zero-stage``.
     """
 
@@ -84,7 +84,7 @@ class Problem:
     message: str
     value: Any = NOT_GIVEN
     origin: str = ""
-    mend: str = ""
+    fix: str = ""
     code: str = "invalid"
 
     def __str__(self) -> str:
@@ -94,8 +94,8 @@ class Problem:
         if self.origin:
             head += f" ({self.origin})" if head else str(self.origin)
         lines = [f"{head}: {self.message}" if head else self.message]
-        if self.mend:
-            lines.append(f"  mend: {self.mend}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
         return "\n".join(lines)
 
 

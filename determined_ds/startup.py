@@ -148,7 +148,7 @@ def _check_slots(config: dict[str, Any]) -> None:
     """Of no slots DeepSpeed's launcher starts one rank, and torchrun fails with an assertion."""
     if "torch_distributed" in str(config["entrypoint"]) and (config.get("resources") or {}).get(SLOTS) == 0:
         message = "determined.launch.torch_distributed starts a rank for each slot, so none"
-        problem = Problem(key=f"resources.{SLOTS}", value=0, message=message, mend=f"write {SLOTS}: 1")
+        problem = Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
         raise ConfigError(problem)
 
 

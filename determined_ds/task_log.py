@@ -76,10 +76,10 @@ def _line(level: str, what: Problem | str) -> str:
     lines = [line.strip() for line in str(what).splitlines()]
     text = ""
     for line in filter(None, lines):
-        is_fix = line.startswith("mend: ")
+        is_fix = line.startswith("fix: ")
         if text:
             text = f"{text.rstrip('.')}; " if is_fix else f"{text} "
-        text += f"fix: {line.removeprefix('mend: ')}" if is_fix else line
+        text += f"fix: {line.removeprefix('fix: ')}" if is_fix else line
     for said in (level, level.lower()):  # by those who print messages without a level as well
         text = text.removeprefix(said)
     line = level + text

@@ -133,7 +133,7 @@ def _train(options: argparse.Namespace) -> None:
             problem = Problem(
                 key="determined_ds.train",
                 message="runs on a cluster, or under `det-ds run`, and this is neither",
-                mend="use: det-ds run CONFIG CONTEXT_DIR",
+                fix="use: det-ds run CONFIG CONTEXT_DIR",
             )
             raise ConfigError(problem)
         experiment = load_experiment(current(options.run_dir, EXPERIMENT), name=EXPERIMENT)
@@ -202,8 +202,8 @@ def load_trial(spec: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the trial imports is missing: its traceback says where
-        mend = "check the path in the entrypoint"
-        raise _entrypoint(spec, f"there is no module {error.name}", mend) from None
+        fix = "check the path in the entrypoint"
+        raise _entrypoint(spec, f"there is no module {error.name}", fix) from None
     trial = getattr(module, class_name, None)
     classes = [
         name
@@ -219,16 +219,16 @@ def load_trial(spec: str) -> Any:
         raise _entrypoint(spec, f"{class_name} is no DeepSpeedTrial", there)
     missing = sorted(getattr(trial, "__abstractmethods__", ()))
     if missing:
-        message, mend = (
+        message, fix = (
             f"does not define {', '.join(missing)}",
             "define it in the class, or in one that it derives from",
         )
-        raise TrialError(Problem(key=class_name, origin=spec, message=message, mend=mend, code="abstract"))
+        raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
     return trial
 
 
-def _entrypoint(spec: str, message: str, mend: str) -> EntrypointError:
-    problem = Problem(key="entrypoint", value=spec, message=message, mend=mend, code="entrypoint")
+def _entrypoint(spec: str, message: str, fix: str) -> EntrypointError:
+    problem = Problem(key="entrypoint", value=spec, message=message, fix=fix, code="entrypoint")
     return EntrypointError(problem)
 
 

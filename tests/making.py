@@ -61,13 +61,13 @@ def decide(
 
 
 def refusals(step: Callable[[], Any]) -> tuple[Problem, ...]:
-    """The problems for which a step is refused. Each says what is wrong, and how to mend it."""
+    """The problems for which a step is refused. Each says what is wrong, and how to fix it."""
     with pytest.raises(ConfigError) as caught:
         step()
     for problem in caught.value.problems:
         assert problem.key or problem.origin
         assert problem.message
-        assert problem.mend, problem
+        assert problem.fix, problem
     return caught.value.problems
 
 

@@ -1,4 +1,4 @@
-"""What a user is told: every problem at once, each with key, value, origin, message and mend."""
+"""What a user is told: every problem at once, each with key, value, origin, message and fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = Problem(
     value=9,
     origin="const.yaml:14",
     message="is not a multiple of 2",
-    mend="use 8 or 10",
+    fix="use 8 or 10",
 )
 
 
@@ -49,7 +49,7 @@ def test_a_config_error_exits_2_and_any_other_1(error: type[DeterminedDSError]) 
 
 def test_a_problem_says_all_in_two_lines() -> None:
     assert str(FULL) == (
-        "hyperparameters.global_batch_size = 9 (const.yaml:14): is not a multiple of 2\n  mend: use 8 or 10"
+        "hyperparameters.global_batch_size = 9 (const.yaml:14): is not a multiple of 2\n  fix: use 8 or 10"
     )
 
 
@@ -90,7 +90,7 @@ def test_an_error_can_be_sent_to_another_process(travel: object) -> None:
 
 def test_what_a_worker_of_a_data_loader_raised_is_said_again() -> None:
     """torch makes the exception anew from a text that ends with what it said, after the worker's traceback."""
-    problem = Problem(key="data.path", value="cat.jpg", message="is no image", mend="remove it")
+    problem = Problem(key="data.path", value="cat.jpg", message="is no image", fix="remove it")
     text = f"Caught DataError in DataLoader worker process 0.\nOriginal Traceback ...\nDataError: {problem}\n"
     again = DataError(text)
     assert str(again) == str(problem)

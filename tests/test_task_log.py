@@ -24,10 +24,10 @@ BATCH = Problem(
     value=33,
     origin="const.yaml:12",
     message="is not divisible by 2 replicas",
-    mend="use 32 or 34",
+    fix="use 32 or 34",
 )
 DATA = Problem(
-    key="data.path", value="/nowhere", message="there is no such file", mend="check it\n  or leave it out"
+    key="data.path", value="/nowhere", message="there is no such file", fix="check it\n  or leave it out"
 )
 
 
@@ -44,7 +44,7 @@ def test_a_problem_is_one_line_with_key_value_reason_and_fix() -> None:
     ("error", "line"),
     [
         (
-            CheckpointError("cannot be read\n  back\n  mend: take another"),
+            CheckpointError("cannot be read\n  back\n  fix: take another"),
             "cannot be read back; fix: take another",
         ),
         (ValueError(""), "ValueError"),

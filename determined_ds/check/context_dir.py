@@ -139,7 +139,7 @@ def _too_much(context_dir: Path, message: str, of: Counter[str]) -> Problem:
         key="context directory",
         origin=Origin(str(context_dir), file=str(context_dir)),
         message=message,
-        mend=f"write in {DETIGNORE} what a trial does not need, e.g. /{of.most_common(1)[0][0]}",
+        fix=f"write in {DETIGNORE} what a trial does not need, e.g. /{of.most_common(1)[0][0]}",
         code="context-too-large",
     )
 
@@ -155,16 +155,16 @@ def _link(file: SentFile, context_dir: Path, root: Path) -> Problem | None:
     where = f"{target}, outside the context directory" if leaves else str(target.relative_to(root))
     if file.is_folder:
         message = f"{file.name} is a link to the folder {where}, and would be sent as an empty folder"
-        mend = "copy the folder, or have the trial read its data from where a cluster has it"
+        fix = "copy the folder, or have the trial read its data from where a cluster has it"
     else:
         message = f"{file.name} is a link to {where}, and what is there would be sent to the cluster"
-        mend = f"copy the file if it is meant to be sent, or write /{file.name} in {DETIGNORE}"
+        fix = f"copy the file if it is meant to be sent, or write /{file.name} in {DETIGNORE}"
     shown = str(context_dir / file.name)
     return Problem(
         key="context directory",
         origin=Origin(shown, file=shown),
         message=message,
-        mend=mend,
+        fix=fix,
         code="context-link",
     )
 
@@ -184,7 +184,7 @@ def _secret(file: SentFile, context_dir: Path, *, look_inside: bool) -> Problem 
         key="context directory",
         origin=Origin(f"{shown}:{line}", file=shown, line=line, column=1),
         message=f"{file.name} would be sent to the cluster, and {said}",
-        mend=f"keep it out of the context directory, or write /{file.name} in {DETIGNORE}",
+        fix=f"keep it out of the context directory, or write /{file.name} in {DETIGNORE}",
         code="secret",
     )
 

@@ -51,8 +51,8 @@ def check_files(
     """
     if context_dir is not None and not context_dir.is_dir():
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
-        mend = "give the folder that holds the model's code, e.g. `.`"
-        raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, mend=mend))
+        fix = "give the folder that holds the model's code, e.g. `.`"
+        raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, fix=fix))
     asked = Asked(
         context_dir=context_dir,
         accelerator=accelerator,

@@ -71,7 +71,7 @@ def memory_problem(
         origin=hyperparameters.origin(path),
         message=f"a rank needs {format_bytes(memory.total_bytes)}, and a GPU of {format_bytes(gpu_memory_bytes)}"
         f" leaves {format_bytes(usable_bytes(gpu_memory_bytes))}: {_parts(memory)}",
-        mend=_mend(shape, strategy, resolved, gpu_memory_bytes),
+        fix=_fix(shape, strategy, resolved, gpu_memory_bytes),
         code="memory",
     )
 
@@ -81,7 +81,7 @@ def _parts(memory: Memory) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts if size)
 
 
-def _mend(shape: ModelShape, strategy: Strategy, resolved: ResolvedConfig, gpu_memory_bytes: int) -> str:
+def _fix(shape: ModelShape, strategy: Strategy, resolved: ResolvedConfig, gpu_memory_bytes: int) -> str:
     """A smaller micro-batch if that is all it takes; else the cheapest strategy that fits, if there is any."""
     largest = largest_micro_batch(shape, strategy, gpu_memory_bytes)
     if largest is not None:

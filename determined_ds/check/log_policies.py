@@ -40,7 +40,7 @@ def missing_policies(document: Document) -> list[Problem]:
             key="log_policies",
             origin=document.origin(("log_policies",)) if policies else "",
             message=f"what no restart can help, e.g. a missing data path, is started {allowed + 1} times on a cluster",
-            mend=f"add log_policies: [{lines}]" if not policies else f"add to it: [{lines}]",
+            fix=f"add log_policies: [{lines}]" if not policies else f"add to it: [{lines}]",
             code="log-policies",
         )
     ]

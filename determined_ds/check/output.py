@@ -133,7 +133,7 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     if elsewhere and problem.origin != file:  # a flag, the accelerator
         head = f"{head} ({problem.origin})" if head else str(problem.origin)
     message = f"{head}: {problem.message}" if head else problem.message
-    below = [f"mend: {problem.mend}"] if problem.mend else []
+    below = [f"fix: {problem.fix}"] if problem.fix else []
     if finding.share:
         below.insert(0, f"points: {finding.share}")
     below = [_on_one_line(text) for text in below]
@@ -156,7 +156,7 @@ def _as_json(finding: Finding, file: str) -> dict[str, Any]:
         "code": problem.code,
         "key": problem.key,
         "message": problem.message,
-        "mend": problem.mend,
+        "fix": problem.fix,
         "origin": str(problem.origin),
     }
     if problem.value is not NOT_GIVEN:

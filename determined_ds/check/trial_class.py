@@ -54,7 +54,7 @@ def metric_problem(
         value=metric,
         origin=document.origin(path),
         message=f"{trial.partition(':')[2]} does not report it at validation; it reports {names}",
-        mend=f"write {guess}" if guess else f"use one of {names}, or report {metric}",
+        fix=f"write {guess}" if guess else f"use one of {names}, or report {metric}",
         code="metric",
     )
 
@@ -78,7 +78,7 @@ def metric_unknown(
         value=metric,
         origin=document.origin(path),
         message=f"could not tell whether {name} reports it at validation: its source does not show the names",
-        mend=f'declare them in {name}, and it is checked: validation_metrics = ("{metric}",)',
+        fix=f'declare them in {name}, and it is checked: validation_metrics = ("{metric}",)',
         code="metric-unknown",
     )
 
@@ -114,7 +114,7 @@ def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
         value=stages,
         origin=hyperparameters.origin(path),
         message=f"{trial.partition(':')[2]} has no stages: it is no PipelineTrial",
-        mend="set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint",
+        fix="set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint",
         code="trial-kind",
     )
 
@@ -133,13 +133,13 @@ def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -
     device = ds.get(("zero_optimization", "offload_optimizer", "device"))
     if name.lower() not in ZERO_OPTIMIZERS - {"muon"} and not ds.get(("zero_allow_untested_optimizer",)):
         message = f"{said}, and ZeRO stage {resolved.zero_stage} takes Adam, AdamW and Adagrad of torch's"
-        mend = 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
+        fix = 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
     elif device in ("cpu", "nvme") and ds.get(("zero_force_ds_cpu_optimizer",)) is not False:
         message = f"{said}, and an offloaded optimizer must be DeepSpeed's own"
-        mend = 'return None, so that the one in the DeepSpeed JSON is used, or add "zero_force_ds_cpu_optimizer": false'
+        fix = 'return None, so that the one in the DeepSpeed JSON is used, or add "zero_force_ds_cpu_optimizer": false'
     else:
         return None
-    return Problem(key="", origin=origin, message=message, mend=mend, code="zero-untested-optimizer")
+    return Problem(key="", origin=origin, message=message, fix=fix, code="zero-untested-optimizer")
 
 
 def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None:

@@ -75,7 +75,7 @@ def check(
     Each CONFIG is an experiment's YAML, or a DeepSpeed JSON. Finds what Determined's master would refuse, and what it
     would not: keys that nobody reads, batches that do not divide, strategies that exclude each other, points of a
     search that cannot run, a trial that is not there, a metric that it does not report, secrets in the context
-    directory. Says of each where it stands, and what mends it.
+    directory. Says of each where it stands, and what fixes it.
     """
     from determined_ds.check.files import check_files
     from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
@@ -145,7 +145,7 @@ def _summarize(num_files: int, num_errors: int, num_warnings: int) -> None:
         found = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')} in {files}"
         click.echo(click.style(found, fg=colour))
     else:
-        click.echo(click.style(f"{files} checked, nothing to mend", fg="green"))
+        click.echo(click.style(f"{files} checked, nothing to fix", fg="green"))
 
 
 def _count(number: int, thing: str) -> str:

@@ -79,17 +79,15 @@ def _check(config: Path | None, flags: dict[str, Any]) -> None:
         message = (
             f"the model is given {len(given)} times: {', '.join(given)}" if given else "no model is given"
         )
-        mend = "keep one of them" if given else "give a CONFIG, --hf-config PATH, or --params 6B"
-        problems.append(Problem(key="det-ds estimate", message=message, mend=mend, code="model"))
+        fix = "keep one of them" if given else "give a CONFIG, --hf-config PATH, or --params 6B"
+        problems.append(Problem(key="det-ds estimate", message=message, fix=fix, code="model"))
     if flags["overrides"] and config is None:
         message = "changes a CONFIG, and none is given"
-        problems.append(Problem(key="--set", message=message, mend="give a CONFIG, or remove --set"))
+        problems.append(Problem(key="--set", message=message, fix="give a CONFIG, or remove --set"))
     for name, value in flags.items():
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             flag = f"--{name.replace('_', '-')}"
-            problems.append(
-                Problem(key=flag, value=value, message="must be 1 or more", mend=f"e.g. {flag} 8")
-            )
+            problems.append(Problem(key=flag, value=value, message="must be 1 or more", fix=f"e.g. {flag} 8"))
     if problems:
         raise ConfigError(problems)
 
@@ -300,7 +298,7 @@ def _refuse_too_small(shape: ModelShape, rows: list[Fit], gpu: int) -> None:
             key="--gpu-memory",
             value=format_bytes(gpu),
             message=f"nothing fits, not even one sample under {least.name}: {format_bytes(needed.total_bytes)}",
-            mend=f"use GPUs of {format_bytes(device_bytes(needed.total_bytes))} or more, or more --slots{more}",
+            fix=f"use GPUs of {format_bytes(device_bytes(needed.total_bytes))} or more, or more --slots{more}",
             code="memory",
         )
     )

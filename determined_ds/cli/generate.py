@@ -101,8 +101,8 @@ def _answered(answers: dict[str, Any]) -> dict[str, Any]:
         if missing:
             problems = []
             for name in missing:
-                mend = f"give {_flag(name)} ({QUESTIONS[name]}), or start it on a terminal to be asked"
-                problems.append(Problem(key=_flag(name), message="missing", mend=mend, code="missing"))
+                fix = f"give {_flag(name)} ({QUESTIONS[name]}), or start it on a terminal to be asked"
+                problems.append(Problem(key=_flag(name), message="missing", fix=fix, code="missing"))
             raise ConfigError(problems)
         return answers
     answered = dict(answers)
@@ -134,7 +134,7 @@ def _proc(name: str) -> Callable[[str], Any]:
             raise click.BadParameter(f"{text!r} is no whole number") from None
         except ConfigError as error:
             problem = error.problems[0]
-            raise click.BadParameter(f"{text!r} {problem.message}; {problem.mend}") from None
+            raise click.BadParameter(f"{text!r} {problem.message}; {problem.fix}") from None
         return text
 
     return read
@@ -149,18 +149,16 @@ def _checked_name(name: str, trial: str) -> str:
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
     safe = safe.lstrip("-.")[:100]
     if safe != name or not name:
-        mend = f"use {SAFE}, e.g. {safe or 'gpt2_6b'}"
+        fix = f"use {SAFE}, e.g. {safe or 'gpt2_6b'}"
         problems.append(
-            Problem(key="--name", value=name, message="is no name of a file", mend=mend, code="name")
+            Problem(key="--name", value=name, message="is no name of a file", fix=fix, code="name")
         )
     try:
         trial_of_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
     except ConfigError as error:
         message = error.problems[0].message
-        mend = "write e.g. model_defs.mine.trial:MyTrial"
-        problems.append(
-            Problem(key="--entrypoint", value=trial, message=message, mend=mend, code="entrypoint")
-        )
+        fix = "write e.g. model_defs.mine.trial:MyTrial"
+        problems.append(Problem(key="--entrypoint", value=trial, message=message, fix=fix, code="entrypoint"))
     if problems:
         raise ConfigError(problems)
     return name

@@ -195,6 +195,6 @@ def _report_to_master() -> None:
         ConfigError: no master is named.
     """
     if not os.environ.get("DET_MASTER"):
-        message, mend = "the environment names no master", "export DET_MASTER=https://HOST:PORT"
-        raise ConfigError(Problem(key="--report-to-master", message=message, mend=mend, code="master"))
+        message, fix = "the environment names no master", "export DET_MASTER=https://HOST:PORT"
+        raise ConfigError(Problem(key="--report-to-master", message=message, fix=fix, code="master"))
     os.environ[REPORT] = "1"

@@ -170,7 +170,7 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
                 value=value,
                 origin=hyperparameters.origin((name,)),
                 message=f"is not used: the DeepSpeed JSON states {ds.key(path)} = {stated} ({ds.origin(path)})",
-                mend=f'write "auto" there to use the hyperparameter, or remove {name}',
+                fix=f'write "auto" there to use the hyperparameter, or remove {name}',
                 code="stated-twice",
             )
         )
@@ -255,18 +255,18 @@ def _first_warmup_lr(path: KeyPath, ds: Document) -> tuple[float, str]:
 
 def _undetermined(ds: Document, path: KeyPath, stated: bool) -> Problem:
     name = HYPERPARAMETER_NAMES.get(str(path[-1]), (str(path[-1]),))[0]
-    mend = f"add the hyperparameter {name}, or write a number"
+    fix = f"add the hyperparameter {name}, or write a number"
     if path[-1] == "total_num_steps":
-        mend = "state fit.max_length in batches, or write the number of steps"
+        fix = "state fit.max_length in batches, or write the number of steps"
     if isinstance(path[-1], int):
-        mend = '"auto" stands for a whole value: write the list, or "auto" in its place'
+        fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
     given = {"value": AUTO} if stated else {}
     return Problem(
         key=ds.key(path),
         **given,
         origin=ds.origin(path),
         message="nothing says what it should be" if stated else "missing, and nothing says what it should be",
-        mend=mend,
+        fix=fix,
         code="auto-undetermined",
     )
 

@@ -66,7 +66,7 @@ def complete_batch(
         origins: Name of each argument -> where its value came from, for messages.
 
     Raises:
-        ConfigError: too little is given, or the numbers do not divide; the mend names the nearest
+        ConfigError: too little is given, or the numbers do not divide; the fix names the nearest
             feasible values.
     """
     given = {
@@ -98,7 +98,7 @@ def _too_little(missing: list[str]) -> Problem:
     return Problem(
         key="hyperparameters.global_batch_size" if "global_batch_size" in missing else NAMES[missing[0]],
         message=f"the batch is not determined: {absent}",
-        mend="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
+        fix="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
         code="batch",
     )
 
@@ -112,18 +112,18 @@ def _does_not_divide(
         f"{NAMES[name]} {given[name]}" + (f" ({origins[name]})" if origins.get(name) else "")
         for name in stated
     ]
-    mends = [f"global_batch_size {product}"]
+    fixes = [f"global_batch_size {product}"]
     if missing:
         below, above = total // product * product, (total // product + 1) * product
-        mends = [f"global_batch_size {below} or {above}" if below else f"global_batch_size {above}"]
-    mends += _other_factors(given, stated, missing, total)
+        fixes = [f"global_batch_size {below} or {above}" if below else f"global_batch_size {above}"]
+    fixes += _other_factors(given, stated, missing, total)
     equals = f" = {product}" if len(factors) > 1 else ""
     return Problem(
         key="hyperparameters.global_batch_size",
         value=total,
         origin=origins.get("global_batch_size", ""),
         message=f"is not {'a multiple of ' if missing else ''}{' x '.join(factors)}{equals}",
-        mend="use " + ", or ".join(mends),
+        fix="use " + ", or ".join(fixes),
         code="batch",
     )
 

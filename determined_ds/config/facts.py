@@ -148,7 +148,7 @@ class Rule:
         key: The key that is named in the problem; the value and origin are looked up there.
         breaks: True where the rule is broken.
         message: What does not go together; ``{fact}`` is filled from :class:`Facts`.
-        mend: What to write instead.
+        fix: What to write instead.
         source: Where upstream the rule comes from.
         warning: True where the run is possible but probably not meant so.
     """
@@ -157,6 +157,6 @@ class Rule:
     key: KeyPath
     breaks: Callable[[Facts], bool]
     message: str
-    mend: str
+    fix: str
     source: str
     warning: bool = False

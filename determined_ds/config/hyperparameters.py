@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, unknown_keys
-from determined_ds.documents.values import KINDS, kind_of, type_mend
+from determined_ds.documents.values import KINDS, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem, shown
 
 LARGEST = 2**31 - 1
@@ -129,13 +129,13 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
             problems.append(unknown_key(document, (key,), OWN_KEYS))
     ds_config = document.get(("deepspeed_config",))
     if ds_config is not None and not isinstance(ds_config, (str, dict)):
-        mend = "write a path inside the context directory, or {type: const, val: {...}}"
-        problems.append(_wrong(document, ("deepspeed_config",), "a path or a mapping", mend))
+        fix = "write a path inside the context directory, or {type: const, val: {...}}"
+        problems.append(_wrong(document, ("deepspeed_config",), "a path or a mapping", fix))
         ds_config = None
     overwrite = document.get(("overwrite_deepspeed_args",))
     if overwrite is not None and not isinstance(overwrite, dict):
-        mend = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
-        problems.append(_wrong(document, ("overwrite_deepspeed_args",), "a mapping", mend))
+        fix = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
+        problems.append(_wrong(document, ("overwrite_deepspeed_args",), "a mapping", fix))
         overwrite = None
     torch_compile = document.get(("torch_compile",))
     if isinstance(torch_compile, bool):
@@ -146,9 +146,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     if kernel in SDPA_KERNELS:
         values["sdpa_kernel"] = kernel
     elif kernel not in (None, "auto"):
-        mend = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
+        fix = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
         message = "is no attention kernel of torch's"
-        problems.append(document.problem(("sdpa_kernel",), message, mend, "wrong-type"))
+        problems.append(document.problem(("sdpa_kernel",), message, fix, "wrong-type"))
     values["fit"] = _fit(document, problems)
     read = Hyperparameters(
         **values,
@@ -167,8 +167,8 @@ def _stated_twice(document: Document, hyperparameters: Hyperparameters) -> list[
         stated = stated_at(document, over)
         if stated is not None and (stated != value or isinstance(stated, bool)):
             message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
-            mend = f"keep one of them: {name} stands for {dotted(over)}"
-            problems.append(document.problem((name,), message, mend, "stated-twice"))
+            fix = f"keep one of them: {name} stands for {dotted(over)}"
+            problems.append(document.problem((name,), message, fix, "stated-twice"))
     return problems
 
 
@@ -207,9 +207,9 @@ def _edits(left: str, right: str) -> int:
     return row[-1]
 
 
-def _wrong(document: Document, path: KeyPath, wanted: str, mend: str) -> Problem:
+def _wrong(document: Document, path: KeyPath, wanted: str, fix: str) -> Problem:
     message = f"must be {wanted}, not {kind_of(document.get(path))}"
-    return document.problem(path, message, mend, "wrong-type")
+    return document.problem(path, message, fix, "wrong-type")
 
 
 def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
@@ -224,13 +224,13 @@ def _number(
 ) -> int | None:
     value = document.get(path)
     if isinstance(value, bool) or not isinstance(value, int):
-        problems.append(_wrong(document, path, KINDS[int], type_mend(int, value)))
+        problems.append(_wrong(document, path, KINDS[int], type_fix(int, value)))
         return None
     if low <= value <= high:
         return value
     message = f"must be {low} or more" if value < low else f"must be at most {high}"
-    mend = "write a positive number" if value < low else "write a smaller number"
-    problems.append(document.problem(path, message, mend, "out-of-range"))
+    fix = "write a positive number" if value < low else "write a smaller number"
+    problems.append(document.problem(path, message, fix, "out-of-range"))
     return None
 
 
@@ -259,9 +259,9 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             if isinstance(value, str) and value in CHOICES[key]:
                 values[key] = value
             else:
-                mend = f"use one of {', '.join(CHOICES[key])}"
+                fix = f"use one of {', '.join(CHOICES[key])}"
                 message = f"is not a valid {key.replace('_', ' ')}"
-                problems.append(document.problem(path, message, mend, "out-of-range"))
+                problems.append(document.problem(path, message, fix, "out-of-range"))
         elif isinstance(value, bool):
             values[key] = value
         else:
@@ -275,8 +275,8 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     form = "write {batches: N} or {epochs: N}"
     if not isinstance(value, dict):
         plain = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        mend = f"write {{batches: {value}}}" if plain else form
-        problems.append(_wrong(document, path, "a mapping with batches or epochs", mend))
+        fix = f"write {{batches: {value}}}" if plain else form
+        problems.append(_wrong(document, path, "a mapping with batches or epochs", fix))
         return None
     unknown = [] if value.keys() <= _UNITS else list(unknown_keys(document, path, UNITS))
     if unknown:
@@ -285,12 +285,12 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     given = {unit: number for unit, number in value.items() if number is not None}
     if len(given) != 1:
         message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
-        mend = form
+        fix = form
         if given:  # the one that was laid over the file is the one that is meant
             said = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
             other = "batches" if said == ["epochs"] else "epochs"
-            mend = f"keep one; --set {document.key(path)}.{other}=null takes the other away"
-        problems.append(document.problem(path, message, mend, "invalid"))
+            fix = f"keep one; --set {document.key(path)}.{other}=null takes the other away"
+        problems.append(document.problem(path, message, fix, "invalid"))
         return None
     ((unit, number),) = given.items()
     here = (*path, unit)

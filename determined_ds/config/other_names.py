@@ -60,14 +60,14 @@ def by_real_names(hyperparameters: Document, ds: Document) -> RealNames:
                 ds = ds.overwritten(OF_THE_JSON[name], value, origin)
             if (name,) != OF_THE_JSON.get(name):
                 is_named_so = real in HYPERPARAMETERS.values() or real in OF_THE_JSON
-                mend = f"write {real}" if is_named_so else f"write {OVERWRITES}.{real}"
-                warnings.append(hyperparameters.problem((name,), f"is taken as {real}", mend, "other-name"))
+                fix = f"write {real}" if is_named_so else f"write {OVERWRITES}.{real}"
+                warnings.append(hyperparameters.problem((name,), f"is taken as {real}", fix, "other-name"))
         elif stated != value or isinstance(stated, bool) != isinstance(value, bool):
             message = f"is another name of {real}, which is {shown(stated)} ({origin})"
-            mend = f"keep {real} only"
+            fix = f"keep {real} only"
             if name in OF_THE_JSON:
-                mend += f", or set {OVERWRITES}.{real}, which is laid over the JSON"
-            problems.append(hyperparameters.problem((name,), message, mend, "other-name"))
+                fix += f", or set {OVERWRITES}.{real}, which is laid over the JSON"
+            problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
     for name in refused:
         if not _is_own(data[name], REFUSED[name], hyperparameters, ds):
             problems.append(_refused(hyperparameters, name))
@@ -132,8 +132,8 @@ def _is_own(value: Any, row: Refused, hyperparameters: Document, ds: Document) -
 
 def _refused(hyperparameters: Document, name: str) -> Problem:
     row = REFUSED[name]
-    mend = f"write {row.write}"
+    fix = f"write {row.write}"
     if row.beside:
         example = f"{row.beside[0]}: 1" if name == "num_stages" else row.beside[0]
-        mend += f"; if it is the model's own, state {example} beside it"
-    return hyperparameters.problem((name,), "is not read by this library", mend, "other-name")
+        fix += f"; if it is the model's own, state {example} beside it"
+    return hyperparameters.problem((name,), "is not read by this library", fix, "other-name")

@@ -128,7 +128,7 @@ def reconcile(
         machines: Machines that the slots are spread over.
 
     Raises:
-        ConfigError: every reason why it cannot run, each with key, value, origin and mend.
+        ConfigError: every reason why it cannot run, each with key, value, origin and fix.
     """
     named = by_real_names(hyperparameters, ds)
     hyperparameters, ds = named.hyperparameters, named.ds
@@ -342,7 +342,7 @@ def _batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topo
                     value=value,
                     origin=origin,
                     message=message,
-                    mend='write a smaller number, or "auto"',
+                    fix='write a smaller number, or "auto"',
                     code="out-of-range",
                 )
             )
@@ -376,7 +376,7 @@ def _stated_twice(
         value=value,
         origin=origin,
         message=f"differs from train_batch_size = {other} ({other_origin})",
-        mend='state it once: write "auto" for train_batch_size, and global_batch_size is used',
+        fix='state it once: write "auto" for train_batch_size, and global_batch_size is used',
         code="batch-twice",
     )
 

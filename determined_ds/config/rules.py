@@ -1,7 +1,7 @@
-"""The compatibility table: what cannot run together, why, how to mend it, and where that is known from.
+"""The compatibility table: what cannot run together, why, how to fix it, and where that is known from.
 
 A row is a rule. ``breaks`` sees the :class:`Facts` after every "auto" is filled, and says whether the rule is
-broken; ``message`` and ``mend`` may name any fact in braces.
+broken; ``message`` and ``fix`` may name any fact in braces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "stage"),
         breaks=lambda f: f.pipe > 1 and f.zero_stage > 1,
         message="a pipeline (pipe_parallel_size {pipe}) runs with ZeRO stage 0 or 1 only, not {zero_stage}",
-        mend="set zero_optimization.stage to 1, or pipe_parallel_size to 1",
+        fix="set zero_optimization.stage to 1, or pipe_parallel_size to 1",
         source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__",
     ),
     Rule(
@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "offload_param"),
         breaks=lambda f: f.offload_device("offload_param") is not None and f.zero_stage != 3,
         message="parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {zero_stage}",
-        mend="set zero_optimization.stage to 3, or remove offload_param",
+        fix="set zero_optimization.stage to 3, or remove offload_param",
         source="deepspeed 0.19.8 runtime/zero/offload_config.py",
     ),
     Rule(
@@ -38,7 +38,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "offload_optimizer"),
         breaks=lambda f: f.offload_device("offload_optimizer") is not None and f.zero_stage < 1,
         message="the optimizer can be offloaded from ZeRO stage 1 on, not at stage {zero_stage}",
-        mend="set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer",
+        fix="set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer",
         source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (older texts say 2 and 3)",
     ),
     Rule(
@@ -46,7 +46,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "offload_optimizer", "device"),
         breaks=lambda f: f.offload_device("offload_optimizer") == "nvme" and f.zero_stage != 3,
         message="the optimizer can be offloaded to nvme at ZeRO stage 3 only, not {zero_stage}",
-        mend="use device cpu, or ZeRO stage 3",
+        fix="use device cpu, or ZeRO stage 3",
         source="deepspeed 0.19.8 runtime/zero/stage3.py (only stage 3 has swap_optimizer)",
     ),
     *(
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
                 f.offload_device(what) == "nvme" and not f.zero(what).get("nvme_path")
             ),
             message="offload to nvme needs a path to put the files",
-            mend=f"add zero_optimization.{what}.nvme_path",
+            fix=f"add zero_optimization.{what}.nvme_path",
             source="deepspeed 0.19.8 runtime/zero/offload_config.py",
         )
         for what in ("offload_optimizer", "offload_param")
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
         key=("fp16", "enabled"),
         breaks=lambda f: f.enabled("fp16") and f.enabled("bf16"),
         message="fp16 and bf16 exclude each other, and both are enabled",
-        mend="disable one of them",
+        fix="disable one of them",
         source="deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._initialize_params",
     ),
     Rule(
@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
         key=("fp16", "enabled"),
         breaks=lambda f: f.enabled("fp16") and not f.accelerator.fp16,
         message="this accelerator does not train in fp16",
-        mend='set fp16.enabled to "auto" or false, or bf16.enabled to true',
+        fix='set fp16.enabled to "auto" or false, or bf16.enabled to true',
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_sanity_check",
     ),
     Rule(
@@ -83,7 +83,7 @@ RULES: tuple[Rule, ...] = (
         key=("fp16", "enabled"),
         breaks=lambda f: f.pipe > 1 and f.enabled("fp16") and f.zero_stage == 0,
         message="without ZeRO a pipeline does not scale its fp16 loss, and divides the gradients by the scale",
-        mend="set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16",
+        fix="set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.backward; runtime/fp16/unfused_optimizer.py",
     ),
     Rule(
@@ -91,7 +91,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "zero_hpz_partition_size"),
         breaks=lambda f: f.hpz > 1 and f.zero_stage != 3,
         message="ZeRO++ secondary partitions need ZeRO stage 3, not {zero_stage}",
-        mend="set zero_optimization.stage to 3, or zero_hpz_partition_size to 1",
+        fix="set zero_optimization.stage to 3, or zero_hpz_partition_size to 1",
         source="deepspeed 0.19.8 runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209",
     ),
     Rule(
@@ -99,7 +99,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "zero_hpz_partition_size"),
         breaks=lambda f: f.hpz > 1 and f.slots % min(f.hpz, f.slots) != 0,
         message="{slots} slots cannot be split into secondary partitions of {hpz}",
-        mend="use a zero_hpz_partition_size that divides the slots (usually the GPUs of one node)",
+        fix="use a zero_hpz_partition_size that divides the slots (usually the GPUs of one node)",
         source="deepspeed 0.19.8 utils/groups.py _create_zero_param_parallel_group",
     ),
     *(
@@ -115,7 +115,7 @@ RULES: tuple[Rule, ...] = (
                 key=(ZERO, key),
                 breaks=lambda f, key=key: bool(f.zero(key)) and f.zero_stage != 3,  # type: ignore[misc]
                 message="ZeRO++ quantization needs ZeRO stage 3, not {zero_stage}",
-                mend=f"set zero_optimization.stage to 3, or {key} to false",
+                fix=f"set zero_optimization.stage to 3, or {key} to false",
                 source="deepspeed 0.19.8 runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209",
             ),
             Rule(
@@ -123,7 +123,7 @@ RULES: tuple[Rule, ...] = (
                 key=(ZERO, key),
                 breaks=lambda f, key=key: bool(f.zero(key)) and f.accelerator.name != "cuda",  # type: ignore[misc]
                 message="ZeRO++ quantization runs in CUDA kernels, and there is no CUDA device",
-                mend=f"run it on GPUs, or set {key} to false",
+                fix=f"run it on GPUs, or set {key} to false",
                 source="deepspeed 0.19.8 ops/op_builder/cpu/no_impl.py NotImplementedBuilder",
             ),
         )
@@ -136,7 +136,7 @@ RULES: tuple[Rule, ...] = (
         ),
         message="on {machines} machines the kernel reads gradients as fp16, and these are {communication_dtype}:"
         " it would train on other numbers",
-        mend='add "communication_data_type": "fp16", or set zero_quantized_gradients to false',
+        fix='add "communication_data_type": "fp16", or set zero_quantized_gradients to false',
         source="deepspeed 0.19.8 runtime/comm/coalesced_collectives.py all_to_all_quant_reduce",
     ),
     Rule(
@@ -144,7 +144,7 @@ RULES: tuple[Rule, ...] = (
         key=("optimizer", "type"),
         breaks=lambda f: f.optimizer_type.lower() in ONE_BIT,
         message="1-bit optimizers are gone from DeepSpeed, and their compression backends with them",
-        mend="use AdamW",
+        fix="use AdamW",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer",
     ),
     Rule(
@@ -154,7 +154,7 @@ RULES: tuple[Rule, ...] = (
             f.zero_stage > 0 and not f.zero_takes_optimizer and f.optimizer_type.lower() not in ONE_BIT
         ),
         message="ZeRO stage {zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {optimizer_type}",
-        mend='use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true',
+        fix='use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true',
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
     ),
     Rule(
@@ -162,7 +162,7 @@ RULES: tuple[Rule, ...] = (
         key=("optimizer", "type"),
         breaks=lambda f: f.compiles_optimizer,
         message="DeepSpeed's own {optimizer_type} is compiled by nvcc before the first step, on every machine",
-        mend="use an image with the CUDA toolkit, or AdamW with torch_adam and fused left out, which takes torch's",
+        fix="use an image with the CUDA toolkit, or AdamW with torch_adam and fused left out, which takes torch's",
         source="deepspeed 0.19.8 ops/adam/fused_adam.py, ops/lion/fused_lion.py, ops/lamb/fused_lamb.py",
         warning=True,
     ),
@@ -174,7 +174,7 @@ RULES: tuple[Rule, ...] = (
                 bool(f.ds.get((section, f"{section}_master_weights_and_grads"))) and f.zero_stage < 1
             ),
             message="16-bit master weights need ZeRO stage 1, 2 or 3, not {zero_stage}",
-            mend=f"set zero_optimization.stage to 1, or remove {section}_master_weights_and_grads",
+            fix=f"set zero_optimization.stage to 1, or remove {section}_master_weights_and_grads",
             source=CONFIG,
         )
         for section in ("fp16", "bf16")
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
             and not (f.zero_stage and f.ds.get(("bf16", "bf16_master_weights_and_grads")))
         ),
         message="bf16 optimizer states need bf16_master_weights_and_grads, and ZeRO stage 1, 2 or 3",
-        mend="enable bf16.bf16_master_weights_and_grads and ZeRO, or remove bf16_optimizer_states",
+        fix="enable bf16.bf16_master_weights_and_grads and ZeRO, or remove bf16_optimizer_states",
         source=CONFIG,
     ),
     Rule(
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
             and (f.zero_stage == 3 or bool(f.zero("zenflow")) or bool(f.ds.get(("compile", "deepcompile"))))
         ),
         message="gradients cannot be summed with ZeRO stage 3, ZenFlow or DeepCompile",
-        mend='set gradient_allreduce_op to "mean"',
+        fix='set gradient_allreduce_op to "mean"',
         source=CONFIG,
     ),
     Rule(
@@ -206,7 +206,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "compute_grad_norm"),
         breaks=lambda f: f.zero("compute_grad_norm") is False and f.zero_stage not in (1, 2),
         message="the gradient's norm can be left out at ZeRO stage 1 or 2 only, not {zero_stage}",
-        mend="set zero_optimization.stage to 1 or 2, or remove compute_grad_norm",
+        fix="set zero_optimization.stage to 1 or 2, or remove compute_grad_norm",
         source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.compute_grad_norm_valid",
     ),
     Rule(
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         key=(ZERO, "offload_optimizer", "ratio"),
         breaks=lambda f: f.offload_ratio < 1 and f.zero_stage != 3,
         message="the optimizer can be offloaded in part at ZeRO stage 3 only, not {zero_stage}",
-        mend="set offload_optimizer.ratio to 1, or zero_optimization.stage to 3",
+        fix="set offload_optimizer.ratio to 1, or zero_optimization.stage to 3",
         source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.offload_ratio_check",
     ),
     Rule(
@@ -226,7 +226,7 @@ RULES: tuple[Rule, ...] = (
             and min(f.ds.get(("fp16", key), 1) for key in ("loss_scale_window", "min_loss_scale")) <= 0
         ),
         message="dynamic loss scaling needs loss_scale_window and min_loss_scale above 0",
-        mend="write values above 0, or a fixed loss_scale",
+        fix="write values above 0, or a fixed loss_scale",
         source="deepspeed 0.19.8 runtime/precision_config.py DeepSpeedFP16Config",
     ),
     Rule(
@@ -234,7 +234,7 @@ RULES: tuple[Rule, ...] = (
         key=("slots_per_trial",),
         breaks=lambda f: f.slots > f.max_ranks,
         message="{slots} slots on a machine that carries {max_ranks} ranks ({num_devices} devices)",
-        mend="use --slots {max_ranks} or fewer",
+        fix="use --slots {max_ranks} or fewer",
         source="one rank a GPU; at most four ranks a CPU core",
     ),
     Rule(
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
         key=("gradient_accumulation_steps",),
         breaks=lambda f: f.pipe > 1 and f.micro_batches < f.pipe,
         message="{micro_batches} micro-batches for {pipe} pipeline stages: some stages are always idle",
-        mend="use at least {pipe} micro-batches (4 x {pipe} keep the bubble under 20 %)",
+        fix="use at least {pipe} micro-batches (4 x {pipe} keep the bubble under 20 %)",
         source="GPipe, arXiv 1811.06965: the bubble is (p-1)/(m+p-1)",
         warning=True,
     ),
@@ -253,7 +253,7 @@ RULES: tuple[Rule, ...] = (
             bool(f.ds.get(("activation_checkpointing", "cpu_checkpointing"))) and f.accelerator.name == "cpu"
         ),
         message="activations are on the CPU already, and DeepSpeed fails on moving them there",
-        mend="remove cpu_checkpointing, or run it on GPUs",
+        fix="remove cpu_checkpointing, or run it on GPUs",
         source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.forward",
     ),
     Rule(
@@ -264,7 +264,7 @@ RULES: tuple[Rule, ...] = (
             and not (f.checkpointing("number_checkpoints") and f.checkpointing("partition_activations"))
         ),
         message="needs number_checkpoints, the number of checkpointed layers, and partition_activations",
-        mend="add number_checkpoints: N and partition_activations: true, or remove contiguous_memory_optimization",
+        fix="add number_checkpoints: N and partition_activations: true, or remove contiguous_memory_optimization",
         source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py configure",
     ),
     Rule(
@@ -272,7 +272,7 @@ RULES: tuple[Rule, ...] = (
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: f.zero_stage == 0 and f.grad_accum_dtype != f.precision,
         message="without ZeRO, gradients are accumulated in what the model computes in, {precision}",
-        mend="remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
+        fix="remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
     ),
     Rule(
@@ -282,7 +282,7 @@ RULES: tuple[Rule, ...] = (
             f.pipe > 1 and f.enabled("bf16") and f.zero_stage == 1 and f.grad_accum_dtype != "fp32"
         ),
         message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
-        mend='add "data_types": {{"grad_accum_dtype": "fp32"}}',
+        fix='add "data_types": {{"grad_accum_dtype": "fp32"}}',
         source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
         warning=True,
     ),
@@ -293,7 +293,7 @@ RULES: tuple[Rule, ...] = (
             breaks=lambda f, key=key: (f.ds.get(key) or 1) not in (1, f.topology.model_parallel_size),  # type: ignore[misc]
             message="ranks would share a replica that hyperparameters.model_parallel_size"
             " = {topology.model_parallel_size} counts as several, each with data of its own",
-            mend="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
+            fix="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
             source="deepspeed 0.19.8 __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__",
         )
         for key in (("sequence_parallel_size",), ("tensor_parallel", "autotp_size"))
@@ -304,7 +304,7 @@ RULES: tuple[Rule, ...] = (
             key=(section, "enabled"),
             breaks=lambda f, section=section: f.pipe > 1 and f.enabled(section),  # type: ignore[misc]
             message="is ignored by a pipeline's engine",
-            mend="remove it, or set pipe_parallel_size to 1",
+            fix="remove it, or set pipe_parallel_size to 1",
             source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.train_batch; __init__.py initialize",
             warning=True,
         )
@@ -315,7 +315,7 @@ RULES: tuple[Rule, ...] = (
         key=("compile", "deepcompile"),
         breaks=lambda f: f.deepcompile and f.accelerator.name != "cuda",
         message="DeepCompile is written for CUDA, and there is no CUDA device",
-        mend="run it on GPUs, or write hyperparameters.torch_compile: true instead",
+        fix="run it on GPUs, or write hyperparameters.torch_compile: true instead",
         source="deepspeed 0.19.8 compile/util.py is_deepcompile_supported",
     ),
     Rule(
@@ -323,7 +323,7 @@ RULES: tuple[Rule, ...] = (
         key=("compile", "deepcompile"),
         breaks=lambda f: f.deepcompile and f.zero_stage == 0,
         message="is ignored without ZeRO: torch's own compiler is used",
-        mend="set zero_optimization.stage to 1, 2 or 3, or write hyperparameters.torch_compile: true instead",
+        fix="set zero_optimization.stage to 1, 2 or 3, or write hyperparameters.torch_compile: true instead",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.get_deepcompile_backend",
         warning=True,
     ),
@@ -332,7 +332,7 @@ RULES: tuple[Rule, ...] = (
         key=("memory_breakdown",),
         breaks=lambda f: bool(f.ds.get(("memory_breakdown",))) and f.accelerator.name == "cuda",
         message="resets the peak of the device's memory as it prints: peak_memory_gib is that since the last print",
-        mend="remove it where that metric matters",
+        fix="remove it where that metric matters",
         source="deepspeed 0.19.8 runtime/utils.py see_memory_usage",
         warning=True,
     ),
@@ -350,7 +350,7 @@ def broken_rules(facts: Facts, *, slots_origin: str = "") -> Iterator[tuple[Rule
                 **value,
                 origin=slots_origin if on_slots else facts.ds.origin(rule.key),
                 message=_fill(rule.message, facts),
-                mend=_fill(rule.mend, facts),
+                fix=_fill(rule.fix, facts),
                 code=rule.code,
             )
             yield rule, problem

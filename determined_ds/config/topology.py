@@ -64,7 +64,7 @@ def resolve_topology(
                 value=slots,
                 origin=origins.get("slots", ""),
                 message=f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots",
-                mend="use " + ", or ".join(_layouts_near(slots, pipe_parallel_size, model_parallel_size)),
+                fix="use " + ", or ".join(_layouts_near(slots, pipe_parallel_size, model_parallel_size)),
                 code="topology",
             )
         )
@@ -77,7 +77,7 @@ def resolve_topology(
                 origin=origins.get("data_parallel_world_size", ""),
                 message=f"{slots} slots{_in_brackets(origins.get('slots'))} / ({layout})"
                 f" make {replicas} replica{'s' if replicas > 1 else ''}",
-                mend=f"write {replicas} or auto, or use {data_parallel_world_size * per_replica} slots",
+                fix=f"write {replicas} or auto, or use {data_parallel_world_size * per_replica} slots",
                 code="topology",
             )
         )

@@ -101,7 +101,7 @@ def _packages(needs: Needs) -> Iterator[Finding]:
             state=MISSING,
             found="not installed",
             needed=problem.message.partition(",")[0].removeprefix("needs "),
-            fix=problem.mend,
+            fix=problem.fix,
         )
 
 

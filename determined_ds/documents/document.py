@@ -104,13 +104,13 @@ class Document:
             data = data[step]
         return data
 
-    def problem(self, path: KeyPath, message: str, mend: str, code: str) -> Problem:
+    def problem(self, path: KeyPath, message: str, fix: str, code: str) -> Problem:
         """What is wrong with the value at ``path``: with its key, the value and its origin.
 
         Args:
             path: Of the key.
             message: See :class:`~determined_ds.errors.Problem`, as for the rest.
-            mend: What to write instead.
+            fix: What to write instead.
             code: Of the rule that found it.
         """
         return Problem(
@@ -118,7 +118,7 @@ class Document:
             value=self.get(path),
             origin=self.origin(path),
             message=message,
-            mend=mend,
+            fix=fix,
             code=code,
         )
 
@@ -258,21 +258,21 @@ def _origin(name: str, place: Place) -> Origin:
     return Origin(f"{name}:{place.line}", file=name, line=place.line, column=place.column)
 
 
-def refusal(name: str, message: str, mend: str = "", place: Place | None = None) -> ConfigError:
+def refusal(name: str, message: str, fix: str = "", place: Place | None = None) -> ConfigError:
     """The error of a text that cannot be read, with its place where that is known."""
     origin = Origin(name, file="" if name.startswith("--") else name)
     if place:
         origin = _origin(name, place).reworded(f"{name}:{place.line}:{place.column}")
-    return ConfigError(Problem(key="", origin=origin, message=message, mend=mend, code="unreadable"))
+    return ConfigError(Problem(key="", origin=origin, message=message, fix=fix, code="unreadable"))
 
 
-def repeated(name: str, path: KeyPath, first: Place, again: Place, mend: str = "keep one of them") -> Problem:
+def repeated(name: str, path: KeyPath, first: Place, again: Place, fix: str = "keep one of them") -> Problem:
     """The problem of a key that is given twice."""
     return Problem(
         key=dotted(path),
         message=f"given twice, on lines {first.line} and {again.line}",
         origin=_origin(name, again),
-        mend=mend,
+        fix=fix,
         code="duplicate-key",
     )
 
@@ -353,13 +353,13 @@ def unknown_keys(
             key=document.key(here),
             message=f"unknown key, and so are {rest} more after it" if rest else "unknown key",
             origin=document.origin(here),
-            mend=f"check that {document.name} is the file that was meant",
+            fix=f"check that {document.name} is the file that was meant",
             code="unknown-key",
         )
 
 
 def told_elsewhere(place: str) -> str:
-    """The mend of a key that is written in the wrong place: its name there, or already a mend."""
+    """The fix of a key that is written in the wrong place: its name there, or already a fix."""
     return place if " " in place else f"did you mean {place}?"
 
 
@@ -371,17 +371,17 @@ def unknown_key(
     word = str(path[-1])
     guess = nearest(word, known)
     if elsewhere and word in elsewhere:
-        mend = told_elsewhere(elsewhere[word])
+        fix = told_elsewhere(elsewhere[word])
     elif guess:
-        mend = f"did you mean {guess!r}?"
+        fix = f"did you mean {guess!r}?"
     elif len(known) <= 16:
-        mend = f"known here: {', '.join(known)}"
+        fix = f"known here: {', '.join(known)}"
     else:
-        mend = "remove it, or look the name up in the documentation"
+        fix = "remove it, or look the name up in the documentation"
     return Problem(
         key=document.key(path),
         message="unknown key",
         origin=document.origin(path),
-        mend=mend,
+        fix=fix,
         code="unknown-key",
     )

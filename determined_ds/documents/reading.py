@@ -61,8 +61,8 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, message, "check that it is the file that was meant")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        mend = "save the configuration in a file: stdin is not read" if name == "-" else _siblings(path)
-        raise refusal(name, "no such file", mend) from None
+        fix = "save the configuration in a file: stdin is not read" if name == "-" else _siblings(path)
+        raise refusal(name, "no such file", fix) from None
     except UnicodeDecodeError as error:
         before = error.object[: error.start]
         place = Place(before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
@@ -75,7 +75,7 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
 
 
 def _siblings(path: Path) -> str:
-    """A mend for a missing file: what there is in the nearest folder that exists, or in the folders below it."""
+    """A fix for a missing file: what there is in the nearest folder that exists, or in the folders below it."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -135,8 +135,8 @@ class _JSONReader:
         try:
             json.loads(self.text)
         except json.JSONDecodeError as error:
-            mend, at = _json_mend(self.text, error)
-            raise refusal(self.name, f"is not JSON: {error.msg}", mend, self._place(at)) from None
+            fix, at = _json_fix(self.text, error)
+            raise refusal(self.name, f"is not JSON: {error.msg}", fix, self._place(at)) from None
         except RecursionError:
             raise self._too_deep(None) from None
         except ValueError as error:  # an integer of more than 4300 digits
@@ -164,8 +164,8 @@ class _JSONReader:
     def _value(self, at: int, path: KeyPath) -> tuple[Any, int]:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
-            mend = "check that it is a configuration"
-            raise refusal(self.name, f"over {MAX_NODES} values", mend, self._place(at))
+            fix = "check that it is a configuration"
+            raise refusal(self.name, f"over {MAX_NODES} values", fix, self._place(at))
         if len(path) > MAX_DEPTH:
             raise self._too_deep(self._place(at))
         if self.text[at] == "{":
@@ -215,7 +215,7 @@ class _JSONReader:
         return result, at + 1
 
 
-def _json_mend(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
+def _json_fix(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
     """What to do about text that is not JSON, and where."""
     before, rest = text[: error.pos].rstrip(), text[error.pos :]
     # Python 3.13 points at the comma itself, older ones behind it.
@@ -228,4 +228,4 @@ def _json_mend(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
     word = re.match(r"True|False|None", rest)
     if word:
         return f"write {word.group().lower().replace('none', 'null')}", error.pos
-    return "use double quotes" if rest.startswith("'") else "mend the JSON there", error.pos
+    return "use double quotes" if rest.startswith("'") else "fix the JSON there", error.pos

@@ -77,9 +77,9 @@ def from_json(cls: type[_Loaded], path: Path, *, kind: str, version: int) -> _Lo
     found = data.pop("format", None)
     if type(found) is not int or found != version:
         message = f"this version reads format {version} only"
-        mend = "read it with the version that wrote it, or measure again"
+        fix = "read it with the version that wrote it, or measure again"
         raise ConfigError(
-            Problem(key="format", value=found, origin=name, message=message, mend=mend, code="results-format")
+            Problem(key="format", value=found, origin=name, message=message, fix=fix, code="results-format")
         )
     try:
         return TypeAdapter(cls).validate_python(data)
@@ -121,18 +121,18 @@ def _no_constant(constant: str) -> None:
 def _problem(cls: type, error: ErrorDetails, name: str) -> Problem:
     """What pydantic says of a value, with the key that an unknown one was probably meant to be."""
     kind, path = error["type"], error["loc"]
-    mend = "it was changed or damaged since it was written: measure again"
+    fix = "it was changed or damaged since it was written: measure again"
     if kind == "unexpected_keyword_argument":
         for step in path[:-1]:
             if isinstance(step, str):  # a tuple of dataclasses
                 cls = get_args(get_type_hints(cls)[step])[0]
         meant = nearest(str(path[-1]), get_type_hints(cls))
-        mend = f"did you mean {meant!r}?" if meant else "remove it"
+        fix = f"did you mean {meant!r}?" if meant else "remove it"
     return Problem(
         key="".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:],
         value=NOT_GIVEN if kind == "missing" else error["input"],
         origin=name,
         message=WORDS.get(kind) or error["msg"].replace("Input should", "must"),
-        mend=mend,
+        fix=fix,
         code="results",
     )

@@ -18,14 +18,14 @@ class Findings:
         self.problems: list[Problem] = []
         self.constants: list[KeyPath] = []  # paths of {type: const, val: ...}
 
-    def add(self, path: KeyPath, message: str, mend: str, code: str = "invalid") -> None:
+    def add(self, path: KeyPath, message: str, fix: str, code: str = "invalid") -> None:
         self.problems.append(
             Problem(
                 key=self.document.key(path),
                 value=self.document.get(path),
                 origin=self.document.origin(path),
                 message=message,
-                mend=mend,
+                fix=fix,
                 code=code,
             )
         )
@@ -49,7 +49,7 @@ class Findings:
             return default
         if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
             return value
-        self.add(path, f"must be {KINDS[kind]}, not {kind_of(value)}", type_mend(kind, value), "wrong-type")
+        self.add(path, f"must be {KINDS[kind]}, not {kind_of(value)}", type_fix(kind, value), "wrong-type")
         return default
 
 
@@ -71,7 +71,7 @@ def kind_of(value: Any) -> str:
     return KINDS.get(type(value), type(value).__name__)
 
 
-def type_mend(kind: type, value: Any) -> str:
+def type_fix(kind: type, value: Any) -> str:
     """How to write a value of the right type; unquotes numbers where that is all it takes."""
     if kind in (int, float) and isinstance(value, str):
         try:

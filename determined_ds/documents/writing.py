@@ -71,10 +71,8 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str =
     except OSError as error:
         _undo(writings, folders)
         message = f"cannot be written: {error.strerror or error}"
-        mend = "name a folder that can be written to"
-        raise ConfigError(
-            Problem(key="", origin=str(at), message=message, mend=mend, code="output")
-        ) from None
+        fix = "name a folder that can be written to"
+        raise ConfigError(Problem(key="", origin=str(at), message=message, fix=fix, code="output")) from None
     except BaseException:
         _undo(writings, folders)
         raise
@@ -89,17 +87,17 @@ def _in_the_way(path: Path, overwrite: bool, permission: str) -> Iterator[Proble
         return
     except (OSError, ValueError) as error:  # too long, below a file, or a null byte in it
         message = f"is no path that can be written: {getattr(error, 'strerror', None) or error}"
-        yield Problem(key="", origin=str(path), message=message, mend="give another path", code="output")
+        yield Problem(key="", origin=str(path), message=message, fix="give another path", code="output")
         return
     if path.is_dir():
-        yield Problem(key="", origin=str(path), message="is a folder", mend="name a file", code="output")
+        yield Problem(key="", origin=str(path), message="is a folder", fix="name a file", code="output")
     elif not overwrite:
         yield _exists(path, permission)
 
 
 def _exists(path: Path, permission: str) -> Problem:
-    mend = f"give {permission} to replace it, or another name"
-    return Problem(key="", origin=str(path), message="is there already", mend=mend, code="exists")
+    fix = f"give {permission} to replace it, or another name"
+    return Problem(key="", origin=str(path), message="is there already", fix=fix, code="exists")
 
 
 def _made_folders(folder: Path) -> list[Path]:

@@ -111,7 +111,7 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     if mark is None:
-        return refusal(name, f"is not YAML: {problem}", "mend the YAML")
+        return refusal(name, f"is not YAML: {problem}", "fix the YAML")
     place = Place(
         min(mark.line, text.count("\n")) + 1, mark.column + 1
     )  # the end may be behind the last line
@@ -122,18 +122,18 @@ def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
     begin = getattr(error, "context_mark", None)
     if begin is not None and begin.line != mark.line:
         problem += f", in what begins on line {begin.line + 1}"
-    mend = "mend the YAML there"
+    fix = "fix the YAML there"
     lines = text.split("\n")
     before = lines[mark.line][: mark.column + 1] if mark.line < len(lines) else ""
     if before.endswith("\t") or ("\t" in before and before[:-1].isspace()):
-        mend = "indent with spaces, not tabs"
+        fix = "indent with spaces, not tabs"
     elif "another document" in problem:
-        mend = "keep one document: remove the `---`"
+        fix = "keep one document: remove the `---`"
     elif "undefined alias" in problem:
-        mend = "define the anchor (&name) before it is used, or put the value in quotes"
+        fix = "define the anchor (&name) before it is used, or put the value in quotes"
     elif "mapping values are not allowed" in problem:
-        mend = "put a value that holds `: ` in quotes, or mend the indentation"
-    return refusal(name, f"is not YAML: {problem}", mend, place)
+        fix = "put a value that holds `: ` in quotes, or fix the indentation"
+    return refusal(name, f"is not YAML: {problem}", fix, place)
 
 
 def _place(node: Any) -> Place:
@@ -186,9 +186,9 @@ class _NodeReader:
             if not isinstance(key, yaml.ScalarNode):
                 raise refusal(self.name, "a key must be a plain word", "write `key: value`", _place(key))
             if key.value in first:
-                mend = "merge several by <<: [*a, *b]" if key.tag == _MERGE else "keep one of them"
+                fix = "merge several by <<: [*a, *b]" if key.tag == _MERGE else "keep one of them"
                 again = (*path, key.value)
-                problems.append(repeated(self.name, again, first[key.value], _place(key), mend))
+                problems.append(repeated(self.name, again, first[key.value], _place(key), fix))
             first.setdefault(key.value, _place(key))
             if key.tag != _MERGE:
                 own[key.value] = (key, value)
@@ -208,8 +208,8 @@ class _NodeReader:
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                mend = "write <<: *anchor, or <<: [*one, *other]"
-                raise refusal(self.name, "<< merges mappings, and this is none", mend, _place(source))
+                fix = "write <<: *anchor, or <<: [*one, *other]"
+                raise refusal(self.name, "<< merges mappings, and this is none", fix, _place(source))
         return list(sources)
 
     def _scalar(self, node: yaml.Node) -> Any:

@@ -45,14 +45,14 @@ class Addition:
         return tuple(self.key.split("."))
 
     def problem_with(self, value: Any, version: str) -> tuple[str, str, str] | None:
-        """What is wrong with a value on a master of a version: (code, message, mend); None where nothing is.
+        """What is wrong with a value on a master of a version: (code, message, fix); None where nothing is.
 
         An older master refuses the key whatever its value, null and false included: its schema has no such property.
         """
         if Version(version) < Version(self.since):
             message = f"needs Determined {self.since} or newer, and this is checked for {version}"
-            mend = f"remove it, or check with {OPTION} {self.since} where the master is that new"
-            return "determined-version", message, mend
+            fix = f"remove it, or check with {OPTION} {self.since} where the master is that new"
+            return "determined-version", message, fix
         if value is None or any(type(value) is type(known) and value == known for known in self.values):
             return None
         known = ", ".join(map(_written, self.values))
@@ -134,7 +134,7 @@ def version_to_check(stated: str | None) -> str:
             key=OPTION,
             value=stated,
             message=f"must be a version of Determined, {OLDEST} or newer",
-            mend=f"write {', '.join(versions())}",
+            fix=f"write {', '.join(versions())}",
             code="determined-version",
         )
     )

@@ -270,6 +270,6 @@ def _must_be(
         value=difference.now,
         origin=origin,
         message=f"was {in_words(difference.was)} when {written} was written, and must stay so",
-        mend=f"go back to {in_words(difference.was)}, or {anew}",
+        fix=f"go back to {in_words(difference.was)}, or {anew}",
         code="resume-changed",
     )

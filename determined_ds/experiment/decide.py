@@ -78,17 +78,17 @@ def read_document(
     """
     found = Problems()
     if config.is_dir() and context_dir.is_file():
-        mend = f"the configuration comes first: det-ds {command} {context_dir} {config}"
-        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", mend=mend))
+        fix = f"the configuration comes first: det-ds {command} {context_dir} {config}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", fix=fix))
     if not context_dir.is_dir():
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
-        mend = "give the folder that holds the model's code, e.g. `.`"
-        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, mend=mend))
+        fix = "give the folder that holds the model's code, e.g. `.`"
+        found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, fix=fix))
     document = found.of(lambda: read_yaml(config))
     if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
         message = "is a DeepSpeed JSON and no experiment"
-        mend = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
-        raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, mend=mend))
+        fix = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
+        raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, fix=fix))
     if document is not None:
         document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
     if document is not None:
@@ -169,7 +169,7 @@ def no_length(hyperparameters: Document) -> Problem:
         key=hyperparameters.key(path),
         origin=hyperparameters.origin(path),
         message="missing: nothing says how long to train",
-        mend="write fit: {max_length: {batches: 200}}",
+        fix="write fit: {max_length: {batches: 200}}",
         code="max-length",
     )
 

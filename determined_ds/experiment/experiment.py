@@ -152,7 +152,7 @@ def with_override(document: Document, override: str, flag: str = "--set") -> Doc
         problem = Problem(
             key=f"{flag} {override}",
             message="is not KEY=VALUE",
-            mend="write e.g. hyperparameters.fit.max_length.batches=10",
+            fix="write e.g. hyperparameters.fit.max_length.batches=10",
         )
         raise ConfigError(problem)
     if "," in text and not text.startswith(("[", "{")):
@@ -279,8 +279,8 @@ def _trial(found: Findings) -> list[str]:
     try:
         return words_of_entrypoint(entrypoint)
     except EntrypointError as error:
-        mend = error.problems[0].mend
-        found.add(("entrypoint",), error.problems[0].message, mend, "entrypoint")
+        fix = error.problems[0].fix
+        found.add(("entrypoint",), error.problems[0].message, fix, "entrypoint")
         return [""]
 
 
@@ -302,7 +302,7 @@ def words_of_entrypoint(entrypoint: Any) -> list[str]:
     """
 
     def refuse(message: str) -> EntrypointError:
-        problem = Problem(key="entrypoint", message=message, mend=f"write: {ENTRYPOINT_FORM}")
+        problem = Problem(key="entrypoint", message=message, fix=f"write: {ENTRYPOINT_FORM}")
         return EntrypointError(problem)
 
     if entrypoint is None:

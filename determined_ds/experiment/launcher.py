@@ -32,7 +32,7 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
         origin=origin,
         message=f"on several machines {DETERMINEDS} changes environment variables that have quotes, $ or "
         "parentheses, or fails, and logs all of them, tokens included",
-        mend=f"use determined.launch.torch_distributed or {OURS} in its place",
+        fix=f"use determined.launch.torch_distributed or {OURS} in its place",
         code="launcher-machines",
     )
 

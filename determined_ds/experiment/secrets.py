@@ -161,7 +161,7 @@ def _missing(document: Document, path: KeyPath, name: str) -> Problem:
         value=name,
         origin=document.origin(path),
         message="is a secret, whose value was not stored",
-        mend=f"set it in the environment: export {name}=...; or give the configuration that has it",
+        fix=f"set it in the environment: export {name}=...; or give the configuration that has it",
         code="secret-missing",
     )
 
@@ -175,15 +175,13 @@ def _shown(document: Document) -> Iterator[Problem]:
     for path, name, _ in _masked(document.data)[1]:
         is_variable = path[:2] == VARIABLES
         what = f"{name} looks like a secret" if is_variable else "looks like a secret"
-        mend = (
-            "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
-        )
+        fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
         yield Problem(
             key=document.key(path),
             value=f"{name}=***" if is_variable else "***",
             origin=document.origin(path),
             message=f"{what}, and whoever sees the experiment can read it",
-            mend=mend,
+            fix=fix,
             code="secret",
         )
 
@@ -196,7 +194,7 @@ def placeholders_left(document: Document) -> list[Problem]:
             value=_placeholder(name),
             origin=document.origin(path),
             message="stands for a secret whose value was not stored; a cluster takes it for the value",
-            mend=f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
+            fix=f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
             code="secret-missing",
         )
         for path, name in _placeholders(document.data)

@@ -34,17 +34,17 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         line = getattr(error, "lineno", None)
         where = f"{source.relative_to(context_dir)}:{line}" if line else str(source.relative_to(context_dir))
         reason = getattr(error, "msg", None) or str(error)
-        mend = f"mend {where}"
-        raise _entrypoint(document, trial, f"{where} is not Python: {reason}", mend) from None
-    wrong = [_import_problem(node, said, mend, source) for node, said, mend in _wrong_imports(tree)]
+        fix = f"fix {where}"
+        raise _entrypoint(document, trial, f"{where} is not Python: {reason}", fix) from None
+    wrong = [_import_problem(node, said, fix, source) for node, said, fix in _wrong_imports(tree)]
     if wrong:
         raise EntrypointError(wrong)
     names = _names_in(tree)
     if name not in names and not names & {"*", "__getattr__"}:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         guess = nearest(name, classes)
-        mend = f"did you mean {guess}?" if guess else f"it has: {', '.join(classes) or 'no class'}"
-        raise _entrypoint(document, trial, f"module {module} has no {name}", mend)
+        fix = f"did you mean {guess}?" if guess else f"it has: {', '.join(classes) or 'no class'}"
+        raise _entrypoint(document, trial, f"module {module} has no {name}", fix)
 
 
 def source_of(module: str, context_dir: Path) -> Path | None:
@@ -115,13 +115,13 @@ def _wrong_imports(tree: ast.Module) -> Iterator[tuple[ast.AST, tuple[str, str],
                     yield base, (module, name), IMPORTS[module, name]
 
 
-def _import_problem(node: ast.AST, said: tuple[str, str], mend: str, source: Path) -> Problem:
+def _import_problem(node: ast.AST, said: tuple[str, str], fix: str, source: Path) -> Problem:
     line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
     return Problem(
         key="",
         origin=Origin(f"{source}:{line}", file=str(source), line=line, column=column),
         message=f"{said[0]} has no {said[1]}",
-        mend=f"write {mend}" if mend.startswith("from ") else mend,
+        fix=f"write {fix}" if fix.startswith("from ") else fix,
         code="import",
     )
 
@@ -152,13 +152,13 @@ def _refuse_missing_module(module: str, trial: str, context_dir: Path, document:
     files = sorted(file for form in ("*.py", "*/trial.py", "*/*/trial.py") for file in context_dir.glob(form))
     there = [".".join(file.relative_to(context_dir).with_suffix("").parts) for file in files]
     guess = nearest(module, there)
-    mend = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
-    mend = f"did you mean {guess}?" if guess else mend
-    raise _entrypoint(document, trial, f"the context directory has no module {module}", mend)
+    fix = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
+    fix = f"did you mean {guess}?" if guess else fix
+    raise _entrypoint(document, trial, f"the context directory has no module {module}", fix)
 
 
-def _entrypoint(document: Document, trial: str, message: str, mend: str) -> EntrypointError:
+def _entrypoint(document: Document, trial: str, message: str, fix: str) -> EntrypointError:
     origin = document.origin(("entrypoint",))
     return EntrypointError(
-        Problem(key="entrypoint", value=trial, origin=origin, message=message, mend=mend, code="entrypoint")
+        Problem(key="entrypoint", value=trial, origin=origin, message=message, fix=fix, code="entrypoint")
     )

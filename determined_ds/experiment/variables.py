@@ -98,11 +98,11 @@ def names_of(config: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _problem(document: Document, path: KeyPath, message: str, mend: str) -> Problem:
+def _problem(document: Document, path: KeyPath, message: str, fix: str) -> Problem:
     return Problem(
         key=document.key(path),
         origin=document.origin(path),
         message=message,
-        mend=mend,
+        fix=fix,
         code="environment-variables",
     )

@@ -51,6 +51,6 @@ def _fewer(experiment: Experiment, accelerator: Accelerator, slots: int) -> Prob
         value=experiment.slots,
         origin=experiment.document.origin(path),
         message=f"{carries}: {slots} {'is' if slots == 1 else 'are'} taken",
-        mend=f"use a machine with {experiment.slots} devices, or --accelerator cpu",
+        fix=f"use a machine with {experiment.slots} devices, or --accelerator cpu",
         code="fewer-slots",
     )

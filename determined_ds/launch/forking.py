@@ -84,6 +84,6 @@ def _candidates(source: str, run_dir: Path) -> Iterator[Path]:
 
 def _problem(experiment: Experiment, path: KeyPath, message: str) -> Problem:
     document = experiment.document
-    mend = FORM if path == CHECKPOINT else f"remove it; in its place {CHECKPOINT[0]}.{CHECKPOINT[1]}: {FORM}"
-    mend = f"{mend}, or {ANEW}" if path == CHECKPOINT else mend
-    return document.problem(path, message, mend, "fork")
+    fix = FORM if path == CHECKPOINT else f"remove it; in its place {CHECKPOINT[0]}.{CHECKPOINT[1]}: {FORM}"
+    fix = f"{fix}, or {ANEW}" if path == CHECKPOINT else fix
+    return document.problem(path, message, fix, "fork")

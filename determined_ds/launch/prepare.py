@@ -393,9 +393,9 @@ def _with_ranks(document: Document, placed: Placement, stated: int | None) -> Do
     """
     if stated not in (None, placed.size):
         message = f"{placed.launcher} started {count(placed.size, 'rank')}"
-        mend = f"leave --slots out, or have {placed.launcher} start {stated}"
+        fix = f"leave --slots out, or have {placed.launcher} start {stated}"
         raise ConfigError(
-            Problem(key="--slots", value=stated, message=message, mend=mend, code="launcher-slots")
+            Problem(key="--slots", value=stated, message=message, fix=fix, code="launcher-slots")
         )
     return document.overwritten(SLOTS, placed.size, placed.launcher)
 
@@ -404,8 +404,8 @@ def _storage_problems(document: Document) -> list[Problem]:
     """What ``--storage`` lacks: the section, or the value of a secret in it that was not stored."""
     if isinstance(document.get((STORAGE,)), dict):
         return missing_in(document, STORAGE)
-    mend = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
-    return [Problem(key="--storage", message=f"the experiment has no {STORAGE}", mend=mend, code="storage")]
+    fix = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
+    return [Problem(key="--storage", message=f"the experiment has no {STORAGE}", fix=fix, code="storage")]
 
 
 def _of_the_class(
@@ -458,5 +458,5 @@ def _refuse_to_overwrite(run_dir: Path) -> None:
     there = checkpoints_in(run_dir / CHECKPOINTS)
     if there:
         message = f"holds a run already, trained to batch {there[0].steps_completed}"
-        mend = "add --resume to go on with it, or give another --run-dir to start anew"
-        raise ConfigError(run_dir_problem(run_dir, message, mend))
+        fix = "add --resume to go on with it, or give another --run-dir to start anew"
+        raise ConfigError(run_dir_problem(run_dir, message, fix))

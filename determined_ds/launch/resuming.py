@@ -82,15 +82,15 @@ def checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint | N
     if not stated:  # of which run? The newest one of the same experiment is a good guess
         siblings = run_dir.parent.glob("*")
         runs = sorted((path for path in siblings if checkpoints_in(path / CHECKPOINTS)), reverse=True)
-        mend = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
-        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
+        fix = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     good, damages = newest_good_checkpoint(run_dir / CHECKPOINTS)
     if good is None and not damages and (run_dir / EXPERIMENT).is_file():
         return None, (NO_CHECKPOINT,)
     if good is None:
         message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
-        mend = "give the --run-dir of the run to go on with, or start anew in another, without --resume"
-        raise ConfigError(run_dir_problem(run_dir, message, mend))
+        fix = "give the --run-dir of the run to go on with, or start anew in another, without --resume"
+        raise ConfigError(run_dir_problem(run_dir, message, fix))
     return good, tuple(damages)
 
 
@@ -115,7 +115,7 @@ def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) 
             value=experiment.slots,
             origin=experiment.document.origin(path),
             message=f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}",
-            mend=f"use --slots {writers}, or {anew}",
+            fix=f"use --slots {writers}, or {anew}",
             code="resume-slots",
         )
     )
@@ -136,8 +136,8 @@ def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
         return
     where = "checkpoint_storage" if elsewhere else "the run directory"
     message = f"checkpoint {checkpoint.uuid} of this run is in {where}"
-    mend = "add --storage" if elsewhere else "leave --storage out, or start anew in another --run-dir"
-    raise ConfigError(Problem(key="--resume", message=message, mend=mend, code="storage"))
+    fix = "add --storage" if elsewhere else "leave --storage out, or start anew in another --run-dir"
+    raise ConfigError(Problem(key="--resume", message=message, fix=fix, code="storage"))
 
 
 def trial_seed_of(checkpoint: Checkpoint) -> int | None:

@@ -186,7 +186,7 @@ def _size_problems(
             Problem(
                 key="--params",
                 message=f"missing, and so {'are' if ' and ' in missing else 'is'} {missing}: the model has no size",
-                mend="write e.g. --params 6B, or --layers 32 --hidden 4096",
+                fix="write e.g. --params 6B, or --layers 32 --hidden 4096",
                 code="model-size",
             )
         )
@@ -197,7 +197,7 @@ def _size_problems(
                 key="--hidden",
                 value=hidden_size,
                 message=f"is not divisible by {num_heads} heads",
-                mend=f"use --heads {' or '.join(map(str, near))}, or --hidden {round_up(hidden_size, num_heads)}",
+                fix=f"use --heads {' or '.join(map(str, near))}, or --hidden {round_up(hidden_size, num_heads)}",
                 code="heads",
             )
         )
@@ -210,7 +210,7 @@ def _size_problems(
                     key="--params",
                     value=num_parameters,
                     message=f"{num_layers} layers of width {hidden_size} alone have about {format_count(blocks)}",
-                    mend=f"use --params {format_count(blocks)}, or fewer --layers, or leave one of the three out",
+                    fix=f"use --params {format_count(blocks)}, or fewer --layers, or leave one of the three out",
                     code="model-size",
                 )
             )
@@ -226,12 +226,12 @@ def _too_few(
         return None
     number = format_count(num_parameters)
     if num_layers is None and hidden_size is None:
-        message, mend = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
+        message, fix = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
     else:
         stated = f"--layers {num_layers}" if hidden_size is None else f"--hidden {hidden_size}"
         message = f"are too few for {stated}: {layers:,} layers of width {hidden:,} have about {format_count(blocks)}"
-        mend = f"use more --params, or a smaller {stated.split()[0]}"
-    return Problem(key="--params", value=num_parameters, message=message, mend=mend, code="model-size")
+        fix = f"use more --params, or a smaller {stated.split()[0]}"
+    return Problem(key="--params", value=num_parameters, message=message, fix=fix, code="model-size")
 
 
 def _nearest_divisors(number: int, to: int) -> list[int]:

@@ -57,25 +57,25 @@ def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
     Raises:
         ConfigError: it is no such number.
     """
-    shown, mend = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
-    value = _parse(text, BYTE_UNITS, shown, key, mend)
+    shown, fix = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
+    value = _parse(text, BYTE_UNITS, shown, key, fix)
     if value < KIB and text.strip().isdigit():
         message = f"has no unit, and {value} bytes are no memory"
         raise ConfigError(
-            Problem(key=key, value=text, message=message, mend=f"write {value}GiB, e.g.", code="quantity")
+            Problem(key=key, value=text, message=message, fix=f"write {value}GiB, e.g.", code="quantity")
         )
     return value
 
 
-def _parse(text: str, units: Mapping[str, int], shown: str, key: str, mend: str) -> int:
+def _parse(text: str, units: Mapping[str, int], shown: str, key: str, fix: str) -> int:
     def refuse(message: str) -> ConfigError:
-        return ConfigError(Problem(key=key, value=text, message=message, mend=mend, code="quantity"))
+        return ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
 
     found = _NUMBER.fullmatch(text.strip().lower())
     if found is None:
         comma = re.fullmatch(r"([0-9]+),([0-9]+)\s*([a-zA-Z]*)", text.strip())
         if comma:  # 6,7B is no 67B
-            mend = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma parts thousands only"
+            fix = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma parts thousands only"
         raise refuse("is not a number above 0, with or without a unit")
     unit = found["unit"]
     if unit not in units:

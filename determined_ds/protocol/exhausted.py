@@ -67,7 +67,7 @@ def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
     last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
     return (
         f"error: no space left on the disk of {path}: {have}{needed}; {last}\n"
-        "  mend: free some space, or keep fewer checkpoints by fit.save_total_limit; then go on with --resume"
+        "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then go on with --resume"
     )
 
 
@@ -78,7 +78,7 @@ def _shared_memory() -> str:
         have = f": {format_bytes(usage.free)} of {format_bytes(usage.total)} are free now"
     return (
         f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers hand over batches by it\n"
-        "  mend: use fewer workers (num_workers: 0 uses none), or make it larger: docker run --shm-size 8g, "
+        "  fix: use fewer workers (num_workers: 0 uses none), or make it larger: docker run --shm-size 8g, "
         "resources.shm_size on a cluster"
     )
 
@@ -87,7 +87,7 @@ def _open_files() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         f"error: too many open files: a process may have {soft} here (at most {hard})\n"
-        "  mend: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
+        "  fix: allow more, e.g. ulimit -n 65536, or use fewer data-loader workers"
     )
 
 

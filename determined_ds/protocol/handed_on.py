@@ -40,8 +40,8 @@ def hang_timeout_s(environment: Mapping[str, str | None] = os.environ) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= float(stated) < math.inf:
             return 60 * float(stated)
-    message, mend = "must be a number of minutes, 0 or more", f"export {HANG_TIMEOUT}=10, or 0 for no limit"
-    raise ConfigError(Problem(key=HANG_TIMEOUT, value=stated, message=message, mend=mend))
+    message, fix = "must be a number of minutes, 0 or more", f"export {HANG_TIMEOUT}=10, or 0 for no limit"
+    raise ConfigError(Problem(key=HANG_TIMEOUT, value=stated, message=message, fix=fix))
 
 
 # What is left to do for this process where it has to end from another thread; each is called with the exit code.

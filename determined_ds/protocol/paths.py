@@ -47,9 +47,9 @@ def is_empty(run_dir: Path) -> bool:
     return not run_dir.exists() or (run_dir.is_dir() and all(path.name == LOCK for path in run_dir.iterdir()))
 
 
-def run_dir_problem(run_dir: Path, message: str, mend: str) -> Problem:
+def run_dir_problem(run_dir: Path, message: str, fix: str) -> Problem:
     """The problem of a run directory."""
-    return Problem(key="--run-dir", value=short(run_dir), message=message, mend=mend, code="run-dir")
+    return Problem(key="--run-dir", value=short(run_dir), message=message, fix=fix, code="run-dir")
 
 
 def count(number: int, thing: str) -> str:

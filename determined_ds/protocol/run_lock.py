@@ -121,7 +121,7 @@ def _held(run_dir: Path, pid: int, host: str) -> Problem:
         key="--run-dir",
         value=short(run_dir),
         message=f"process {pid}{where} is writing to it",
-        mend="wait until that has ended, or give another --run-dir",
+        fix="wait until that has ended, or give another --run-dir",
         code="run-dir-held",
     )
 
@@ -132,7 +132,7 @@ def unwritable(run_dir: Path, error: OSError) -> Problem:
         key="--run-dir",
         value=short(run_dir),
         message=f"cannot be written to: {error.strerror or error}",
-        mend="give a --run-dir that can be written to",
+        fix="give a --run-dir that can be written to",
         code="run-dir",
     )
 

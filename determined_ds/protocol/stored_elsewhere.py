@@ -47,8 +47,8 @@ class StoredElsewhere(core.DummyCheckpointContext):
                 storage.validate_manager(manager)
         except Exception as error:  # whatever the client of a storage raises
             message = f"nothing can be written there and read back: {type(error).__name__}: {error}"
-            mend = "check its address, bucket and credentials; or run without --storage"
-            problem = Problem(key=KEY, value=config.get("type"), message=message, mend=mend, code="storage")
+            fix = "check its address, bucket and credentials; or run without --storage"
+            problem = Problem(key=KEY, value=config.get("type"), message=message, fix=fix, code="storage")
             raise ConfigError(problem) from error
         super().__init__(distributed, manager)
         self._run_dir = run_dir

@@ -70,7 +70,7 @@ def create_performance_visualizations(results: Results | str | Path, output_dir:
         problem = Problem(
             key="results",
             message="nothing in them was measured, so there is nothing to draw",
-            mend="see each row's reason in them; measure something first",
+            fix="see each row's reason in them; measure something first",
             code="nothing-measured",
         )
         raise ConfigError(problem)
@@ -92,7 +92,7 @@ def _write(path: Path, content: bytes) -> None:
         write_whole(path, content)
     except (OSError, ValueError) as error:
         message = f"cannot be written: {getattr(error, 'strerror', None) or error}"
-        mend = "name a folder that can be written to"
+        fix = "name a folder that can be written to"
         raise ConfigError(
-            Problem(key="", origin=str(path), message=message, mend=mend, code="output")
+            Problem(key="", origin=str(path), message=message, fix=fix, code="output")
         ) from None

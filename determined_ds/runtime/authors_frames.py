@@ -157,5 +157,5 @@ def _exited(call: str, frames: Iterator[tuple[types.FrameType, int]], files: Aut
         code = frame.f_code
         if code.co_filename in files:
             place = f"{files.shown(code.co_filename)}:{line}, in {code.co_name}"
-            return f"the trial called {call} at {place}: training had not ended\n  mend: {FIX}"
+            return f"the trial called {call} at {place}: training had not ended\n  fix: {FIX}"
     return None

@@ -39,7 +39,7 @@ from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.loop.plain_metrics import plain_reduced
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.trial.ddp import engine_name
-from determined_ds.trial.engine import mend_engine
+from determined_ds.trial.engine import fix_engine
 
 logger = logging.getLogger("determined_ds")
 
@@ -112,8 +112,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ``mpu`` itself.
         """
         if self._called_wrap_mpu:
-            message, mend = "was called twice: a trial has one MPU", "call it once"
-            raise ConfigError(Problem(key="context.wrap_mpu", message=message, mend=mend))
+            message, fix = "was called twice: a trial has one MPU", "call it once"
+            raise ConfigError(Problem(key="context.wrap_mpu", message=message, fix=fix))
         self._called_wrap_mpu = True
         self._mpu = mpu
         return mpu
@@ -123,7 +123,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._check_engine(model)
         chosen = self._mpu if self._called_wrap_mpu else None
         engine = super().wrap_model_engine(model)
-        mend_engine(engine)
+        fix_engine(engine)
         if chosen is not None:
             self._mpu = chosen
         return engine
@@ -132,8 +132,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if self.engine == engine_name(model):
             return
         message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
-        mend = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
-        raise ConfigError(Problem(key="engine", value=self.engine, message=message, mend=mend, code="engine"))
+        fix = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
+        raise ConfigError(Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine"))
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
         """The metrics of the custom reducers over all ranks, as they can be reported; a collective."""
@@ -163,10 +163,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             expected = getattr(batch, name)
             if value != expected:
                 message = f"the engine's is not {expected}, which the hyperparameters and the slots make"
-                mend = "initialize the engine with context.overwrite(...), or with args=self.args"
-                problems.append(
-                    Problem(key=key, value=value, message=message, mend=mend, code="engine-config")
-                )
+                fix = "initialize the engine with context.overwrite(...), or with args=self.args"
+                problems.append(Problem(key=key, value=value, message=message, fix=fix, code="engine-config"))
         if problems:
             raise ConfigError(problems)
 
@@ -363,9 +361,9 @@ def _core_context(
 def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
     if task.on_cluster and task.slots not in (None, distributed.size):
         message = f"{_count(distributed.size, 'rank')} started for them"
-        mend = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
+        fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
-        raise ConfigError(Problem(key=key, value=task.slots, message=message, mend=mend, code="ranks"))
+        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
     return decide_task(task, ranks=distributed.size, machines=distributed.cross_size, accelerator=accelerator)
 
 

@@ -101,8 +101,8 @@ def load_model_from_checkpoint_path(
 
     path, context_dir = Path(path).resolve(), Path(context_dir)
     if code not in (CONTEXT_DIR, CHECKPOINT):
-        message, mend = "is not a place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
-        raise ConfigError(Problem(key="code", value=code, message=message, mend=mend, code="out-of-range"))
+        message, fix = "is not a place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
+        raise ConfigError(Problem(key="code", value=code, message=message, fix=fix, code="out-of-range"))
     weights = load_state_dict_from_checkpoint_path(path)
     experiment = _experiment_of(path)
     if code == CHECKPOINT:
@@ -149,8 +149,8 @@ def _own_code(path: Path, experiment: Experiment) -> Path:
         missing = (
             f"holds no {module}" if own.is_dir() else "is not there: only checkpoints of a cluster have it"
         )
-        mend = f"give the context_dir that holds {module}"
-        raise ConfigError(Problem(key="code", value=str(own), message=missing, mend=mend, code="no-code"))
+        fix = f"give the context_dir that holds {module}"
+        raise ConfigError(Problem(key="code", value=str(own), message=missing, fix=fix, code="no-code"))
     if differing := differing_library(own):
         logger.warning(
             "warning: determined_ds is that of %s, and other than the checkpoint's in %s modules, e.g. %s; to use the "
@@ -201,7 +201,7 @@ def _check_trusted(experiment: Experiment) -> None:
             value=experiment.trial,
             origin=experiment.document.origin(("entrypoint",)),
             message=f"the checkpoint names a trial outside {context_dir}, in {first}; importing it would run its code",
-            mend="give the context_dir that holds it, or the class itself: trial=MyTrial",
+            fix="give the context_dir that holds it, or the class itself: trial=MyTrial",
             code="untrusted",
         )
     )
@@ -233,7 +233,7 @@ def _not_ours(experiment: Experiment) -> ConfigError:
             key="entrypoint",
             value=experiment.trial,
             message="is a DeepSpeedTrial of its own: its model is built together with its engine",
-            mend="build the model yourself, and fill it with load_state_dict_from_checkpoint_path",
+            fix="build the model yourself, and fill it with load_state_dict_from_checkpoint_path",
             code="entrypoint",
         )
     )

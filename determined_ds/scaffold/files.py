@@ -43,7 +43,7 @@ def files_of(name: str, kind: str) -> dict[str, str]:
                 key="NAME",
                 value=name,
                 message="is no name of a Python package: small letters, digits and _, a letter first",
-                mend=f"use {suggestion}",
+                fix=f"use {suggestion}",
                 code="name",
             )
         )

@@ -154,9 +154,9 @@ class LocalSearch:
         while left := processes_below(self.plan.run_dir / TRIALS):
             if time.monotonic() > until:
                 message = f"processes of an earlier search still run in it: {', '.join(map(str, left))}"
-                mend = f"end them first: kill {' '.join(map(str, left))}"
+                fix = f"end them first: kill {' '.join(map(str, left))}"
                 raise ConfigError(
-                    Problem(key="--run-dir", value=str(self.plan.run_dir), message=message, mend=mend)
+                    Problem(key="--run-dir", value=str(self.plan.run_dir), message=message, fix=fix)
                 )
             time.sleep(POLL_S)
 
@@ -294,9 +294,9 @@ class LocalSearch:
         known = ", ".join(sorted(metrics))
         message = f"trial {trial.number} does not report it as a number at validation; it reports {known}"
         origin = self.plan.experiment.document.origin(tuple(key.split(".")))
-        mend = f"name one of them: {known}"
+        fix = f"name one of them: {known}"
         raise ConfigError(
-            Problem(key=key, value=name, origin=origin, message=message, mend=mend, code="metric")
+            Problem(key=key, value=name, origin=origin, message=message, fix=fix, code="metric")
         )
 
     def _ended(self, running: RunningTrial, code: int) -> None:

@@ -83,12 +83,12 @@ def machine_of(experiment: Experiment, devices: Accelerator, machine_slots: int 
     """
     slots = devices.num_devices if machine_slots is None else machine_slots
     if slots < 1:
-        mend = "give the number of devices that the trials may take, or leave it out for all of them"
-        raise ConfigError(Problem(key="--machine-slots", value=slots, message="must be 1 or more", mend=mend))
+        fix = "give the number of devices that the trials may take, or leave it out for all of them"
+        raise ConfigError(Problem(key="--machine-slots", value=slots, message="must be 1 or more", fix=fix))
     if devices.name == "cuda" and slots > devices.num_devices:
         message = f"there {'is' if devices.num_devices == 1 else 'are'} {devices.num_devices} on this machine"
-        mend = f"give at most {devices.num_devices}"
-        raise ConfigError(Problem(key="--machine-slots", value=slots, message=message, mend=mend))
+        fix = f"give at most {devices.num_devices}"
+        raise ConfigError(Problem(key="--machine-slots", value=slots, message=message, fix=fix))
     if devices.name == "cuda" and experiment.slots > slots:
         message = f"a trial takes more GPUs than the {slots} that the trials of this machine share"
         raise ConfigError(_slots_problem(experiment, message, f"use --slots {slots}, or --accelerator cpu"))
@@ -122,14 +122,14 @@ def wanted_at_once(experiment: Experiment) -> int:
     return min(stated or NO_LIMIT, in_slots)
 
 
-def _slots_problem(experiment: Experiment, message: str, mend: str) -> Problem:
+def _slots_problem(experiment: Experiment, message: str, fix: str) -> Problem:
     path, document = ("resources", "slots_per_trial"), experiment.document
     return Problem(
         key=document.key(path),
         value=experiment.slots,
         origin=document.origin(path),
         message=message,
-        mend=mend,
+        fix=fix,
         code="slots",
     )
 

@@ -215,39 +215,39 @@ def check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: 
     begun = there.is_file() and there.stat().st_size > 0
     if resume and not stated:
         runs = sorted(run_dir.parent.glob(f"*/{STUDY}"), reverse=True)
-        mend = (
+        fix = (
             f"add --run-dir {short(runs[0].parent)}"
             if runs
             else "add the --run-dir of the search to go on with"
         )
-        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", mend=mend))
+        raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     if (run_dir / METRICS).exists():
-        mend = "give another --run-dir"
-        raise ConfigError(_refused(run_dir, "holds a run of one trial, and no search", mend))
+        fix = "give another --run-dir"
+        raise ConfigError(_refused(run_dir, "holds a run of one trial, and no search", fix))
     if begun and not resume:
-        mend = "add --resume to go on with it, or give another --run-dir to start anew"
-        raise ConfigError(_refused(run_dir, "holds a search already", mend))
+        fix = "add --resume to go on with it, or give another --run-dir to start anew"
+        raise ConfigError(_refused(run_dir, "holds a search already", fix))
     if resume:
         _check_same(run_dir, experiment)
 
 
-def _refused(run_dir: Path, message: str, mend: str) -> Problem:
-    return Problem(key="--run-dir", value=short(run_dir), message=message, mend=mend, code="run-dir")
+def _refused(run_dir: Path, message: str, fix: str) -> Problem:
+    return Problem(key="--run-dir", value=short(run_dir), message=message, fix=fix, code="run-dir")
 
 
 def _check_same(run_dir: Path, experiment: Experiment) -> None:
     """The configuration must be the one that the search was begun with, in all that decides it."""
     path = run_dir / EXPERIMENT
     if not path.is_file():
-        mend = "give the --run-dir of a search, or start one anew, without --resume"
-        raise ConfigError(_refused(run_dir, f"holds no search: there is no {EXPERIMENT} in it", mend))
+        fix = "give the --run-dir of a search, or start one anew, without --resume"
+        raise ConfigError(_refused(run_dir, f"holds no search: there is no {EXPERIMENT} in it", fix))
     before = read_yaml(path)
     now = experiment.document.holding(masked(experiment.config))  # as what was written has no secrets
     was, value = ({k: v for k, v in one.data.items() if k not in NOT_THE_SEARCH} for one in (before, now))
     problems = [_another_search(before, now, difference) for difference in differences(was, value)]
     if len(problems) > MOST_DIFFERENCES:
-        mend = f"go on with {path}, or start anew in another --run-dir"
-        raise ConfigError(_refused(run_dir, f"holds another search: {len(problems)} values differ", mend))
+        fix = f"go on with {path}, or start anew in another --run-dir"
+        raise ConfigError(_refused(run_dir, f"holds another search: {len(problems)} values differ", fix))
     if problems:
         raise ConfigError(problems)
 
@@ -260,6 +260,6 @@ def _another_search(before: Document, now: Document, difference: Difference) -> 
         value=difference.now,
         origin=now.origin(path),
         message=f"{said} when the search in {before.origin(path)} began",
-        mend="go on with what it was, or start anew in another --run-dir, without --resume",
+        fix="go on with what it was, or start anew in another --run-dir, without --resume",
         code="another-search",
     )

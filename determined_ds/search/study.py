@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.experiment.space.space import Axis
 from determined_ds.search.course import Event, Exited, Validated
 from determined_ds.search.methods import Create
-from determined_ds.search.study_file import mend_study_file, study_problem
+from determined_ds.search.study_file import fix_study_file, study_problem
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -105,7 +105,7 @@ class SearchStudy:
 
     def __init__(self, path: Path, about: About, axes: tuple[Axis, ...]) -> None:
         self._path, self._about, self._axes = path, about, axes
-        self._open(mend_study_file(path))
+        self._open(fix_study_file(path))
         self._num_events, self._num_trials = len(self.events()), len(self._frozen())
         self._complete()
 

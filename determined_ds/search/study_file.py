@@ -14,12 +14,12 @@ CREATE_STUDY = 0  # JournalOperation of Optuna 5.0.0's optuna/storages/journal/_
 ANEW = "start anew in another --run-dir, or put the file back as it was"
 
 
-def study_problem(path: Path, message: str, mend: str = ANEW) -> ConfigError:
+def study_problem(path: Path, message: str, fix: str = ANEW) -> ConfigError:
     """The error of a study file that cannot be used."""
-    return ConfigError(Problem(key="", origin=str(path), message=message, mend=mend, code="study"))
+    return ConfigError(Problem(key="", origin=str(path), message=message, fix=fix, code="study"))
 
 
-def mend_study_file(path: Path) -> int:
+def fix_study_file(path: Path) -> int:
     """Check a study file line by line, and take away what a killed search was writing when it ended.
 
     Whatever a search does, it does after the line that says so is whole on the disk: half a line was never acted on.
@@ -40,8 +40,8 @@ def mend_study_file(path: Path) -> int:
         path.touch()
         content = path.read_bytes()
     except OSError as error:
-        mend = "give a --run-dir that can be written to"
-        raise study_problem(path, f"cannot be opened: {error.strerror}", mend) from None
+        fix = "give a --run-dir that can be written to"
+        raise study_problem(path, f"cannot be opened: {error.strerror}", fix) from None
     whole = content.rfind(b"\n") + 1
     lines = content[:whole].splitlines()
     for number, line in enumerate(lines, start=1):

@@ -73,7 +73,7 @@ def metrics_source(owner: Any, *names: str) -> str:
     return method_of(owner, written_by_author(owner, *names))
 
 
-def wrong(owner: Any, name: str, value: Any, expected: str, mend: str, *, did: str = "") -> Problem:
+def wrong(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: str = "") -> Problem:
     """The problem of a value that a method returned.
 
     Args:
@@ -81,14 +81,14 @@ def wrong(owner: Any, name: str, value: Any, expected: str, mend: str, *, did: s
         name: Of its method.
         value: What it returned.
         expected: What it should have returned.
-        mend: What to write instead.
+        fix: What to write instead.
         did: What it did wrongly, in place of ``returned`` and the value.
     """
     return Problem(
         key=f"{type(owner).__name__}.{name}",
         origin=_place_of_method(owner, name),
         message=f"{did or f'returned {described(value)}'}; expected {expected}",
-        mend=mend,
+        fix=fix,
         code="returned",
     )
 

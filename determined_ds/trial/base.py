@@ -22,7 +22,7 @@ from determined_ds.trial import returned
 from determined_ds.trial.attention import choose_sdpa_kernel
 from determined_ds.trial.compiling import compile_engine
 from determined_ds.trial.ddp import DDP, initialize_ddp
-from determined_ds.trial.engine import check_optimizer, mend_engine
+from determined_ds.trial.engine import check_optimizer, fix_engine
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 
@@ -79,8 +79,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         is_cut = topology.pipe_parallel_size * topology.model_parallel_size > 1 or not self.is_whole
         if self.by_ddp and is_cut:
             message = "a pipeline is DeepSpeed's: torch's DistributedDataParallel holds all of a model on every rank"
-            mend = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
-            raise ConfigError(Problem(key="engine", value=DDP, message=message, mend=mend, code=DDP))
+            fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
+            raise ConfigError(Problem(key="engine", value=DDP, message=message, fix=fix, code=DDP))
 
     def prepare(self) -> None:
         """Read the data, set up what the model needs. Runs before :meth:`build_model`."""
@@ -118,7 +118,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, model_parameters=parameters, config=ds_config
             )
-            mend_engine(engine)
+            fix_engine(engine)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
         return self.context.wrap_model_engine(engine)
@@ -207,7 +207,7 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
                 value=type(context).__name__,
                 message="is of a PyTorchTrial, and this is a DeepSpeedTrial: Determined's "
                 "load_trial_from_checkpoint_path takes none",
-                mend="determined_ds.load_model_from_checkpoint_path(path) gives the trained model",
+                fix="determined_ds.load_model_from_checkpoint_path(path) gives the trained model",
                 code="context",
             )
         )

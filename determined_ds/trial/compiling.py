@@ -37,7 +37,7 @@ def compile_engine(engine: Any, device: torch.device) -> None:
                 key="hyperparameters.torch_compile",
                 value=True,
                 message=f"torch.compile writes code and compiles it here, and there is no {' and no '.join(missing)}",
-                mend="install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false",
+                fix="install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false",
                 code="torch-compile",
             )
         )

@@ -246,8 +246,8 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
     """
     section = ds_config.get("optimizer") or {}
     if not section.get("type"):
-        mend = "name one in the DeepSpeed JSON, e.g. AdamW; or return one from build_optimizer"
-        _refuse("optimizer.type", None, "is missing, and nothing is trained without one", mend)
+        fix = "name one in the DeepSpeed JSON, e.g. AdamW; or return one from build_optimizer"
+        _refuse("optimizer.type", None, "is missing, and nothing is trained without one", fix)
     kind, params = str(section["type"]), dict(section.get("params") or {})
     name = {"adamw": "AdamW", "adagrad": "Adagrad"}.get(kind.lower(), kind)
     if kind.lower() == "adam":
@@ -283,8 +283,8 @@ def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -
     rooms = (lr_schedules, torch.optim.lr_scheduler)
     found: Any = next((getattr(room, kind) for room in rooms if hasattr(room, kind)), None)
     if found is None:
-        mend = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
-        _refuse("scheduler.type", kind, "neither DeepSpeed nor torch has such a schedule", mend)
+        fix = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
+        _refuse("scheduler.type", kind, "neither DeepSpeed nor torch has such a schedule", fix)
     return found(optimizer, **(section.get("params") or {}))
 
 
@@ -309,5 +309,5 @@ def _grad_scaler(ds_config: Mapping[str, Any]) -> torch.amp.GradScaler:
     )
 
 
-def _refuse(key: str, value: Any, message: str, mend: str) -> NoReturn:
-    raise ConfigError(Problem(key=key, value=value, message=message, mend=mend, code=DDP))
+def _refuse(key: str, value: Any, message: str, fix: str) -> NoReturn:
+    raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code=DDP))

@@ -18,7 +18,7 @@ from determined_ds.trial.instruction_times import time_instructions
 from determined_ds.trial.printing import print_what_is_asked
 
 
-def mend_engine(engine: Any) -> None:
+def fix_engine(engine: Any) -> None:
     """Put an engine right; again, on one that is, changes nothing.
 
     Args:
@@ -55,19 +55,19 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
     untested = kind not in ZERO_SUPPORTED_OPTIMIZERS and kind.__name__ != "MuonWithAuxAdam"
     if stage and untested and not ds_config.get("zero_allow_untested_optimizer"):
         message = f"ZeRO stage {stage} does not take it"
-        mend = 'return torch.optim.AdamW, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
+        fix = 'return torch.optim.AdamW, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
     elif device in ("cpu", "nvme") and not isinstance(optimizer, (DeepSpeedCPUAdam, DeepSpeedCPULion)):
         if ds_config.get("zero_force_ds_cpu_optimizer", True) is False:
             return
         message = "an offloaded optimizer must be DeepSpeed's own"
-        mend = (
+        fix = (
             "return None, so that the one in the DeepSpeed JSON is used, or add"
             ' "zero_force_ds_cpu_optimizer": false to it'
         )
     else:
         return
     raise ConfigError(
-        Problem(key="build_optimizer", value=name, message=message, mend=mend, code="zero-untested-optimizer")
+        Problem(key="build_optimizer", value=name, message=message, fix=fix, code="zero-untested-optimizer")
     )
 
 
@@ -108,7 +108,7 @@ def _refuse_integers_between_stages(engine: Any) -> None:
                     value=engine.num_stages,
                     message=f"stage {engine.stage_id} hands on {', '.join(dtypes)}, and with three stages or more"
                     " only floating point numbers arrive as they were sent",
-                    mend="make them on the stage that needs them, hand them on as floats, or use two stages",
+                    fix="make them on the stage that needs them, hand them on as floats, or use two stages",
                     code="pipeline-integers",
                 )
             )

@@ -33,26 +33,26 @@ FORGOTTEN = "add the missing return statement: "
 def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
     """The model that ``build_model`` returned."""
     if isinstance(value, DeepSpeedEngine):
-        mend = "return the bare model: the library calls deepspeed.initialize"
+        fix = "return the bare model: the library calls deepspeed.initialize"
     elif isinstance(value, torch.nn.Module):
         return value
     elif isinstance(value, type):
-        mend = f"call it: return {value.__name__}(...)"
+        fix = f"call it: return {value.__name__}(...)"
     else:
-        mend = _forgotten(value) + "return the model"
-    raise TrialError(wrong(trial, name, value, "a torch.nn.Module", mend))
+        fix = _forgotten(value) + "return the model"
+    raise TrialError(wrong(trial, name, value, "a torch.nn.Module", fix))
 
 
 def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
     """The models by engine that ``build_models`` returned."""
     expected = "a dict of the name of each engine and its torch.nn.Module"
-    mend = 'return {"generator": ..., "discriminator": ...}'
+    fix = 'return {"generator": ..., "discriminator": ...}'
     if not isinstance(value, dict) or not value:
-        raise TrialError(wrong(trial, "build_models", value, expected, _forgotten(value) + mend))
+        raise TrialError(wrong(trial, "build_models", value, expected, _forgotten(value) + fix))
     for name, each in value.items():
         if not isinstance(name, str) or not isinstance(each, torch.nn.Module):
             did = f"returned {name!r}: {described(each)}"
-            raise TrialError(wrong(trial, "build_models", each, expected, mend, did=did))
+            raise TrialError(wrong(trial, "build_models", each, expected, fix, did=did))
     return value
 
 
@@ -72,17 +72,17 @@ def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
     found = list(value)
     for index, layer in enumerate(found):
         if isinstance(layer, type):
-            mend = f"write LayerSpec({layer.__name__}, ...), or {layer.__name__}(...)"
+            fix = f"write LayerSpec({layer.__name__}, ...), or {layer.__name__}(...)"
         elif isinstance(layer, LayerSpec) or callable(layer):
             continue
         else:
-            mend = "wrap what is not a module in a function, or leave it out"
+            fix = "wrap what is not a module in a function, or leave it out"
         did = f"returned {described(layer)} as layer {index}"
-        raise TrialError(wrong(trial, name, layer, expected, mend, did=did))
+        raise TrialError(wrong(trial, name, layer, expected, fix, did=did))
     if len(found) < num_stages:
         did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
-        mend = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found))}"
-        raise TrialError(wrong(trial, name, value, "at least one layer for each stage", mend, did=did))
+        fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found))}"
+        raise TrialError(wrong(trial, name, value, "at least one layer for each stage", fix, did=did))
     return found
 
 
@@ -94,13 +94,13 @@ def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Opt
     if not isinstance(value, torch.optim.Optimizer):
         is_class = isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
         call = f"call it: return {value.__name__}(self.build_parameters(model), lr=...)" if is_class else ""
-        mend = call or "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
-        raise TrialError(wrong(trial, name, value, expected, mend))
+        fix = call or "return torch.optim.AdamW(self.build_parameters(model), lr=...)"
+        raise TrialError(wrong(trial, name, value, expected, fix))
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(each) in own for group in value.param_groups for each in group["params"]):
         did = f"returned {described(value)} that has no parameter of the model, so nothing would be trained"
-        mend = "build it from the model that the method is given: self.build_parameters(model)"
-        raise TrialError(wrong(trial, name, value, expected, mend, did=did))
+        fix = "build it from the model that the method is given: self.build_parameters(model)"
+        raise TrialError(wrong(trial, name, value, expected, fix, did=did))
     return value
 
 
@@ -109,47 +109,47 @@ def parameters(trial: Any, value: Any) -> list[Any]:
     name = "build_parameters"
     expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
     if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Iterable):
-        mend = _forgotten(value) + "return [p for p in model.parameters() if p.requires_grad]"
-        raise TrialError(wrong(trial, name, value, expected, mend))
+        fix = _forgotten(value) + "return [p for p in model.parameters() if p.requires_grad]"
+        raise TrialError(wrong(trial, name, value, expected, fix))
     found = list(value)
     for each in found:
         is_group = isinstance(each, Mapping) and "params" in each
         if not is_group and not isinstance(each, torch.Tensor):
-            mend = "model.named_parameters() yields pairs: take the second of each"
+            fix = "model.named_parameters() yields pairs: take the second of each"
             raise TrialError(
-                wrong(trial, name, each, expected, mend, did=f"returned {described(each)} in a list")
+                wrong(trial, name, each, expected, fix, did=f"returned {described(each)} in a list")
             )
     if not found and trial.is_whole:
         name = written_by_author(trial, name, "build_model")
         did = "returned no parameter that requires a gradient"
-        mend = "give the model a parameter whose requires_grad is true"
-        raise TrialError(wrong(trial, name, value, "at least one parameter", mend, did=did))
+        fix = "give the model a parameter whose requires_grad is true"
+        raise TrialError(wrong(trial, name, value, "at least one parameter", fix, did=did))
     return found
 
 
 def engines(trial: Any, found: list[Any]) -> None:
     """Refuse a trial that has wrapped no engine."""
     if not found:
-        mend = (
+        fix = (
             "call super().__init__(context) first"
             if hasattr(trial, "build_model")
             else "call it on the engine"
         )
         expected = "context.wrap_model_engine(engine)"
-        raise TrialError(wrong(trial, "__init__", None, expected, mend, did="wrapped no engine"))
+        raise TrialError(wrong(trial, "__init__", None, expected, fix, did="wrapped no engine"))
 
 
 def loader(trial: Any, name: str, value: Any) -> Any:
     """The data loader that ``build_training_data_loader`` or ``build_validation_data_loader`` returned."""
     method = "training_loader" if "training" in name else "validation_loader"
-    mend = (
+    fix = (
         f"return self.{method}(dataset)"
         if hasattr(trial, method)
         else "return DataLoader(dataset, batch_size)"
     )
     is_data = isinstance(value, (torch.utils.data.Dataset, torch.Tensor, type))
     if value is None or is_data or isinstance(value, (bool, int, float, str)):
-        raise TrialError(wrong(trial, name, value, "a data loader", _forgotten(value) + mend))
+        raise TrialError(wrong(trial, name, value, "a data loader", _forgotten(value) + fix))
     return value
 
 
@@ -168,7 +168,7 @@ def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str
                 key=f"self.{method}",
                 message=f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be "
                 "iterated, or a function that returns an iterator",
-                mend=f"self.{method}(dataset)",
+                fix=f"self.{method}(dataset)",
                 code="loader-data",
             )
         )
@@ -178,7 +178,7 @@ def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str
             Problem(
                 key=f"self.{method}",
                 message=f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}",
-                mend=f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
+                fix=f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
                 "train_micro_batch_size_per_gpu in the DeepSpeed JSON",
                 code="loader-batch-size",
             )
@@ -188,15 +188,15 @@ def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str
 def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
     """The callbacks by name that ``build_callbacks`` returned."""
     name, expected = "build_callbacks", "a dict of names and PyTorchCallback objects"
-    mend = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
+    fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
     if not isinstance(value, dict):
-        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + mend))
+        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + fix))
     for key, callback in value.items():
         if not isinstance(key, str) or not isinstance(callback, pytorch.PyTorchCallback):
             is_class = isinstance(callback, type) and issubclass(callback, pytorch.PyTorchCallback)
             call = f"call it: {key!r}: {callback.__name__}()" if is_class else ""
             did = f"returned {key!r}: {described(callback)}"
-            raise TrialError(wrong(trial, name, callback, expected, call or mend, did=did))
+            raise TrialError(wrong(trial, name, callback, expected, call or fix, did=did))
         if trial.context.distributed.rank == 0:
             _warn_of_hooks(callback)
     return value
@@ -219,8 +219,8 @@ def tokens_per_sample(trial: Any, value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
     if value is None or is_number:
         return value  # type: ignore[no-any-return]
-    mend = "return the tokens in a training sample, such as self.args.sequence_length, or None"
-    raise TrialError(wrong(trial, "tokens_per_sample", value, "a number of at least 0, or None", mend))
+    fix = "return the tokens in a training sample, such as self.args.sequence_length, or None"
+    raise TrialError(wrong(trial, "tokens_per_sample", value, "a number of at least 0, or None", fix))
 
 
 def evaluation_reducer(trial: Any, value: Any) -> Any:
@@ -229,9 +229,9 @@ def evaluation_reducer(trial: Any, value: Any) -> Any:
     for one in each:
         if not isinstance(one, pytorch.Reducer):
             expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
-            mend = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
+            fix = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
             did = f"returned {described(one)}" + (" for a metric" if isinstance(value, Mapping) else "")
-            raise TrialError(wrong(trial, "evaluation_reducer", one, expected, mend, did=did))
+            raise TrialError(wrong(trial, "evaluation_reducer", one, expected, fix, did=did))
     return value
 
 
@@ -267,8 +267,8 @@ def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
     if "backward through the graph a second time" not in str(error):
         return None
     did = "returned a loss whose backward() has been called, or that keeps the graph of a batch before"
-    mend = "leave backward() and the optimizer's step to the library; detach() what is kept between batches"
-    return TrainingError(str(wrong(trial, "loss", None, SCALAR_LOSS, mend, did=did)))
+    fix = "leave backward() and the optimizer's step to the library; detach() what is kept between batches"
+    return TrainingError(str(wrong(trial, "loss", None, SCALAR_LOSS, fix, did=did)))
 
 
 def training_loss(trial: Any, value: Any) -> dict[str, Any]:
@@ -298,35 +298,35 @@ def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
     ):
         return value
     if isinstance(value, dict):
-        mend = "return the loss alone: a pipeline reports no other metric"
-        raise TrainingError(str(wrong(trial, "loss", value, SCALAR_LOSS, mend)))
+        fix = "return the loss alone: a pipeline reports no other metric"
+        raise TrainingError(str(wrong(trial, "loss", value, SCALAR_LOSS, fix)))
     return _descendable(trial, value, "") if torch.is_grad_enabled() else evaluated_loss(trial, value)["loss"]
 
 
 def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
     """A loss that can be descended."""
     if not isinstance(loss, torch.Tensor):
-        mend = None
+        fix = None
         if isinstance(loss, float):
-            mend = "return the tensor itself, without .item() or float()"
-        raise _wrong_loss(trial, loss, mend, prefix)
+            fix = "return the tensor itself, without .item() or float()"
+        raise _wrong_loss(trial, loss, fix, prefix)
     if loss.numel() != 1:
-        mend = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
-        raise _wrong_loss(trial, loss, mend, prefix)
+        fix = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
+        raise _wrong_loss(trial, loss, fix, prefix)
     if not loss.requires_grad:
-        mend = "compute it from model(...) without torch.no_grad(), .detach(), .item() or argmax"
-        raise _wrong_loss(trial, loss, mend, prefix, " that requires no gradient")
+        fix = "compute it from model(...) without torch.no_grad(), .detach(), .item() or argmax"
+        raise _wrong_loss(trial, loss, fix, prefix, " that requires no gradient")
     return loss
 
 
 def _wrong_loss(
-    trial: Any, value: Any, mend: str | None = None, prefix: str = "", suffix: str = ""
+    trial: Any, value: Any, fix: str | None = None, prefix: str = "", suffix: str = ""
 ) -> TrainingError:
     stages = getattr(trial, "is_whole", True)
     expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if stages else "")
-    mend = mend or _forgotten(value) + "return the mean loss of the micro-batch"
+    fix = fix or _forgotten(value) + "return the mean loss of the micro-batch"
     did = f"returned {prefix}{described(value)}{suffix}"
-    return TrainingError(str(wrong(trial, "loss", value, expected, mend, did=did)))
+    return TrainingError(str(wrong(trial, "loss", value, expected, fix, did=did)))
 
 
 def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
@@ -344,22 +344,22 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
             if not isinstance(key, str):
                 name = written_by_author(trial, *names)
                 did = f"returned a dict with the key {key!r}"
-                mend = f"write {str(key)!r}"
+                fix = f"write {str(key)!r}"
                 raise TrainingError(
-                    str(wrong(trial, name, value, "names of metrics as strings", mend, did=did))
+                    str(wrong(trial, name, value, "names of metrics as strings", fix, did=did))
                 )
         return value
     name = written_by_author(trial, *names)
-    mend = _forgotten(value) + 'return {"name of a metric": value, ...}'
-    raise TrainingError(str(wrong(trial, name, value, "a dict of metrics by name", mend)))
+    fix = _forgotten(value) + 'return {"name of a metric": value, ...}'
+    raise TrainingError(str(wrong(trial, name, value, "a dict of metrics by name", fix)))
 
 
 def batch_length(trial: Any, value: Any) -> int:
     """The samples of a batch, as ``get_batch_length`` returned them."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    mend = "return the number of samples in the batch, such as len(batch['labels'])"
-    raise TrainingError(str(wrong(trial, "get_batch_length", value, "an integer of at least 0", mend)))
+    fix = "return the number of samples in the batch, such as len(batch['labels'])"
+    raise TrainingError(str(wrong(trial, "get_batch_length", value, "an integer of at least 0", fix)))
 
 
 def _forgotten(value: Any) -> str:

@@ -127,9 +127,9 @@ def engine_configs(
     configs: dict[str, dict[str, Any]] = {}
     problems: list[Problem] = []
     if resolved.topology.pipe_parallel_size > 1:
-        message, mend = "several engines do not run as pipelines", "pipe_parallel_size: 1"
+        message, fix = "several engines do not run as pipelines", "pipe_parallel_size: 1"
         key, value = "hyperparameters.pipe_parallel_size", resolved.topology.pipe_parallel_size
-        problems.append(Problem(key=key, value=value, message=message, mend=mend, code="several-engines"))
+        problems.append(Problem(key=key, value=value, message=message, fix=fix, code="several-engines"))
     for engine in engines if not problems else ():
         own = _own_of_shared(hyperparameters, engine)
         problems.extend(own)
@@ -196,7 +196,7 @@ def _other_batch(engine: str, found: ResolvedConfig, resolved: ResolvedConfig) -
             key=f"hyperparameters.{engine}_overwrite_deepspeed_args",
             message=f"makes micro-batch {own.micro_batch_size} x {own.accumulation} accumulated for the {engine}, "
             f"and the data loader's is {shared.micro_batch_size} x {shared.accumulation}",
-            mend="set batch sizes for all engines, in overwrite_deepspeed_args",
+            fix="set batch sizes for all engines, in overwrite_deepspeed_args",
             code="several-engines",
         )
     ]

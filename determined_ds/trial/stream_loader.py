@@ -106,7 +106,7 @@ def _iterator(dataset: Any) -> Problem | None:
         key="dataset",
         value=type(dataset).__name__,
         message="an iterator can be read only once, and neither replicas nor a resumed run can begin it again",
-        mend="give the function that makes it, and not what it returns: training_loader(read)",
+        fix="give the function that makes it, and not what it returns: training_loader(read)",
         code="stream-iterator",
     )
 
@@ -117,7 +117,7 @@ def _options(shuffle: bool, drop_last: bool) -> Iterator[Problem]:
             key="shuffle",
             value=shuffle,
             message="a stream has no index to shuffle by",
-            mend="shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
+            fix="shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
             "random, numpy or torch are the same on every replica and after a resume",
             code="stream-shuffle",
         )
@@ -127,6 +127,6 @@ def _options(shuffle: bool, drop_last: bool) -> Iterator[Problem]:
             value=drop_last,
             message="a stream drops nothing: what is left of one pass is trained with the beginning of the next, and "
             "validation counts every sample",
-            mend="leave drop_last out",
+            fix="leave drop_last out",
             code="stream-drop-last",
         )

@@ -149,18 +149,18 @@ class Autotune:
 
     def _nothing_measured(self, first: Measured) -> Problem:
         if first.row.status == STOPPED:
-            mend = "give it more time, e.g. --budget 10m"
-            return Problem(key="--budget", message="ended before the first measurement did", mend=mend)
+            fix = "give it more time, e.g. --budget 10m"
+            return Problem(key="--budget", message="ended before the first measurement did", fix=fix)
         if first.disagrees:
             message = (
                 f"nothing that was tried trains as it should; of the experiment as it is, {first.disagrees}"
             )
             return Problem(
-                key="--loss-tolerance", message=message, mend="allow more, or use another precision"
+                key="--loss-tolerance", message=message, fix="allow more, or use another precision"
             )
-        mend = f"see {short(self.run_dir / 'runs')}; det-ds run CONFIG --test tells more"
+        fix = f"see {short(self.run_dir / 'runs')}; det-ds run CONFIG --test tells more"
         message = f"the experiment as it is does not run: {first.row.reason}"
-        return Problem(key="autotune", message=message, mend=mend)
+        return Problem(key="autotune", message=message, fix=fix)
 
     def results(self) -> Results:
         """Every row so far, the experiment as it was first."""
@@ -281,21 +281,21 @@ def parse_budget(text: str) -> Budget:
         ConfigError: it is neither, or too small for one trial.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|trials?)?\s*", text)
-    mend = "write e.g. 20m, 1h or 12 trials"
+    fix = "write e.g. 20m, 1h or 12 trials"
     if found is None:
         message = "is neither a time nor a number of trials"
-        raise ConfigError(Problem(key="--budget", value=text, message=message, mend=mend, code="budget"))
+        raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
     number, unit = float(found[1]), found[2]
     if unit in (None, "trial", "trials"):
         if number < 2 or not number.is_integer():
             message = "is too small: one trial measures the experiment as it is, another can be better"
-            raise ConfigError(Problem(key="--budget", value=text, message=message, mend=mend, code="budget"))
+            raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
         return Budget(trials=int(number))
     if number * UNITS[unit] < SHORTEST_S:
         message = (
             f"is too small for one trial, which takes about ten seconds to start: {SHORTEST_S} s or more"
         )
-        raise ConfigError(Problem(key="--budget", value=text, message=message, mend=mend, code="budget"))
+        raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
     return Budget(seconds=number * UNITS[unit])
 
 
@@ -305,8 +305,8 @@ def _check_metric(metric: str) -> None:
     guess = nearest(metric, METRICS)
     hint = f"did you mean {guess}? " if guess else ""
     message = "is not measured by a tuning"
-    mend = f"{hint}use one of {', '.join(METRICS)}"
-    raise ConfigError(Problem(key="--metric", value=metric, message=message, mend=mend, code="metric"))
+    fix = f"{hint}use one of {', '.join(METRICS)}"
+    raise ConfigError(Problem(key="--metric", value=metric, message=message, fix=fix, code="metric"))
 
 
 def _no_tokens(base: Base) -> Problem:
@@ -314,7 +314,7 @@ def _no_tokens(base: Base) -> Problem:
         key="--metric",
         value=TOKENS,
         message=f"{base.experiment.trial} does not say how many tokens a sample has",
-        mend="use samples_per_second, or write a method tokens_per_sample in the trial",
+        fix="use samples_per_second, or write a method tokens_per_sample in the trial",
         code="metric",
     )
 
@@ -333,6 +333,6 @@ def _nothing_to_choose(dropped: dict[str, int], left: Sequence[Left]) -> Problem
     return Problem(
         key="--over",
         message=f"there is nothing to choose from ({'; '.join(reasons) or 'one way only'})",
-        mend=f"search over more: {', '.join(AXES)}",
+        fix=f"search over more: {', '.join(AXES)}",
         code="axis",
     )

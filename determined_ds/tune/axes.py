@@ -57,14 +57,14 @@ def check_axes(names: Sequence[str]) -> None:
     for name in names:
         if name not in AXES:
             guess = nearest(name, AXES)
-            mend = (f"did you mean {guess}? " if guess else "") + f"there are: {', '.join(AXES)}"
+            fix = (f"did you mean {guess}? " if guess else "") + f"there are: {', '.join(AXES)}"
             problems.append(
-                Problem(key="--over", value=name, message="cannot be searched over", mend=mend, code="axis")
+                Problem(key="--over", value=name, message="cannot be searched over", fix=fix, code="axis")
             )
     if not names:
         problems.append(
             Problem(
-                key="--over", message="names nothing", mend=f"name some of: {', '.join(AXES)}", code="axis"
+                key="--over", message="names nothing", fix=f"name some of: {', '.join(AXES)}", code="axis"
             )
         )
     if problems:

@@ -282,7 +282,7 @@ def _no_form(base: Base, is_pipeline: bool) -> Problem:
         value=base.experiment.trial,
         origin=base.document.origin(("entrypoint",)),
         message=f"{name} {has}, and {module} has no other that is a {wanted}",
-        mend=f"write one beside {name}, in the same module, or leave that strategy out",
+        fix=f"write one beside {name}, in the same module, or leave that strategy out",
         code="trial-kind",
     )
 

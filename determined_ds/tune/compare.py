@@ -108,7 +108,7 @@ def compare(
     numbers = {"steps": steps, "repeat": repeat, **{f"slots {count}": count for count in slots or ()}}
     wrong = [name for name, value in numbers.items() if value < 1]
     if wrong:
-        raise ConfigError([Problem(key=name, message="must be 1 or more", mend="e.g. 1") for name in wrong])
+        raise ConfigError([Problem(key=name, message="must be 1 or more", fix="e.g. 1") for name in wrong])
     comparison = prepare_comparison(
         Path(config),
         Path(context_dir),

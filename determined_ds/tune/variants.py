@@ -81,7 +81,7 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
             value=experiment.trial,
             origin=experiment.document.origin(("entrypoint",)),
             message=f"{name} calls deepspeed.initialize itself, so it cannot be trained by {choice.engine}",
-            mend=f"leave {choice.engine} out, or write {name} as a DataParallelTrial",
+            fix=f"leave {choice.engine} out, or write {name} as a DataParallelTrial",
             code="engine",
         )
     )
@@ -162,19 +162,19 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in STRATEGIES:
             guess = nearest(name, STRATEGIES)
-            mend = f"did you mean {guess}? " if guess else ""
+            fix = f"did you mean {guess}? " if guess else ""
             problems.append(
                 Problem(
                     key="--strategies",
                     value=name,
                     message="no such strategy",
-                    mend=f"{mend}there are: {', '.join(STRATEGIES)}",
+                    fix=f"{fix}there are: {', '.join(STRATEGIES)}",
                     code="strategy",
                 )
             )
     if not names:
-        mend = f"name some of: {', '.join(STRATEGIES)}"
-        problems.append(Problem(key="--strategies", message="names none", mend=mend, code="strategy"))
+        fix = f"name some of: {', '.join(STRATEGIES)}"
+        problems.append(Problem(key="--strategies", message="names none", fix=fix, code="strategy"))
     if problems:
         raise ConfigError(problems)
 
@@ -199,7 +199,7 @@ def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> li
                     key="--slots",
                     value=count,
                     message="a pipeline needs two slots or more",
-                    mend="--slots 2",
+                    fix="--slots 2",
                     code="strategy",
                 )
                 choice = Choice(zero_stage=0, slots=count)

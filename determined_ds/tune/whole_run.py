@@ -138,7 +138,7 @@ def _train(variant: Variant, context_dir: Path, run_dir: Path, accelerator: str)
         raise TrainingError(f"interrupted; what was trained is in {run_dir}")
     if code == EXIT_CONFIG:
         message = process.reason()
-        raise ConfigError(Problem(key="", message=message, mend=f"see {run_dir}"))
+        raise ConfigError(Problem(key="", message=message, fix=f"see {run_dir}"))
     if code != 0:
         raise TrainingError(f"{process.reason()}\nits output is in {run_dir}")
 

@@ -206,8 +206,8 @@ def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     for side, name in zip(sides, ("training", "validation"), strict=True):
         if not side:
             message = f"of {len(rows)} texts none is for {name}."
-            mend = "more texts, another data.validation_fraction, or a data.validation_path"
-            raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+            fix = "more texts, another data.validation_fraction, or a data.validation_path"
+            raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
     return sides
 
 
@@ -223,7 +223,7 @@ def _overlap(config: DataConfig) -> list[Problem]:
             key="data.validation_path",
             value=config.validation_path,
             message=f"overlaps data.path = {config.path!r}: rows for validation would be trained on.",
-            mend="keep the two apart; or data.validation_path: null, which splits data.path itself",
+            fix="keep the two apart; or data.validation_path: null, which splits data.path itself",
         )
     ]
 
@@ -247,14 +247,14 @@ def classes_of(rows: Sequence[Row], config: DataConfig) -> list[str]:
             message = (
                 f"has labels up to {highest} in {len(rows)} rows: are they the numbers of classes, from 0?"
             )
-            mend = "data.label_column: the column of classes; or data.labels, which lists them"
-            raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+            fix = "data.label_column: the column of classes; or data.labels, which lists them"
+            raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
         classes = [str(number) for number in range(highest + 1)]
     if len(classes) < 2:
         found = ", ".join(classes)
         message = f"all rows for training are of one class, {found!r}."
-        mend = "rows of two classes at least; or data.label_column: the column of classes"
-        raise DataError(Problem(key="data.path", value=config.path, message=message, mend=mend))
+        fix = "rows of two classes at least; or data.label_column: the column of classes"
+        raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
     return classes
 
 
@@ -280,7 +280,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
                     value=row.label,
                     origin=row.name,
                     message=f"is no label of a class; the classes are {there}.",
-                    mend="correct the row; or name every class in data.labels",
+                    fix="correct the row; or name every class in data.labels",
                     code="label",
                 )
             )

@@ -72,11 +72,11 @@ def parse_options(hparams: dict[str, Any]) -> Options:
     """
     options = parse_section(Options, hparams, RULES, section="hyperparameters", closed=False)
     if options.model_size is None and options.pretrained is None:
-        message, mend = (
+        message, fix = (
             "is null, and so is pretrained: nothing says how large the model is.",
             "model_size: tiny",
         )
-        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, mend=mend))
+        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, fix=fix))
     return options
 
 
@@ -133,8 +133,8 @@ def _misfits(options: Options, config: Any, num_classes: int, vocab_size: int) -
         message = (
             f"the data has {num_classes} classes, and labels from {options.num_labels} on would lie outside."
         )
-        mend = f"num_labels: {num_classes}; or null, which takes what the data has"
-        problems.append(_problem("num_labels", options.num_labels, message, mend))
+        fix = f"num_labels: {num_classes}; or null, which takes what the data has"
+        problems.append(_problem("num_labels", options.num_labels, message, fix))
     most = config.max_position_embeddings
     if options.sequence_length > most:
         message = f"the model has positions for {most} tokens."
@@ -143,13 +143,13 @@ def _misfits(options: Options, config: Any, num_classes: int, vocab_size: int) -
         )
     if vocab_size > config.vocab_size:
         message = f"has embeddings for {config.vocab_size} tokens, and the tokenizer has {vocab_size}."
-        mend = "data.tokenizer: null, which takes the checkpoint's own"
-        problems.append(_problem("pretrained", options.pretrained, message, mend))
+        fix = "data.tokenizer: null, which takes the checkpoint's own"
+        problems.append(_problem("pretrained", options.pretrained, message, fix))
     return problems
 
 
-def _problem(name: str, value: Any, message: str, mend: str) -> Problem:
-    return Problem(key=f"hyperparameters.{name}", value=value, message=message, mend=mend)
+def _problem(name: str, value: Any, message: str, fix: str) -> Problem:
+    return Problem(key=f"hyperparameters.{name}", value=value, message=message, fix=fix)
 
 
 def build_bert(options: Options, config: transformers.BertConfig, seed: int) -> nn.Module:

@@ -81,8 +81,8 @@ class TableReader:
             raise DataError(self.problems[:MAX_PROBLEMS])
         return rows
 
-    def refuse(self, message: str, mend: str) -> None:
-        self.problems.append(Problem(key=self.key, value=self.path, message=message, mend=mend, code="table"))
+    def refuse(self, message: str, fix: str) -> None:
+        self.problems.append(Problem(key=self.key, value=self.path, message=message, fix=fix, code="table"))
 
     def _file(self, file: Path) -> Iterator[Row]:
         suffix = file.suffix.lower()
@@ -178,8 +178,8 @@ class TableReader:
             if isinstance(record, dict):
                 yield number, record
             else:
-                mend = f'one object a line, e.g. {{"{self.text_column}": "...", "{self.label_column}": 0}}'
-                self.refuse(f"{where} is of type {type(record).__name__}, not an object.", mend)
+                fix = f'one object a line, e.g. {{"{self.text_column}": "...", "{self.label_column}": 0}}'
+                self.refuse(f"{where} is of type {type(record).__name__}, not an object.", fix)
 
     def _parquet(self, file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:

@@ -69,15 +69,13 @@ def load_tokenizer(source: str, *, key: str = KEY) -> Any:
     except Exception as error:  # What it raises differs by the file that is missing or broken.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         there = Path(source).expanduser().is_dir()
-        mend = (
-            "a folder written by the tokenizer's save_pretrained, or a name on the hub if it can be reached"
-        )
+        fix = "a folder written by the tokenizer's save_pretrained, or a name on the hub if it can be reached"
         raise DataError(
             Problem(
                 key=key,
                 value=source,
                 message=f"{'the folder holds no tokenizer' if there else 'no tokenizer'} that can be loaded: {reason}",
-                mend=mend if key == KEY else f"{mend}, as {KEY}",
+                fix=fix if key == KEY else f"{fix}, as {KEY}",
                 code="tokenizer",
             )
         ) from error
@@ -85,15 +83,15 @@ def load_tokenizer(source: str, *, key: str = KEY) -> Any:
         set(tokenizer.all_special_ids)
     ):  # transformers makes an empty one of a bare config.json
         message = "there is no vocabulary in it, only special tokens."
-        mend = f"save the tokenizer there, too; or name another as {KEY}"
-        raise DataError(Problem(key=key, value=source, message=message, mend=mend, code="tokenizer"))
+        fix = f"save the tokenizer there, too; or name another as {KEY}"
+        raise DataError(Problem(key=key, value=source, message=message, fix=fix, code="tokenizer"))
     if tokenizer.pad_token_id is None:
         raise ConfigError(
             Problem(
                 key=key,
                 value=source,
                 message="the tokenizer has no pad token, to make short texts as long as the others with.",
-                mend="tokenizer.pad_token = tokenizer.eos_token, or tokenizer.add_special_tokens"
+                fix="tokenizer.pad_token = tokenizer.eos_token, or tokenizer.add_special_tokens"
                 f'({{"pad_token": "{PAD}"}}); and save it again',
                 code="tokenizer-pad",
             )

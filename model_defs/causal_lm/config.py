@@ -36,7 +36,7 @@ def find_model(hparams: Mapping[str, Any]) -> Source | None:
             Problem(
                 key="hyperparameters.model",
                 message="there is neither model nor model_config.",
-                mend=f"model: a folder or a name on the hub; or, from random weights, {SMALL}",
+                fix=f"model: a folder or a name on the hub; or, from random weights, {SMALL}",
             )
         )
     return None if model is None else locate(model)
@@ -98,7 +98,7 @@ def _written(given: Any, vocab_size: int) -> Any:
                 key=f"{CONFIG_KEY}.{key}",
                 value=keys[key],
                 message=f"{kind.__name__} has no such key.",
-                mend=nearest(key, known),
+                fix=nearest(key, known),
             )
             for key in wrong
         )
@@ -139,7 +139,7 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
                 key="data.tokenizer",
                 value=tokenizer,
                 message=f"has {vocab_size} tokens, and the model's vocabulary is of {text.vocab_size}.",
-                mend="the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
+                fix="the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
                 f"or model_config.vocab_size: {vocab_size} for a model that begins at random",
             )
         )
@@ -150,7 +150,7 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
                 key="hyperparameters.sequence_length",
                 value=sequence_length,
                 message=f"the model has {positions} positions.",
-                mend=f"sequence_length: {positions} or less",
+                fix=f"sequence_length: {positions} or less",
             )
         )
     if problems:
@@ -158,7 +158,7 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:
-    """A mend that names the known words that are like ``word``."""
+    """A fix that names the known words that are like ``word``."""
     names = sorted(known)
     close = difflib.get_close_matches(str(word), names, n=3, cutoff=0.5)
     if close:
@@ -171,5 +171,5 @@ def first_line(error: BaseException) -> str:
     return " ".join((str(error).strip() or type(error).__name__).split("\n\n")[0].split())[:300]
 
 
-def _error(key: str, value: Any, message: str, mend: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, mend=mend))
+def _error(key: str, value: Any, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(key=key, value=value, message=message, fix=fix))

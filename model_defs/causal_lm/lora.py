@@ -48,11 +48,11 @@ def lora_section(hparams: Mapping[str, Any]) -> Any:
         return given
     key = "hyperparameters.target_modules"
     if not isinstance(given, Mapping):
-        message, mend = "there is no lora section that it could be of.", "lora: {r: 8, alpha: 16}"
-        raise ConfigError(Problem(key=key, value=targets, message=message, mend=mend))
+        message, fix = "there is no lora section that it could be of.", "lora: {r: 8, alpha: 16}"
+        raise ConfigError(Problem(key=key, value=targets, message=message, fix=fix))
     if given.get("target_modules") not in (None, targets):
         message = f"differs from lora.target_modules = {given['target_modules']}."
-        raise ConfigError(Problem(key=key, value=targets, message=message, mend="keep one of them"))
+        raise ConfigError(Problem(key=key, value=targets, message=message, fix="keep one of them"))
     return {**given, "target_modules": targets}
 
 
@@ -65,11 +65,11 @@ def parse_lora(given: Any) -> LoraOptions | None:
     if given is None or given is False:
         return None
     if not isinstance(given, Mapping):
-        message, mend = "is a mapping of r, alpha, dropout and target_modules.", "lora: {r: 8, alpha: 16}"
-        raise ConfigError(Problem(key=KEY, value=given, message=message, mend=mend))
+        message, fix = "is a mapping of r, alpha, dropout and target_modules.", "lora: {r: 8, alpha: 16}"
+        raise ConfigError(Problem(key=KEY, value=given, message=message, fix=fix))
     names = [field.name for field in fields(LoraOptions)]
     problems = [
-        Problem(key=f"{KEY}.{name}", value=given[name], message="no such key.", mend=nearest(name, names))
+        Problem(key=f"{KEY}.{name}", value=given[name], message="no such key.", fix=nearest(name, names))
         for name in given
         if name not in names
     ]
@@ -83,7 +83,7 @@ def parse_lora(given: Any) -> LoraOptions | None:
         options["target_modules"] = tuple(targets)
     else:
         problems.append(_problem("target_modules", targets, "is a list of names.", "[q_proj, v_proj]"))
-    for name, right, message, mend in (
+    for name, right, message, fix in (
         ("r", lambda r: isinstance(r, int) and r >= 1, "is a whole number, at least 1.", "8"),
         ("alpha", lambda alpha: alpha > 0, "is a number above 0.", "16"),
         ("dropout", lambda dropout: 0 <= dropout < 1, "is a probability in [0, 1).", "0.05"),
@@ -91,14 +91,14 @@ def parse_lora(given: Any) -> LoraOptions | None:
         value = options.get(name, 0.5 if name == "dropout" else 1)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and right(value)):
-            problems.append(_problem(name, value, message, mend))
+            problems.append(_problem(name, value, message, fix))
     if problems:
         raise ConfigError(problems)
     return LoraOptions(**options)
 
 
-def _problem(name: str, value: Any, message: str, mend: str) -> Problem:
-    return Problem(key=f"{KEY}.{name}", value=value, message=message, mend=f"{name}: {mend}")
+def _problem(name: str, value: Any, message: str, fix: str) -> Problem:
+    return Problem(key=f"{KEY}.{name}", value=value, message=message, fix=f"{name}: {fix}")
 
 
 def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
@@ -137,9 +137,9 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
             return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
         except (ValueError, TypeError) as error:
             targets = options.target_modules
-            mend = f"target_modules: {ALL_LINEAR}"
+            fix = f"target_modules: {ALL_LINEAR}"
             raise ConfigError(
-                Problem(key=f"{KEY}.target_modules", value=targets, message=first_line(error), mend=mend)
+                Problem(key=f"{KEY}.target_modules", value=targets, message=first_line(error), fix=fix)
             ) from error
 
 
@@ -156,7 +156,7 @@ def _check_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
                 key=f"{KEY}.target_modules",
                 value=target,
                 message=f"no matrix of {type(model).__name__} has this name.",
-                mend=nearest(target, known),
+                fix=nearest(target, known),
             )
             for target in missing
         )

@@ -68,7 +68,7 @@ def build_model(
                     key="hyperparameters.model_config",
                     value=config.model_type,
                     message=f"cannot be built: {first_line(error)}",
-                    mend="sizes that go together, as in a published model's config.json",
+                    fix="sizes that go together, as in a published model's config.json",
                 )
             ) from error
         load_initial_weights(model, seed)
@@ -145,7 +145,7 @@ def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool, at
                 key="hyperparameters.model",
                 value=source.name,
                 message=f"its weights do not load into the model of its config.json: {reason}",
-                mend="a folder that save_pretrained has written whole; all of an unfinished copy again",
+                fix="a folder that save_pretrained has written whole; all of an unfinished copy again",
             )
         )
     return model
@@ -253,7 +253,7 @@ def check_isolation(model: nn.Module) -> None:
                 key="hyperparameters.attend_across_documents",
                 value=False,
                 message=f"{type(model).__name__} makes its masks in a way of its own, which knows no documents.",
-                mend="attend_across_documents: true",
+                fix="attend_across_documents: true",
             )
         )
 

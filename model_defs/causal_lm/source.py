@@ -97,5 +97,5 @@ def _on_the_hub(name: str, key: str) -> Source:
         ) from error
 
 
-def _error(key: str, value: Any, message: str, mend: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, mend=mend))
+def _error(key: str, value: Any, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(key=key, value=value, message=message, fix=fix))

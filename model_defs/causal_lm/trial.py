@@ -122,7 +122,7 @@ def _attention(stated: Any) -> str:
         key="hyperparameters.attn_implementation",
         value=stated,
         message="no such attention kernel.",
-        mend=f"one of {', '.join(ATTENTION)}",
+        fix=f"one of {', '.join(ATTENTION)}",
     )
     raise ConfigError(problem)
 
@@ -133,7 +133,7 @@ def _check_booleans(hparams: dict[str, Any]) -> None:
             key=f"hyperparameters.{name}",
             value=hparams[name],
             message="is true or false.",
-            mend=f"{name}: {str(default).lower()}",
+            fix=f"{name}: {str(default).lower()}",
         )
         for name, default in BOOLEANS.items()
         if not isinstance(hparams.get(name, default), bool)

@@ -117,8 +117,8 @@ def digits(image_size: int) -> tuple[Images, Images]:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         message = "the default, handwritten digits, comes with scikit-learn, which is not installed."
-        mend = "pip install scikit-learn; or data.path: a folder of images"
-        raise DataError(Problem(key=KEY, value=None, message=message, mend=mend)) from error
+        fix = "pip install scikit-learn; or data.path: a folder of images"
+        raise DataError(Problem(key=KEY, value=None, message=message, fix=fix)) from error
     bytes_NHW = (load_digits().images * (255 / 16)).round().astype(np.uint8)
     pixels = np.stack([_squared(Image.fromarray(digit), image_size) for digit in bytes_NHW])
     held_out = np.arange(len(pixels)) % DIGITS_EVERY == 0
@@ -174,9 +174,9 @@ def _place(name: str) -> float:
 
 def _unreadable(path: Path, error: Exception) -> Problem:
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    mend = "copy or make it again, or take it out"
-    return _problem(str(path), f"is not an image that can be read: {reason}.", mend)
+    fix = "copy or make it again, or take it out"
+    return _problem(str(path), f"is not an image that can be read: {reason}.", fix)
 
 
-def _problem(path: str, message: str, mend: str) -> Problem:
-    return Problem(key=KEY, value=path, message=message, mend=mend)
+def _problem(path: str, message: str, fix: str) -> Problem:
+    return Problem(key=KEY, value=path, message=message, fix=fix)

@@ -69,7 +69,7 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
                 key=f"hyperparameters.{item['loc'][0]}",
                 value=item["input"],
                 message=item["msg"].lower() + ".",
-                mend=f"{item['loc'][0]}: {fields[str(item['loc'][0])].default}",
+                fix=f"{item['loc'][0]}: {fields[str(item['loc'][0])].default}",
             )
             for item in error.errors()
         ) from None
@@ -81,7 +81,7 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
                 key="hyperparameters.image_size",
                 value=size,
                 message="is a power of two, at least 8: each layer doubles the height and width.",
-                mend=f"image_size: {below}" + (f" or {2 * below}" if size > below else ""),
+                fix=f"image_size: {below}" + (f" or {2 * below}" if size > below else ""),
             )
         )
     return config

@@ -55,7 +55,7 @@ def parse_data_config(data: Mapping[str, Any] | None) -> DataConfig:
     """
     if data is not None and not isinstance(data, Mapping):
         message = "is a mapping of keys to values."
-        raise ConfigError(Problem(key="data", value=data, message=message, mend="data: {path: null}"))
+        raise ConfigError(Problem(key="data", value=data, message=message, fix="data: {path: null}"))
     try:
         return DataConfig(**(data or {}))
     except ValidationError as error:
@@ -66,11 +66,11 @@ def _problem(name: Any, value: Any, item: Any) -> Problem:
     fields = DataConfig.model_fields
     if item["type"] == "extra_forbidden":
         nearest = difflib.get_close_matches(str(name), fields, n=1)
-        mend = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(fields)}"
-        return Problem(key=f"data.{name}", value=value, message="no such key.", mend=mend)
+        fix = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(fields)}"
+        return Problem(key=f"data.{name}", value=value, message="no such key.", fix=fix)
     default = "null" if fields[name].default is None else fields[name].default
     message = f"{item['msg'].lower()}."
-    return Problem(key=f"data.{name}", value=value, message=message, mend=f"data.{name}: {default}")
+    return Problem(key=f"data.{name}", value=value, message=message, fix=f"data.{name}: {default}")
 
 
 class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):

@@ -146,10 +146,10 @@ def read_frames(path: str, validation_fraction: float, num_moments: int) -> Fram
             found[split].append(moments)
         if not problems and not any(len(moments) >= num_moments for moments in found[split]):
             message = f"{split} has no sample: none of its {len(of_split)} scenes has {num_moments} moments."
-            mend = (
+            fix = (
                 "more scenes, or fewer data.num_moments; where no text files say it: data.validation_fraction"
             )
-            problems.append(_problem(root, message, mend))
+            problems.append(_problem(root, message, fix))
         if len(problems) >= MAX_PROBLEMS:
             break
     if problems:
@@ -252,5 +252,5 @@ def _unreadable(path: Path, error: Exception) -> Problem:
     )
 
 
-def _problem(path: Path, message: str, mend: str) -> Problem:
-    return Problem(key=KEY, value=str(path), message=message, mend=mend)
+def _problem(path: Path, message: str, fix: str) -> Problem:
+    return Problem(key=KEY, value=str(path), message=message, fix=fix)

@@ -84,7 +84,7 @@ def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> Drivabl
                 key=f"hyperparameters.{item['loc'][0]}",
                 value=item["input"],
                 message=item["msg"].lower() + ".",
-                mend=f"{item['loc'][0]}: {DrivableViTConfig.model_fields[str(item['loc'][0])].default}",
+                fix=f"{item['loc'][0]}: {DrivableViTConfig.model_fields[str(item['loc'][0])].default}",
             )
             for item in error.errors()
         ) from None
@@ -110,7 +110,7 @@ def _must_divide(name: str, divisor: int, of: str, number: int) -> list[Problem]
             key=f"hyperparameters.{name}",
             value=divisor,
             message=f"does not divide {of} {number}.",
-            mend=f"{name}: {' or '.join(map(str, [*smaller, *larger]))}; "
+            fix=f"{name}: {' or '.join(map(str, [*smaller, *larger]))}; "
             f"or {of}: {' or '.join(map(str, [*below, above]))}",
         )
     ]

@@ -24,17 +24,17 @@ def checkpoint_interval(hparams: Mapping[str, Any]) -> int:
     switch, interval = hparams.get("activation_checkpointing"), hparams.get("activation_checkpoint_interval")
     if switch is not None and not isinstance(switch, bool):
         key = "hyperparameters.activation_checkpointing"
-        mend = "activation_checkpointing: true"
-        problems.append(Problem(key=key, value=switch, message="is true or false.", mend=mend))
+        fix = "activation_checkpointing: true"
+        problems.append(Problem(key=key, value=switch, message="is true or false.", fix=fix))
     elif interval is None:
         return int(switch or False)
     if isinstance(interval, bool) or not isinstance(interval, int | None) or (interval or 0) < 0:
-        message, mend = "is a whole number of blocks, 0 for none.", "activation_checkpoint_interval: 1"
-        problems.append(Problem(key=KEY, value=interval, message=message, mend=mend))
+        message, fix = "is a whole number of blocks, 0 for none.", "activation_checkpoint_interval: 1"
+        problems.append(Problem(key=KEY, value=interval, message=message, fix=fix))
     elif isinstance(switch, bool) and switch != bool(interval):
         message = f"contradicts activation_checkpointing: {str(switch).lower()}."
-        mend = "leave out activation_checkpointing: the interval says it all"
-        problems.append(Problem(key=KEY, value=interval, message=message, mend=mend))
+        fix = "leave out activation_checkpointing: the interval says it all"
+        problems.append(Problem(key=KEY, value=interval, message=message, fix=fix))
     if problems:
         raise ConfigError(problems)
     return int(interval or 0)
@@ -68,7 +68,7 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
                 key=key,
                 value=method,
                 message=f"is none of parameters, uniform, and type: of a layer's class; these are {kinds}.",
-                mend="partition_method: type:Block",
+                fix="partition_method: type:Block",
             )
         )
     if num_stages > len(matching):
@@ -77,6 +77,6 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
                 key="hyperparameters.pipe_parallel_size",
                 value=num_stages,
                 message=f"{method} matches {len(matching)} layers, less than there are stages.",
-                mend=f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks",
+                fix=f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks",
             )
         )

@@ -147,7 +147,7 @@ def parse_data_config(data: Mapping[str, Any] | None, sequence_length: int) -> D
     if not isinstance(given, Mapping):
         raise ConfigError(
             Problem(
-                key="data", value=given, message="is a mapping of keys to values.", mend="data: {path: null}"
+                key="data", value=given, message="is a mapping of keys to values.", fix="data: {path: null}"
             )
         )
     known = {field.name: field.default for field in fields(DataConfig)}
@@ -157,7 +157,7 @@ def parse_data_config(data: Mapping[str, Any] | None, sequence_length: int) -> D
         if reason:
             shown = "null" if default is None else default
             problems.append(
-                Problem(key=f"data.{name}", value=given[name], message=reason, mend=f"data.{name}: {shown}")
+                Problem(key=f"data.{name}", value=given[name], message=reason, fix=f"data.{name}: {shown}")
             )
     if isinstance(sequence_length, bool) or not isinstance(sequence_length, int) or sequence_length < 1:
         problems.append(
@@ -165,7 +165,7 @@ def parse_data_config(data: Mapping[str, Any] | None, sequence_length: int) -> D
                 key="hyperparameters.sequence_length",
                 value=sequence_length,
                 message="is a whole number of tokens, at least 1.",
-                mend="sequence_length: 128",
+                fix="sequence_length: 128",
             )
         )
     if problems:
@@ -175,8 +175,8 @@ def parse_data_config(data: Mapping[str, Any] | None, sequence_length: int) -> D
 
 def _unknown_key(name: Any, value: Any, known: Iterable[str]) -> Problem:
     nearest = difflib.get_close_matches(str(name), known, n=1)
-    mend = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(known)}"
-    return Problem(key=f"data.{name}", value=value, message="no such key.", mend=mend)
+    fix = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(known)}"
+    return Problem(key=f"data.{name}", value=value, message="no such key.", fix=fix)
 
 
 def _wrong_value(name: str, value: Any) -> str | None:
@@ -217,7 +217,7 @@ def _read(config: DataConfig) -> tuple[list[Document], list[Document]]:
         if not library:
             message = "this Python's standard library is not there as source files."
             raise DataError(
-                Problem(key="data.path", value=None, message=message, mend="data.path: a text file")
+                Problem(key="data.path", value=None, message=message, fix="data.path: a text file")
             )
         texts.insert(0, library)
     if config.validation_path is not None:
@@ -237,7 +237,7 @@ def _overlap(path: str | None, validation_path: str | None) -> list[Problem]:
             key="data.validation_path",
             value=validation_path,
             message=f"overlaps data.path = {path!r}: text for validation would be trained on.",
-            mend="keep the two apart; or data.validation_path: null, which splits data.path itself",
+            fix="keep the two apart; or data.validation_path: null, which splits data.path itself",
         )
     ]
 
@@ -316,7 +316,7 @@ def _load_tokenizer(source: str) -> _Tokens:
                 key="data.tokenizer",
                 value=source,
                 message=f"neither a tokenizer's folder here nor one that Hugging Face can load: {reason}",
-                mend="a folder written by save_pretrained, a name on the hub such as gpt2, or bytes",
+                fix="a folder written by save_pretrained, a name on the hub such as gpt2, or bytes",
             )
         ) from error
     if tokenizer.eos_token_id is None:
@@ -325,7 +325,7 @@ def _load_tokenizer(source: str) -> _Tokens:
                 key="data.tokenizer",
                 value=source,
                 message="the tokenizer has no eos token, which is what separates documents.",
-                mend='tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"}), and save it again',
+                fix='tokenizer.add_special_tokens({"eos_token": "<|endoftext|>"}), and save it again',
             )
         )
     return _Tokens(tokenizer, source)
@@ -354,14 +354,14 @@ def _too_short(
     there = [(num_train, "training"), (num_validation, "validation")]
     counts = " and ".join(f"{count} tokens for {use}" for count, use in there if count is not None)
     longest = min(count for count, _ in there if count is not None) - 1
-    mends = ["more text"]
+    fixes = ["more text"]
     if longest >= 1:
-        mends.append(f"hyperparameters.sequence_length: {longest} or less")
+        fixes.append(f"hyperparameters.sequence_length: {longest} or less")
     if num_train is not None and num_validation is not None and num_train + num_validation >= 2 * needed:
-        mends.append("another data.validation_fraction")
+        fixes.append("another data.validation_fraction")
     return Problem(
         key=key,
         value=path,
         message=f"too short: {counts}, and one sequence of each needs {needed} (sequence_length + 1).",
-        mend=", or ".join(mends),
+        fix=", or ".join(fixes),
     )

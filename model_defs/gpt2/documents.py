@@ -142,8 +142,8 @@ class _Reader:
     text_field: str
     problems: list[Problem]
 
-    def refuse(self, message: str, mend: str) -> None:
-        self.problems.append(Problem(key=self.key, value=self.path, message=message, mend=mend))
+    def refuse(self, message: str, fix: str) -> None:
+        self.problems.append(Problem(key=self.key, value=self.path, message=message, fix=fix))
 
     def read(self, file: Path, name: str) -> Iterator[Document]:
         """The documents of one file, none when something is wrong with it."""

@@ -59,7 +59,7 @@ def gpt2_config(
                 key="hyperparameters.sequence_length",
                 value=sequence_length,
                 message="a sequence has at least one token.",
-                mend="sequence_length: 128",
+                fix="sequence_length: 128",
             )
         )
     if not 0.0 <= dropout < 1.0:
@@ -68,7 +68,7 @@ def gpt2_config(
                 key="hyperparameters.dropout",
                 value=dropout,
                 message="a dropout probability lies in [0, 1).",
-                mend="dropout: 0.1",
+                fix="dropout: 0.1",
             )
         )
     if problems:
@@ -109,7 +109,7 @@ def vocab_size_of(hparams: Mapping[str, Any], num_tokens: int) -> int:
             key="hyperparameters.vocab_size",
             value=given,
             message=f"is a whole number, and the tokenizer has {num_tokens} tokens.",
-            mend=f"vocab_size: {num_tokens} or more; or leave it out",
+            fix=f"vocab_size: {num_tokens} or more; or leave it out",
         )
     )
 
@@ -124,7 +124,7 @@ def _size_problems(model_size: Any) -> list[Problem]:
             key="hyperparameters.model_size",
             value=model_size,
             message="no such size of GPT-2.",
-            mend=f"one of {', '.join(MODEL_SIZES)}{hint}",
+            fix=f"one of {', '.join(MODEL_SIZES)}{hint}",
         )
     ]
 

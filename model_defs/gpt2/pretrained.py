@@ -51,7 +51,7 @@ def load_pretrained(module: nn.Module, source: str | Path) -> None:
         raise _error(
             source,
             f"{len(wrong)} of {len(parameters)} tensors do not fit: {shown}{more}.",
-            _mend_of_misfit(Path(source)),
+            _fix_of_misfit(Path(source)),
         )
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
@@ -105,8 +105,8 @@ def _read_safetensors(source: str, files: list[Path], wanted: Collection[str]) -
                     if name in wanted:
                         tensors[name] = opened.get_tensor(stored)
         except (OSError, safetensors.SafetensorError) as error:
-            mend = "save or copy the checkpoint again: one of its files is missing or cut short"
-            problems.append(_problem(source, f"{file.name} cannot be read: {error}.", mend))
+            fix = "save or copy the checkpoint again: one of its files is missing or cut short"
+            problems.append(_problem(source, f"{file.name} cannot be read: {error}.", fix))
     if problems:
         raise ConfigError(problems)
     return tensors
@@ -132,7 +132,7 @@ def _canonical(stored: str) -> str:
     return stored if stored.startswith(("transformer.", "lm_head.")) else f"transformer.{stored}"
 
 
-def _mend_of_misfit(folder: Path) -> str:
+def _fix_of_misfit(folder: Path) -> str:
     """What to write to get a model that the checkpoint fits, as far as its own configuration tells."""
     try:
         config: dict[str, Any] = json.loads((folder.expanduser() / "config.json").read_bytes())
@@ -147,9 +147,9 @@ def _mend_of_misfit(folder: Path) -> str:
     )
 
 
-def _problem(source: str | Path, message: str, mend: str) -> Problem:
-    return Problem(key=KEY, value=str(source), message=message, mend=mend)
+def _problem(source: str | Path, message: str, fix: str) -> Problem:
+    return Problem(key=KEY, value=str(source), message=message, fix=fix)
 
 
-def _error(source: str | Path, message: str, mend: str) -> ConfigError:
-    return ConfigError(_problem(source, message, mend))
+def _error(source: str | Path, message: str, fix: str) -> ConfigError:
+    return ConfigError(_problem(source, message, fix))

@@ -114,7 +114,7 @@ def _unreadable(path: str, error: Exception) -> Problem:
         key="data.path",
         value=path,
         message=f"this image cannot be read: {reason}.",
-        mend="copy it again, or remove it (and its line in meta/, where there is one)",
+        fix="copy it again, or remove it (and its line in meta/, where there is one)",
         code="unreadable-image",
     )
 
@@ -276,8 +276,8 @@ def _digits(config: DataConfig) -> tuple[Images, Images]:
     for side, name in zip(sides, ("training", "validation"), strict=True):
         if not side:
             key, value = "data.validation_fraction", config.validation_fraction
-            message, mend = f"leaves no digit for {name}.", "validation_fraction: 0.2"
-            raise DataError(Problem(key=key, value=value, message=message, mend=mend))
+            message, fix = f"leaves no digit for {name}.", "validation_fraction: 0.2"
+            raise DataError(Problem(key=key, value=value, message=message, fix=fix))
     train, validation = (
         Digits(digits.images[side], [int(label) for label in digits.target[side]]) for side in sides
     )

@@ -82,8 +82,8 @@ class Finder:
             DataError: Everything that is wrong with it.
         """
         if not self.root.is_dir():
-            mend = "a folder that every slot can read, or data.path: null for handwritten digits"
-            self.refuse(f"no such folder, seen from {os.getcwd()}.", mend)
+            fix = "a folder that every slot can read, or data.path: null for handwritten digits"
+            self.refuse(f"no such folder, seen from {os.getcwd()}.", fix)
             raise DataError(self.problems)
         splits = self._food101() if (self.root / "meta").is_dir() else self._by_class()
         if not self.problems:
@@ -92,9 +92,9 @@ class Finder:
             raise DataError(self.problems[:MAX_PROBLEMS])
         return splits
 
-    def refuse(self, message: str, mend: str) -> None:
+    def refuse(self, message: str, fix: str) -> None:
         self.problems.append(
-            Problem(key="data.path", value=self.path, message=message, mend=mend, code="images")
+            Problem(key="data.path", value=self.path, message=message, fix=fix, code="images")
         )
 
     def _check(self, splits: ImageSplits) -> None:
@@ -104,8 +104,8 @@ class Finder:
             return
         for name, images in (("training", splits.train), ("validation", splits.validation)):
             if not images:
-                mend = "more images, or another data.validation_fraction"
-                self.refuse(f"there is no image for {name}.", mend)
+                fix = "more images, or another data.validation_fraction"
+                self.refuse(f"there is no image for {name}.", fix)
 
     # ----------------------------------------------------------------------------------------- Food-101
 
@@ -140,11 +140,11 @@ class Finder:
                     f"{where} is {line!r}, not <class>/<id>.", "one <class>/<id> a line, as published"
                 )
             elif name not in labels:
-                mend = "add the class to meta/classes.txt, or remove the line"
-                self.refuse(f"{where} is of class {name!r}, which is not in meta/classes.txt.", mend)
+                fix = "add the class to meta/classes.txt, or remove the line"
+                self.refuse(f"{where} is of class {name!r}, which is not in meta/classes.txt.", fix)
             elif f"{identity}.jpg" not in there[name]:
-                mend = "copy the image there, or remove the line"
-                self.refuse(f"{where} names images/{line}.jpg, which is not there.", mend)
+                fix = "copy the image there, or remove the line"
+                self.refuse(f"{where} names images/{line}.jpg, which is not there.", fix)
             else:
                 path = str(self.root / "images" / f"{line}.jpg")
                 found[line] = ImageFile(path=path, label=labels[name])
@@ -156,8 +156,8 @@ class Finder:
             content = (self.root / "meta" / name).read_bytes()
             lines = content.decode("utf-8").splitlines()
         except OSError as error:
-            mend = "copy meta/ whole: classes.txt, train.txt and test.txt; without a meta/, a folder a class is taken"
-            self.refuse(f"meta/{name} cannot be read: {error.strerror or error}.", mend)
+            fix = "copy meta/ whole: classes.txt, train.txt and test.txt; without a meta/, a folder a class is taken"
+            self.refuse(f"meta/{name} cannot be read: {error.strerror or error}.", fix)
             return
         except UnicodeDecodeError as error:
             message = f"meta/{name} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}."
@@ -192,14 +192,14 @@ class Finder:
         for name in _folders_in(root):
             folder = root / name
             if name not in labels:
-                mend = "train on the class too, or remove the folder"
+                fix = "train on the class too, or remove the folder"
                 message = f"{folder.relative_to(self.root)} is of a class that training has not."
-                self.refuse(message, mend)
+                self.refuse(message, fix)
                 continue
             files = sorted(file for file in _names_in(folder) if Path(file).suffix.lower() in SUFFIXES)
             if not files and labels:
-                mend = f"put images in it ({', '.join(sorted(SUFFIXES))}), or remove the folder"
-                self.refuse(f"{folder.relative_to(self.root)} holds no image.", mend)
+                fix = f"put images in it ({', '.join(sorted(SUFFIXES))}), or remove the folder"
+                self.refuse(f"{folder.relative_to(self.root)} holds no image.", fix)
             images += [ImageFile(path=str(folder / file), label=labels[name]) for file in files]
         return images
 

@@ -77,11 +77,11 @@ def parse_options(hparams: dict[str, Any]) -> Options:
     """
     options = parse_section(Options, hparams, RULES, section="hyperparameters", closed=False)
     if options.model_size is None and options.pretrained is None:
-        message, mend = (
+        message, fix = (
             "is null, and so is pretrained: nothing says how large the model is.",
             "model_size: tiny",
         )
-        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, mend=mend))
+        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, fix=fix))
     return options
 
 
@@ -105,7 +105,7 @@ def vit_config(
                 key="hyperparameters.num_labels",
                 value=num_labels,
                 message=f"the data has {len(classes)} classes, and labels from {num_labels} on would lie outside.",
-                mend=f"num_labels: {len(classes)}; or null, which takes what the data has",
+                fix=f"num_labels: {len(classes)}; or null, which takes what the data has",
             )
         )
     sizes = MODEL_SIZES[options.model_size] if options.model_size is not None else None

@@ -108,11 +108,11 @@ def _check_folder(source: str) -> None:
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            mend = "a folder written by save_pretrained, with config.json and model.safetensors in it"
-            raise _error(source, "the folder holds no config.json.", mend)
+            fix = "a folder written by save_pretrained, with config.json and model.safetensors in it"
+            raise _error(source, "the folder holds no config.json.", fix)
     elif folder.exists() or source.startswith(("/", ".", "~")):
-        mend = "a folder that every slot can read, or a name on the Hugging Face hub"
-        raise _error(source, "no such folder.", mend)
+        fix = "a folder that every slot can read, or a name on the Hugging Face hub"
+        raise _error(source, "no such folder.", fix)
 
 
 def _unloadable(source: str, error: Exception) -> ConfigError:
@@ -124,5 +124,5 @@ def _unloadable(source: str, error: Exception) -> ConfigError:
     )
 
 
-def _error(source: str, message: str, mend: str) -> ConfigError:
-    return ConfigError(Problem(key=KEY, value=source, message=message, mend=mend, code="pretrained"))
+def _error(source: str, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(key=KEY, value=source, message=message, fix=fix, code="pretrained"))

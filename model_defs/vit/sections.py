@@ -20,12 +20,12 @@ class Rule:
     Args:
         holds: Whether a value is so.
         message: What is said of one that is not: a sentence that begins with "is".
-        mend: What to write instead; the key's default, if empty.
+        fix: What to write instead; the key's default, if empty.
     """
 
     holds: Callable[[Any], bool]
     message: str
-    mend: str = ""
+    fix: str = ""
 
 
 def text(*, optional: bool = True) -> Rule:
@@ -76,7 +76,7 @@ def one_of(names: Iterable[str], *, optional: bool = False) -> Rule:
     return Rule(
         holds=lambda value: (value is None and optional) or (isinstance(value, str) and value in known),
         message=f"is one of {', '.join(known)}{', or null' if optional else ''}.",
-        mend=f"one of {', '.join(known)}",
+        fix=f"one of {', '.join(known)}",
     )
 
 
@@ -102,8 +102,8 @@ def parse_section(
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        message, mend = "is a mapping of keys to values.", f"{section}: {{}}"
-        raise ConfigError(Problem(key=section, value=given, message=message, mend=mend))
+        message, fix = "is a mapping of keys to values.", f"{section}: {{}}"
+        raise ConfigError(Problem(key=section, value=given, message=message, fix=fix))
     defaults = {field.name: field.default for field in fields(kind)}  # type: ignore[arg-type]
     assert MISSING not in defaults.values(), kind
     assert defaults.keys() == rules.keys(), kind
@@ -115,11 +115,11 @@ def parse_section(
     for name, rule in rules.items():
         if name in given and not rule.holds(given[name]):
             default = "null" if defaults[name] is None else str(defaults[name]).lower()
-            mend = rule.mend or f"{section}.{name}: {default}"
-            if rule.mend and isinstance(given[name], str):
-                mend += _nearest(given[name], rule.mend.removeprefix("one of ").split(", "))
+            fix = rule.fix or f"{section}.{name}: {default}"
+            if rule.fix and isinstance(given[name], str):
+                fix += _nearest(given[name], rule.fix.removeprefix("one of ").split(", "))
             problems.append(
-                Problem(key=f"{section}.{name}", value=given[name], message=rule.message, mend=mend)
+                Problem(key=f"{section}.{name}", value=given[name], message=rule.message, fix=fix)
             )
     if problems:
         raise ConfigError(problems)
@@ -128,8 +128,8 @@ def parse_section(
 
 def _unknown_key(section: str, name: Any, value: Any, known: list[str]) -> Problem:
     nearest = difflib.get_close_matches(str(name), known, n=1)
-    mend = f"did you mean {section}.{nearest[0]}?" if nearest else f"one of {', '.join(known)}"
-    return Problem(key=f"{section}.{name}", value=value, message="no such key.", mend=mend)
+    fix = f"did you mean {section}.{nearest[0]}?" if nearest else f"one of {', '.join(known)}"
+    return Problem(key=f"{section}.{name}", value=value, message="no such key.", fix=fix)
 
 
 def _nearest(value: str, known: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Mistakes of the kind that people make and report, each with the line it is on and what mends it.
+"""Mistakes of the kind that people make and report, each with the line it is on and what fixes it.
 
-A mistake is made in a good file of this repository, by writing one text for another. The mend that ``det-ds check``
-gives has to say what is then done: ``mended`` is written over the mistake, and the file has to be clean.
+A mistake is made in a good file of this repository, by writing one text for another. The fix that ``det-ds check``
+gives has to say what is then done: ``fixed`` is written over the mistake, and the file has to be clean.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Mistake:
         file: Where it is made.
         right: Text of the file that is right.
         wrong: What somebody wrote there instead; the mistake is on the line of ``at`` in it.
-        says: What the mend must say.
-        mended: What is written instead of ``wrong`` after reading the mend; ``right`` if None.
+        says: What the fix must say.
+        fixed: What is written instead of ``wrong`` after reading the fix; ``right`` if None.
         at: Text of the line that has to be named; the first line of ``wrong`` if None.
         checked: The experiment that is checked, where the mistake is in its DeepSpeed JSON.
         named_in: The file whose line is named, where that is another.
@@ -37,22 +37,22 @@ class Mistake:
     right: str
     wrong: str
     says: str
-    mended: str | None = None
+    fixed: str | None = None
     at: str | None = None
     checked: str | None = None
     named_in: str | None = None
 
 
-def in_const(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
-    return Mistake(file=CONST, right=right, wrong=wrong, says=says, mended=mended, at=at)
+def in_const(right: str, wrong: str, says: str, fixed: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=CONST, right=right, wrong=wrong, says=says, fixed=fixed, at=at)
 
 
-def in_search(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
-    return Mistake(file=SEARCH, right=right, wrong=wrong, says=says, mended=mended, at=at)
+def in_search(right: str, wrong: str, says: str, fixed: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=SEARCH, right=right, wrong=wrong, says=says, fixed=fixed, at=at)
 
 
-def in_zero1(right: str, wrong: str, says: str, mended: str | None = None, at: str | None = None) -> Mistake:
-    return Mistake(file=ZERO1, right=right, wrong=wrong, says=says, mended=mended, at=at, checked=CONST)
+def in_zero1(right: str, wrong: str, says: str, fixed: str | None = None, at: str | None = None) -> Mistake:
+    return Mistake(file=ZERO1, right=right, wrong=wrong, says=says, fixed=fixed, at=at, checked=CONST)
 
 
 SLOTS = "  slots_per_trial: 2\n"
@@ -340,7 +340,7 @@ PLANTED: dict[str, Mistake] = {
         right="  deepspeed_config: experiments/deepspeed/pipeline.json\n",
         wrong="  deepspeed_config: experiments/deepspeed/zero2.json\n",
         says="stage to 1",
-        mended="  deepspeed_config: experiments/deepspeed/zero1.json\n",
+        fixed="  deepspeed_config: experiments/deepspeed/zero1.json\n",
         at='"stage": 2',
         named_in="experiments/deepspeed/zero2.json",
     ),

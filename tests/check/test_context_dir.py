@@ -80,7 +80,7 @@ def test_too_large_a_context_names_what_is_large(tmp_path: Path, monkeypatch: py
     (problem,), _ = context_problems(tmp_path)
     assert problem.code == "context-too-large"
     assert "runs/" in problem.message
-    assert "runs/" in problem.mend
+    assert "runs/" in problem.fix
     (tmp_path / ".detignore").write_text("runs/\n")
     assert context_problems(tmp_path) == ([], [])
 
@@ -92,7 +92,7 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     errors, (problem,) = context_problems(tmp_path)
     assert not errors  # Determined has no such limit; it takes long
     assert "over 3 files" in problem.message
-    assert "/data/" in problem.mend
+    assert "/data/" in problem.fix
 
 
 SECRETS = {
@@ -117,7 +117,7 @@ def test_a_secret_is_shown_with_its_place(tmp_path: Path, name: str) -> None:
         (at for at, text in enumerate(SECRETS[name].splitlines(), 1) if len(text) > 20 and name[1] == "."), 1
     )
     assert problem.origin == f"{tmp_path / name}:{line}"
-    assert f"/{name}" in problem.mend
+    assert f"/{name}" in problem.fix
     (tmp_path / ".detignore").write_text(f"/{name}\n")
     assert context_problems(tmp_path) == ([], [])
 

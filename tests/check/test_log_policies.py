@@ -22,13 +22,13 @@ def test_a_yaml_without_the_policies_gets_the_lines_to_paste() -> None:
     [warning] = warned(max_restarts=2)
     assert warning.startswith("log_policies: what no restart can help")
     assert "is started 3 times on a cluster" in warning
-    assert yaml.safe_load(warning.partition("mend: add ")[2]) == {"log_policies": list(LOG_POLICIES)}
+    assert yaml.safe_load(warning.partition("fix: add ")[2]) == {"log_policies": list(LOG_POLICIES)}
     assert "started 6 times" in warned()[0]  # by the master's default
 
 
 def test_what_is_there_is_not_asked_for() -> None:
     [warning] = warned(log_policies=[OURS, {"name": "CUDA OOM"}])
-    assert yaml.safe_load(warning.partition("mend: add to it: ")[2]) == [OUT_OF_MEMORY]
+    assert yaml.safe_load(warning.partition("fix: add to it: ")[2]) == [OUT_OF_MEMORY]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""500 good files spoilt at random: never a traceback, never a hang, always the place and a mend."""
+"""500 good files spoilt at random: never a traceback, never a hang, always the place and a fix."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_whatever_stands_in_it(folder: Path, seed: int) -> None:
     for report in reports:
         for finding in report.findings:
             assert finding.problem.message
-            assert finding.problem.mend, finding
+            assert finding.problem.fix, finding
             where, line, column = place(finding, report.file)
             text = content if Path(where) == spoilt else Path(where).read_bytes()
             assert 1 <= line <= text.count(b"\n") + 1, (finding, line)

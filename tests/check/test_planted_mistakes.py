@@ -1,4 +1,4 @@
-"""Each planted mistake is named on its line, with a mend that mends it."""
+"""Each planted mistake is named on its line, with a fix that fixes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_there_are_as_many_as_were_promised() -> None:
 
 
 @pytest.mark.parametrize("mistake", PLANTED.values(), ids=PLANTED.keys())
-def test_it_is_named_on_its_line_and_the_mend_mends_it(project: Path, mistake: Mistake) -> None:
+def test_it_is_named_on_its_line_and_the_fix_is_right(project: Path, mistake: Mistake) -> None:
     file, checked = project / mistake.file, mistake.checked or mistake.file
     assert findings(checked) == []
 
@@ -37,10 +37,10 @@ def test_it_is_named_on_its_line_and_the_mend_mends_it(project: Path, mistake: M
     named_in = mistake.named_in or mistake.file
     lines = enumerate((project / named_in).read_text().splitlines(), 1)
     line = next(number for number, content in lines if at in content)
-    found = {place(finding, checked)[:2]: finding.problem.mend for finding in findings(checked)}
+    found = {place(finding, checked)[:2]: finding.problem.fix for finding in findings(checked)}
     assert (named_in, line) in found, found
     assert mistake.says in found[named_in, line]
 
-    good = text.replace(mistake.wrong, mistake.right if mistake.mended is None else mistake.mended, 1)
+    good = text.replace(mistake.wrong, mistake.right if mistake.fixed is None else mistake.fixed, 1)
     file.write_text(good)
     assert findings(checked) == []

@@ -129,13 +129,13 @@ def test_bases_in_other_files_are_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trial", ["GPT2Trial", "GPT2PipelineTrial"])
 @pytest.mark.parametrize(
-    ("metric", "mend"),
+    ("metric", "fix"),
     [("validation_loss", None), ("val_loss", "write validation_loss"), ("accuracy", "write validation_loss")],
 )
-def test_the_metric_of_the_templates(trial: str, metric: str, mend: str | None) -> None:
+def test_the_metric_of_the_templates(trial: str, metric: str, fix: str | None) -> None:
     document = parse_yaml(f"name: x\nsearcher:\n  name: single\n  metric: {metric}\n", "e.yaml")
     problem = metric_problem(document, f"model_defs.gpt2.trial:{trial}", ROOT)
-    assert (problem.mend if problem else None) == mend
+    assert (problem.fix if problem else None) == fix
     if problem:
         assert problem.origin == "e.yaml:4"
 
@@ -171,7 +171,7 @@ def test_a_metric_that_nobody_can_know_is_named_as_such(
     if note:
         assert (note.key, note.value, note.origin) == ("searcher.metric", metric, "e.yaml:1")
         assert note.message.startswith("could not tell whether T reports it")
-        assert f'validation_metrics = ("{metric}",)' in note.mend
+        assert f'validation_metrics = ("{metric}",)' in note.fix
 
 
 OPTIMIZER = (

@@ -1,4 +1,4 @@
-"""The mistakes that people make: each is refused with exit 2 and one message with its mend, and no traceback.
+"""The mistakes that people make: each is refused with exit 2 and one message with its fix, and no traceback.
 
 Most are found before a rank is started. They run in this process, where a start of ranks fails the test.
 """
@@ -36,14 +36,14 @@ class Mistake:
         edits: What is done to the context directory first.
         arguments: Of ``det-ds run``, started in the context directory.
         says: What the message must contain: the key or file at fault, its value, what is wrong with it.
-        mend: What it must advise.
+        fix: What it must advise.
         num_errors: Errors that are named; all that is wrong is said at once.
     """
 
     edits: tuple[Edit, ...] = ()
     arguments: tuple[str, ...] = RUN
     says: tuple[str, ...]
-    mend: str
+    fix: str
     num_errors: int = 1
 
 
@@ -101,108 +101,106 @@ def linked_out(folder: Path) -> None:
 
 
 COMMAND_LINE = {
-    "no-config": Mistake(arguments=(), says=("Missing argument 'CONFIG'",), mend="det-ds run --help"),
+    "no-config": Mistake(arguments=(), says=("Missing argument 'CONFIG'",), fix="det-ds run --help"),
     "unknown-option": Mistake(
-        arguments=(*RUN, "--slot", "2"), says=("No such option", "--slot"), mend="--slots"
+        arguments=(*RUN, "--slot", "2"), says=("No such option", "--slot"), fix="--slots"
     ),
     "config-missing": Mistake(
-        arguments=("experiments.yaml", "."), says=("experiments.yaml", "no such file"), mend=EXPERIMENT
+        arguments=("experiments.yaml", "."), says=("experiments.yaml", "no such file"), fix=EXPERIMENT
     ),
     "config-is-a-folder": Mistake(
-        arguments=(".", "."), says=("is a folder, not a file",), mend=f"there are: {JSON}, {EXPERIMENT}"
+        arguments=(".", "."), says=("is a folder, not a file",), fix=f"there are: {JSON}, {EXPERIMENT}"
     ),
     "arguments-swapped": Mistake(
-        arguments=(".", EXPERIMENT), says=("CONFIG = '.'",), mend=f"det-ds run {EXPERIMENT} ."
+        arguments=(".", EXPERIMENT), says=("CONFIG = '.'",), fix=f"det-ds run {EXPERIMENT} ."
     ),
     "context-missing": Mistake(
         arguments=(EXPERIMENT, "model"),
         says=("CONTEXT_DIR = 'model'", "no such folder"),
-        mend="folder that holds",
+        fix="folder that holds",
     ),
     "context-is-a-file": Mistake(
         arguments=(EXPERIMENT, TRIAL),
         says=(f"CONTEXT_DIR = '{TRIAL}'", "is a file"),
-        mend="folder that holds",
+        fix="folder that holds",
     ),
     "both-missing": Mistake(
         arguments=("a.yaml", "b"),
         says=("a.yaml", "CONTEXT_DIR = 'b'"),
-        mend="folder that holds",
+        fix="folder that holds",
         num_errors=2,
     ),
     "set-without-equals": Mistake(
         arguments=setting("hyperparameters.global_batch_size"),
         says=("--set hyperparameters.global_batch_size", "is not KEY=VALUE"),
-        mend="hyperparameters.fit.max_length.batches=10",
+        fix="hyperparameters.fit.max_length.batches=10",
     ),
-    "set-without-key": Mistake(
-        arguments=setting("=8"), says=("--set =8", "not KEY=VALUE"), mend="write e.g."
-    ),
+    "set-without-key": Mistake(arguments=setting("=8"), says=("--set =8", "not KEY=VALUE"), fix="write e.g."),
     "set-of-broken-yaml": Mistake(
-        arguments=setting("name=[a"), says=("--set name", "is not YAML"), mend="mend the YAML"
+        arguments=setting("name=[a"), says=("--set name", "is not YAML"), fix="fix the YAML"
     ),
     "set-unknown-key": Mistake(
-        arguments=setting("resource.slots_per_trial=2"), says=("resource", "unknown key"), mend="'resources'"
+        arguments=setting("resource.slots_per_trial=2"), says=("resource", "unknown key"), fix="'resources'"
     ),
     "option-by-another-name": Mistake(
-        arguments=(*RUN, "--num_gpus", "2"), says=("No such option", "--num-gpus"), mend="Write --slots"
+        arguments=(*RUN, "--num_gpus", "2"), says=("No such option", "--num-gpus"), fix="Write --slots"
     ),
     "slots-zero": Mistake(
         arguments=(*RUN, "--slots", "0"),
         says=("resources.slots_per_trial = 0 (--slots)", "must be 1 or more"),
-        mend="number of devices",
+        fix="number of devices",
     ),
     "slots-negative": Mistake(
-        arguments=(*RUN, "--slots", "-2"), says=("slots_per_trial = -2 (--slots)",), mend="number of devices"
+        arguments=(*RUN, "--slots", "-2"), says=("slots_per_trial = -2 (--slots)",), fix="number of devices"
     ),
     "slots-no-number": Mistake(
-        arguments=(*RUN, "--slots", "abc"), says=("'--slots'", "'abc'"), mend="det-ds run --help"
+        arguments=(*RUN, "--slots", "abc"), says=("'--slots'", "'abc'"), fix="det-ds run --help"
     ),
     "slots-do-not-divide-into-stages": Mistake(
         arguments=(*setting("hyperparameters.pipe_parallel_size=2"), "--slots", "3"),
         says=("slots_per_trial = 3 (--slots)", "does not divide"),
-        mend="use 2 or 4 slots",
+        fix="use 2 or 4 slots",
     ),
     "more-ranks-than-devices": Mistake(
         arguments=(*setting("hyperparameters.global_batch_size=65536"), "--slots", "65536"),
         says=("slots_per_trial = 65536 (--slots)", "devices"),
-        mend="or fewer",
+        fix="or fewer",
     ),
     "accelerator-unknown": Mistake(
-        arguments=(*RUN, "--accelerator", "tpu"), says=("'--accelerator'", "'tpu'"), mend="'cpu', 'cuda'"
+        arguments=(*RUN, "--accelerator", "tpu"), says=("'--accelerator'", "'tpu'"), fix="'cpu', 'cuda'"
     ),
     "accelerator-absent": Mistake(
         arguments=(*RUN, "--accelerator", "cuda"),
         says=("accelerator = 'cuda'", "no CUDA"),
-        mend="--accelerator cpu",
+        fix="--accelerator cpu",
     ),
     "resume-of-what": Mistake(
-        arguments=(*RUN, "--resume"), says=("--resume", "--run-dir"), mend="add the --run-dir"
+        arguments=(*RUN, "--resume"), says=("--resume", "--run-dir"), fix="add the --run-dir"
     ),
     "resume-of-what-there-is": Mistake(
         edits=(complete_checkpoint("runs/tiny/20260101-000000"),),
         arguments=(*RUN, "--resume"),
         says=("--resume", "--run-dir"),
-        mend="add --run-dir runs/tiny/20260101-000000",
+        fix="add --run-dir runs/tiny/20260101-000000",
     ),
     "resume-without-checkpoint": Mistake(
         arguments=(*RUN, "--resume", "--run-dir", "empty"),
         says=("--run-dir = 'empty'", "no complete checkpoint"),
-        mend="without --resume",
+        fix="without --resume",
     ),
     "run-dir-holds-a-run": Mistake(
         edits=(complete_checkpoint("earlier"),),
         arguments=(*RUN, "--run-dir", "earlier"),
         says=("--run-dir = 'earlier'", "holds a run already, trained to batch 7"),
-        mend="--resume",
+        fix="--resume",
     ),
     "run-dir-is-a-file": Mistake(
         arguments=(*RUN, "--run-dir", TRIAL),
         says=(f"--run-dir = '{TRIAL}'", "is a file"),
-        mend="can be written to",
+        fix="can be written to",
     ),
     "run-dir-below-a-file": Mistake(
-        arguments=(*RUN, "--run-dir", f"{TRIAL}/run"), says=("is a file",), mend="can be written to"
+        arguments=(*RUN, "--run-dir", f"{TRIAL}/run"), says=("is a file",), fix="can be written to"
     ),
 }
 
@@ -210,165 +208,165 @@ YAML = {
     "unparsable": Mistake(
         edits=yaml("{batches: 6}", "{batches: 6"),
         says=(f"{EXPERIMENT}:1", "is not YAML"),
-        mend="mend the YAML",
+        fix="fix the YAML",
     ),
     "not-utf-8": Mistake(
         edits=(written(EXPERIMENT, b"name: \xff\xfe"),),
         says=(EXPERIMENT, "not UTF-8"),
-        mend="save it as UTF-8",
+        fix="save it as UTF-8",
     ),
-    "empty": Mistake(edits=(written(EXPERIMENT, ""),), says=(EXPERIMENT, "is empty"), mend="write"),
+    "empty": Mistake(edits=(written(EXPERIMENT, ""),), says=(EXPERIMENT, "is empty"), fix="write"),
     "a-list": Mistake(
         edits=(written(EXPERIMENT, "- name: tiny\n"),),
         says=(EXPERIMENT, "is not a mapping"),
-        mend="name: ...",
+        fix="name: ...",
     ),
     "duplicate-key": Mistake(
         edits=yaml("  deepspeed_config", "  global_batch_size: 16\n  deepspeed_config"),
         says=("hyperparameters.global_batch_size", "given twice, on lines 6 and 7"),
-        mend="keep one",
+        fix="keep one",
     ),
     "unknown-key": Mistake(
         edits=yaml("hyperparameters:", "hyperparameter:"),
         says=(f"hyperparameter ({EXPERIMENT}:5)", "unknown key"),
-        mend="'hyperparameters'",
+        fix="'hyperparameters'",
     ),
     "unknown-key-of-resources": Mistake(
         edits=yaml("slots_per_trial", "slot_per_trial"),
         says=("resources.slot_per_trial", "unknown key"),
-        mend="'slots_per_trial'",
+        fix="'slots_per_trial'",
     ),
     "unknown-searcher": Mistake(
-        edits=yaml("name: single", "name: asha"), says=("searcher.name = 'asha'",), mend="adaptive_asha"
+        edits=yaml("name: single", "name: asha"), says=("searcher.name = 'asha'",), fix="adaptive_asha"
     ),
     "negative-seed": Mistake(
         arguments=setting("reproducibility.experiment_seed=-1"),
         says=("experiment_seed = -1",),
-        mend="seed >= 0",
+        fix="seed >= 0",
     ),
     "half-a-search": Mistake(
         arguments=setting("hyperparameters.learning_rate={type: log, minval: -4}"),
         says=("hyperparameters.learning_rate", "log"),
-        mend="maxval",
+        fix="maxval",
     ),
     "quoted-number": Mistake(
         edits=yaml("global_batch_size: 8", 'global_batch_size: "8"'),
         says=(f"global_batch_size = '8' ({EXPERIMENT}:6)", "must be an integer, not a string"),
-        mend="remove the quotes: 8",
+        fix="remove the quotes: 8",
     ),
     "true-for-a-number": Mistake(
         edits=yaml("global_batch_size: 8", "global_batch_size: true"),
         says=("global_batch_size = true", "must be an integer"),
-        mend="write an integer",
+        fix="write an integer",
     ),
     "half-a-sample": Mistake(
-        edits=yaml("global_batch_size: 8", "global_batch_size: 8.5"), says=("= 8.5",), mend="write an integer"
+        edits=yaml("global_batch_size: 8", "global_batch_size: 8.5"), says=("= 8.5",), fix="write an integer"
     ),
     "batch-zero": Mistake(
         edits=yaml("global_batch_size: 8", "global_batch_size: 0"),
         says=("global_batch_size = 0", "must be 1 or more"),
-        mend="positive",
+        fix="positive",
     ),
     "batch-negative": Mistake(
-        edits=yaml("global_batch_size: 8", "global_batch_size: -8"), says=("= -8",), mend="positive"
+        edits=yaml("global_batch_size: 8", "global_batch_size: -8"), says=("= -8",), fix="positive"
     ),
     "batch-missing": Mistake(
         edits=yaml("  global_batch_size: 8\n", ""),
         says=("hyperparameters.global_batch_size", "missing"),
-        mend="state global_batch_size",
+        fix="state global_batch_size",
     ),
     "batch-does-not-divide": Mistake(
         edits=yaml("global_batch_size: 8", "global_batch_size: 9"),
         says=(f"global_batch_size = 9 ({EXPERIMENT}:6)", "is not a multiple of"),
-        mend="global_batch_size 8 or 10",
+        fix="global_batch_size 8 or 10",
     ),
     "slots-do-not-divide-batch": Mistake(
-        arguments=(*RUN, "--slots", "3"), says=("global_batch_size = 8", "3 slots"), mend="6 or 9"
+        arguments=(*RUN, "--slots", "3"), says=("global_batch_size = 8", "3 slots"), fix="6 or 9"
     ),
     "replicas-that-are-not-there": Mistake(
         arguments=setting("hyperparameters.data_parallel_world_size=4"),
         says=("data_parallel_world_size = 4", "make 2 replicas"),
-        mend="write 2 or auto, or use 4 slots",
+        fix="write 2 or auto, or use 4 slots",
     ),
     "misspelt-hyperparameter": Mistake(
         edits=yaml("global_batch_size", "global_batchsize"),
         says=("hyperparameters.global_batchsize", "unknown key"),
-        mend="'global_batch_size'",
+        fix="'global_batch_size'",
     ),
     "length-missing": Mistake(
         edits=yaml("    max_length: {batches: 6}\n", ""),
         says=("hyperparameters.fit.max_length", "missing"),
-        mend="fit: {max_length: {batches: 200}}",
+        fix="fit: {max_length: {batches: 200}}",
     ),
     "length-in-batches-and-epochs": Mistake(
         arguments=setting("hyperparameters.fit.max_length.epochs=1"),
         says=("fit.max_length", "both batches and epochs"),
-        mend="max_length.batches=null",
+        fix="max_length.batches=null",
     ),
     "length-in-steps": Mistake(
         edits=yaml("max_length: {batches: 6}", "max_length: {batch: 6}"),
         says=("fit.max_length.batch", "unknown key"),
-        mend="'batches'",
+        fix="'batches'",
     ),
     "length-without-unit": Mistake(
         edits=yaml("max_length: {batches: 6}", "max_length: 6"),
         says=("fit.max_length = 6",),
-        mend="{batches: 6}",
+        fix="{batches: 6}",
     ),
     "length-zero": Mistake(
         edits=yaml("max_length: {batches: 6}", "max_length: {batches: 0}"),
         says=("fit.max_length.batches = 0", "must be 1 or more"),
-        mend="positive",
+        fix="positive",
     ),
     "unknown-argument-of-fit": Mistake(
         edits=yaml("validation_period", "validate_period"),
         says=("fit.validate_period", "unknown key"),
-        mend="'validation_period'",
+        fix="'validation_period'",
     ),
     "unknown-policy": Mistake(
         edits=yaml("checkpoint_policy: best", "checkpoint_policy: last"),
         says=("fit.checkpoint_policy = 'last'",),
-        mend="best, all, none",
+        fix="best, all, none",
     ),
     "two-mistakes": Mistake(
         arguments=(*setting("hyperparameters.fit.max_length=null"), "--slots", "3", "--run-dir", TRIAL),
         says=("fit.max_length", "global_batch_size = 8", "--run-dir"),
-        mend="6 or 9",
+        fix="6 or 9",
         num_errors=3,
     ),
 }
 
 ENTRYPOINT = {
-    "missing": Mistake(edits=(without_entrypoint,), says=("entrypoint", "missing"), mend=LAUNCH),
+    "missing": Mistake(edits=(without_entrypoint,), says=("entrypoint", "missing"), fix=LAUNCH),
     "a-class": Mistake(
         edits=yaml(f"{OWN_MODELS} trial:TinyTrial", "trial:TinyTrial"),
         says=("entrypoint", "deprecated"),
-        mend=LAUNCH,
+        fix=LAUNCH,
     ),
     "another-script": Mistake(
         edits=yaml(f"{OWN_MODELS} trial:TinyTrial", "python3 train.py"),
         says=("entrypoint", "does not run determined_ds.train"),
-        mend=LAUNCH,
+        fix=LAUNCH,
     ),
     "misspelt-module": Mistake(
         edits=yaml("trial:TinyTrial", "trail:TinyTrial"),
         says=("trail:TinyTrial", "no module trail", f"{EXPERIMENT}:2"),
-        mend="did you mean trial?",
+        fix="did you mean trial?",
     ),
     "misspelt-class": Mistake(
         edits=yaml("trial:TinyTrial", "trial:TinyTrail"),
         says=("trial:TinyTrail", "has no TinyTrail"),
-        mend="did you mean TinyTrial?",
+        fix="did you mean TinyTrial?",
     ),
     "a-file": Mistake(
         edits=yaml("trial:TinyTrial", "trial.py:TinyTrial"),
         says=("no module trial.py",),
-        mend="did you mean trial?",
+        fix="did you mean trial?",
     ),
     "syntax-error": Mistake(
         edits=(replaced(TRIAL, "class TinyTrial(DataParallelTrial):", "class TinyTrial(DataParallelTrial)"),),
         says=("entrypoint", f"{TRIAL}:18 is not Python", "expected ':'"),
-        mend=f"mend {TRIAL}:18",
+        fix=f"fix {TRIAL}:18",
     ),
     "trial-imports-from-where-it-is-not": Mistake(
         edits=(
@@ -377,7 +375,7 @@ ENTRYPOINT = {
             ),
         ),
         says=(f"{TRIAL}:8", "determined.pytorch has no DeepSpeedTrial"),
-        mend="from determined.pytorch.deepspeed import DeepSpeedTrial",
+        fix="from determined.pytorch.deepspeed import DeepSpeedTrial",
     ),
     "trial-with-an-optimizer-that-zero-refuses": Mistake(
         edits=(
@@ -390,12 +388,12 @@ ENTRYPOINT = {
         ),
         arguments=overwriting(zero_optimization="{stage: 1}"),
         says=(f"{TRIAL}:29", "makes torch.optim.SGD, and ZeRO stage 1"),
-        mend='"zero_allow_untested_optimizer": true',
+        fix='"zero_allow_untested_optimizer": true',
     ),
     "not-python": Mistake(
         edits=(written(TRIAL, b"\x00\x01"),),
         says=("entrypoint", f"{TRIAL} is not Python"),
-        mend=f"mend {TRIAL}",
+        fix=f"fix {TRIAL}",
     ),
 }
 
@@ -403,7 +401,7 @@ DEEPSPEED_JSON = {
     "missing": Mistake(
         edits=yaml("ds.json", "zero1.json"),
         says=("deepspeed_config = 'zero1.json'", "no such file in the context directory"),
-        mend=f"there are: {JSON}",
+        fix=f"there are: {JSON}",
     ),
     "absolute": Mistake(
         edits=(
@@ -411,76 +409,76 @@ DEEPSPEED_JSON = {
             lambda folder: yaml("ds.json", str(folder.parent / "outside.json"))[0](folder),
         ),
         says=("deepspeed_config", "outside the context directory"),
-        mend="move it inside",
+        fix="move it inside",
     ),
     "above": Mistake(
         edits=(linked_out, *yaml("ds.json", "../outside.json")),
         says=("deepspeed_config = '../outside.json'", "outside the context directory"),
-        mend="move it inside",
+        fix="move it inside",
     ),
     "linked-out": Mistake(
         edits=(linked_out, *yaml("ds.json", "link.json")),
         says=("deepspeed_config = 'link.json'", "outside the context directory"),
-        mend="move it inside",
+        fix="move it inside",
     ),
     "a-folder": Mistake(
         edits=(lambda folder: (folder / "ds").mkdir(), *yaml("ds.json", "ds")),
         says=("deepspeed_config = 'ds'", "is not a file"),
-        mend=f"there are: {JSON}",
+        fix=f"there are: {JSON}",
     ),
     "a-number": Mistake(
-        edits=yaml("ds.json", "1"), says=("deepspeed_config = 1", "a path or a mapping"), mend="write a path"
+        edits=yaml("ds.json", "1"), says=("deepspeed_config = 1", "a path or a mapping"), fix="write a path"
     ),
     "trailing-comma": Mistake(
-        edits=json('"stage": 1', '"stage": 1,'), says=(f"{JSON}:6", "is not JSON"), mend="remove the comma"
+        edits=json('"stage": 1', '"stage": 1,'), says=(f"{JSON}:6", "is not JSON"), fix="remove the comma"
     ),
     "comment": Mistake(
         edits=json('"stage": 1', '"stage": 1 // sharded'),
         says=(f"{JSON}:6", "is not JSON"),
-        mend="no comments",
+        fix="no comments",
     ),
-    "a-list": Mistake(edits=(written(JSON, "[]"),), says=(JSON, "is not a JSON object"), mend='"{"'),
-    "not-a-number": Mistake(edits=json("0.01", "NaN"), says=(JSON, "NaN"), mend="finite"),
+    "a-list": Mistake(edits=(written(JSON, "[]"),), says=(JSON, "is not a JSON object"), fix='"{"'),
+    "not-a-number": Mistake(edits=json("0.01", "NaN"), says=(JSON, "NaN"), fix="finite"),
     "duplicate-key": Mistake(
         edits=json('"stage": 1', '"stage": 1,\n    "stage": 2'),
         says=("zero_optimization.stage", "given twice, on lines 6 and 7"),
-        mend="keep one",
+        fix="keep one",
     ),
     "unknown-key": Mistake(
         edits=json('"zero_optimization"', '"zero_optimisation"'),
         says=(f"zero_optimisation ({JSON}:5)", "unknown key"),
-        mend="'zero_optimization'",
+        fix="'zero_optimization'",
     ),
     "unknown-key-below": Mistake(
-        edits=json('"stage"', '"zero_stage"'), says=("zero_optimization.zero_stage",), mend="stage"
+        edits=json('"stage"', '"zero_stage"'), says=("zero_optimization.zero_stage",), fix="stage"
     ),
     "quoted-number": Mistake(
         edits=json('"stage": 1', '"stage": "1"'),
         says=(f"zero_optimization.stage = '1' ({JSON}:6)", "must be an integer"),
-        mend="remove the quotes: 1",
+        fix="remove the quotes: 1",
     ),
     "stage-four": Mistake(
-        edits=json('"stage": 1', '"stage": 4'), says=("zero_optimization.stage = 4",), mend="use 0, 1, 2, 3"
+        edits=json('"stage": 1', '"stage": 4'), says=("zero_optimization.stage = 4",), fix="use 0, 1, 2, 3"
     ),
     "micro-batch-zero": Mistake(
         edits=json('"train_micro_batch_size_per_gpu": "auto"', '"train_micro_batch_size_per_gpu": 0'),
         says=(f"train_micro_batch_size_per_gpu = 0 ({JSON}:3)",),
-        mend="above 0",
+        fix="above 0",
     ),
     "micro-batch-does-not-divide": Mistake(
         edits=json('"train_micro_batch_size_per_gpu": "auto"', '"train_micro_batch_size_per_gpu": 3'),
         says=("global_batch_size = 8", "train_micro_batch_size_per_gpu 3"),
-        mend="6 or 12",
+        fix="6 or 12",
     ),
     "batch-stated-twice": Mistake(
         edits=json('"train_batch_size": "auto"', '"train_batch_size": 16'),
         says=("global_batch_size = 8", "train_batch_size = 16", f"{JSON}:2"),
-        mend="auto",
+        fix="auto",
     ),
     "embedded-unknown-key": Mistake(
         edits=yaml("deepspeed_config: ds.json", "deepspeed_config: {zero_optimisation: {stage: 1}}"),
         says=(f"zero_optimisation ({EXPERIMENT}:7)", "unknown key"),
-        mend="'zero_optimization'",
+        fix="'zero_optimization'",
     ),
 }
 
@@ -488,27 +486,27 @@ NAMES_AND_NEEDS = {
     "monitor-without-its-package": Mistake(
         arguments=overwriting(wandb="{enabled: true}"),
         says=("wandb.enabled = true", "needs the package wandb, which is not installed"),
-        mend="pip install 'wandb'",
+        fix="pip install 'wandb'",
     ),
     "contiguous-checkpoints": Mistake(
         arguments=overwriting(activation_checkpointing="{contiguous_memory_optimization: true}"),
         says=("activation_checkpointing.contiguous_memory_optimization = true", "needs number_checkpoints"),
-        mend="number_checkpoints: N",
+        fix="number_checkpoints: N",
     ),
     "two-names-with-two-values": Mistake(
         arguments=setting("hyperparameters.pipe_parallel_size=1", "hyperparameters.pipeline_parallel_size=2"),
         says=("hyperparameters.pipeline_parallel_size = 2", "another name of pipe_parallel_size, which is 1"),
-        mend="keep pipe_parallel_size only",
+        fix="keep pipe_parallel_size only",
     ),
     "a-name-that-models-have": Mistake(
         arguments=setting("hyperparameters.num_stages=2"),
         says=("hyperparameters.num_stages = 2", "is not read by this library"),
-        mend="state pipe_parallel_size: 1 beside it",
+        fix="state pipe_parallel_size: 1 beside it",
     ),
     "stages-in-the-json": Mistake(
         arguments=overwriting(pipeline="{stages: 2}"),
         says=("pipeline.stages = 2", "is not read by DeepSpeed"),
-        mend="hyperparameters.pipe_parallel_size",
+        fix="hyperparameters.pipe_parallel_size",
     ),
 }
 
@@ -519,22 +517,22 @@ TOGETHER = {
             "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=2",
         ),
         says=("zero_optimization.stage = 2 (--set", "pipe_parallel_size 2"),
-        mend="set zero_optimization.stage to 1",
+        fix="set zero_optimization.stage to 1",
     ),
     "parameters-offloaded-with-zero1": Mistake(
         arguments=overwriting(zero_optimization="{offload_param: {device: cpu}}"),
         says=("zero_optimization.offload_param", "stage 3, not 1"),
-        mend="to 3, or remove offload_param",
+        fix="to 3, or remove offload_param",
     ),
     "zeropp-on-cpu": Mistake(
         arguments=overwriting(zero_optimization="{stage: 3, zero_quantized_weights: true}"),
         says=("zero_optimization.zero_quantized_weights = true", "CUDA"),
-        mend="run it on GPUs",
+        fix="run it on GPUs",
     ),
     "one-bit-adam-on-cpu": Mistake(
         arguments=overwriting(optimizer="{type: const, val: {type: OneBitAdam}}"),
         says=("optimizer.type = 'OneBitAdam'",),
-        mend="AdamW",
+        fix="AdamW",
     ),
 }
 
@@ -589,7 +587,7 @@ def test_refused_before_a_rank_is_started(
 
     assert result.exit_code == EXIT_CONFIG, result.output
     assert result.stdout == ""
-    for words in (*mistake.says, mistake.mend):
+    for words in (*mistake.says, mistake.fix):
         assert words in result.stderr
     assert len(re.findall(r"^error: ", result.stderr, flags=re.I | re.M)) == mistake.num_errors, result.stderr
     assert "Traceback" not in result.stderr
@@ -647,12 +645,12 @@ def test_a_trial_that_may_be_there_is_left_to_the_ranks(
 # ----------------------------------------------------------------------------- what only the ranks can know
 
 
-def assert_refused_once(run_dir: Path, *arguments: str | Path, says: tuple[str, ...], mend: str) -> None:
+def assert_refused_once(run_dir: Path, *arguments: str | Path, says: tuple[str, ...], fix: str) -> None:
     done = det_ds("run", *arguments, "--run-dir", run_dir)
     assert done.returncode == EXIT_CONFIG, done.stderr
     for words in says:
         assert done.stderr.count(words) == 1, done.stderr
-    assert mend in done.stderr
+    assert fix in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -663,7 +661,7 @@ def test_a_data_path_without_text(tmp_path: Path) -> None:
         tmp_path / "run",
         *("experiments/gpt2/const.yaml", ROOT, "--set", f"data.path={folder}"),
         says=("data.path", str(folder), "holds no text files"),
-        mend=".jsonl",
+        fix=".jsonl",
     )
 
 
@@ -675,7 +673,7 @@ def test_a_class_that_is_no_trial(own_model: Path) -> None:
         own_model / "run",
         *(own_model / EXPERIMENT, own_model),
         says=("entrypoint = 'trial:Model'", "Model is no DeepSpeedTrial"),
-        mend="TinyTrial",
+        fix="TinyTrial",
     )
 
 
@@ -685,7 +683,7 @@ def test_a_trial_that_lacks_a_method(own_model: Path) -> None:
         own_model / "run",
         *(own_model / EXPERIMENT, own_model),
         says=("TinyTrial (trial:TinyTrial)", "does not define build_validation_data_loader"),
-        mend="define it",
+        fix="define it",
     )
 
 
@@ -697,7 +695,7 @@ def test_a_data_loader_with_another_batch_size(own_model: Path) -> None:
         own_model / "run",
         *(own_model / EXPERIMENT, own_model),
         says=("build_training_data_loader = 3", "is not the micro-batch size 4"),
-        mend="self.training_loader(dataset)",
+        fix="self.training_loader(dataset)",
     )
 
 
@@ -707,7 +705,7 @@ def test_a_metric_that_the_trial_does_not_report(own_model: Path) -> None:
         own_model / "run",
         *(own_model / EXPERIMENT, own_model),
         says=("searcher.metric", "accuracy"),
-        mend="validation_loss",
+        fix="validation_loss",
     )
 
 

@@ -21,7 +21,7 @@ TEMPLATES = [
     *sorted(ROOT.glob("experiments/*/*.yaml")),
     *sorted(ROOT.glob("experiments/*/*.json")),
 ]
-KEYS = {"file", "line", "column", "severity", "code", "key", "message", "mend"}
+KEYS = {"file", "line", "column", "severity", "code", "key", "message", "fix"}
 
 
 def check(*arguments: str | Path, colour: bool = False) -> Result:
@@ -77,7 +77,7 @@ WRONG = setting(global_batch_size=9)  # on two slots
 @pytest.mark.parametrize(
     ("arguments", "code", "strictly", "last_line"),
     [
-        ([], 0, 0, "1 file checked, nothing to mend"),
+        ([], 0, 0, "1 file checked, nothing to fix"),
         (WARNED, 0, 1, "0 errors, 1 warning in 1 file"),
         (WRONG, 2, 2, "1 error, 0 warnings in 1 file"),
         ([*WARNED, *WRONG], 2, 2, "1 error, 1 warning in 1 file"),
@@ -99,7 +99,7 @@ def test_a_metric_that_cannot_be_known_is_a_note_and_counts_as_nothing() -> None
     assert result.exit_code == 0
     assert ": note: searcher.metric = 'validation_accuracy'" in result.stdout
     assert "could not tell whether TinyTrial reports it" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 file checked, nothing to mend"
+    assert result.stdout.splitlines()[-1] == "1 file checked, nothing to fix"
     assert [finding["severity"] for finding in findings("experiment.yaml", *metric)] == ["note"]
     assert [found("experiment.yaml", *metric)[kind] for kind in ("errors", "warnings")] == [0, 0]
     trial.write_text(
@@ -117,7 +117,7 @@ def test_it_reads_as_a_compiler_does() -> None:
     assert result.stdout.splitlines() == [
         f"wrong.yaml:{line}:3: error: hyperparameters.global_batch_size = 9: "
         "is not a multiple of data_parallel_world_size 2 (2 slots) [batch]",
-        "    mend: use global_batch_size 8 or 10",
+        "    fix: use global_batch_size 8 or 10",
         "1 error, 0 warnings in 1 file",
     ]
     assert result.stderr == ""
@@ -151,7 +151,7 @@ def test_json_says_the_same() -> None:
     assert (finding["severity"], finding["code"], finding["value"]) == ("error", "batch", 9)
     assert finding["key"] == "hyperparameters.global_batch_size"
     assert finding["origin"] == "--set hyperparameters.global_batch_size=9"
-    assert finding["mend"] == "use global_batch_size 8 or 10"
+    assert finding["fix"] == "use global_batch_size 8 or 10"
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_said(name: str, content: bytes | None, message: 
     assert (result.exit_code, result.stderr) == (2, "")
     assert f"{name}:1:1: error: {message} [unreadable]" in result.stdout
     (finding,) = findings(name)
-    assert finding["mend"]
+    assert finding["fix"]
 
 
 # ----------------------------------------------------------------------------------------------- options
@@ -248,10 +248,10 @@ def test_what_does_not_fit_a_gpu_is_told_with_what_does(monkeypatch: pytest.Monk
     large = ["experiments/gpt2/const.yaml", "--gpu-memory", "4GiB", *setting(global_batch_size=4096)]
     (finding,) = findings(*large)
     assert (finding["severity"], finding["code"]) == ("error", "memory")
-    mend = re.fullmatch(r"set train_micro_batch_size_per_gpu to (\d+) \(at most \d+ fit\)", finding["mend"])
-    assert mend
-    mended = {"overwrite_deepspeed_args.train_micro_batch_size_per_gpu": mend[1]}
-    assert check(*large, *setting(**mended)).exit_code == 0
+    fix = re.fullmatch(r"set train_micro_batch_size_per_gpu to (\d+) \(at most \d+ fit\)", finding["fix"])
+    assert fix
+    fixed = {"overwrite_deepspeed_args.train_micro_batch_size_per_gpu": fix[1]}
+    assert check(*large, *setting(**fixed)).exit_code == 0
 
 
 # ------------------------------------------------------------------------------------------ what is found
@@ -327,5 +327,5 @@ def test_the_hook_checks_every_template(monkeypatch: pytest.MonkeyPatch) -> None
     result = CliRunner().invoke(main, [*arguments, *map(str, hooked)])
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (
         0,
-        f"{len(hooked)} files checked, nothing to mend",
+        f"{len(hooked)} files checked, nothing to fix",
     )

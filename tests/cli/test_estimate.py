@@ -26,7 +26,7 @@ def refused(*arguments: str | Path) -> str:
     result = estimate(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    assert "mend: " in result.output
+    assert "fix: " in result.output
     return result.output
 
 
@@ -137,7 +137,7 @@ def test_a_hugging_face_config(tmp_path: Path) -> None:
         (("--hf-config", "nonesuch"), "no such file or folder"),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_mend(arguments: tuple[str, ...], says: str) -> None:
+def test_what_is_wrong_is_refused_with_a_fix(arguments: tuple[str, ...], says: str) -> None:
     assert says in refused(*arguments)
 
 

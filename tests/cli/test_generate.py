@@ -55,7 +55,7 @@ def refused(result: Result, *said: str) -> None:
     for part in said:
         assert part in result.stderr
     assert "Traceback" not in result.output
-    assert "  mend: " in result.stderr
+    assert "  fix: " in result.stderr
     assert result.stdout == ""
 
 

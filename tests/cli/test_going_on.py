@@ -120,7 +120,7 @@ def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path, overr
     assert result.exit_code == EXIT_CONFIG, result.output
     assert told in result.stderr
     assert "when checkpoint" in result.stderr
-    assert "mend: go back to" in result.stderr
+    assert "fix: go back to" in result.stderr
     assert contents(trained / "run") == before
 
 

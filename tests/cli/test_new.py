@@ -72,7 +72,7 @@ def test_a_json_that_is_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"),
+    ("name", "fix"),
     [
         ("My-Model", "use my_model"),
         ("class", "use model_class"),
@@ -81,8 +81,8 @@ def test_a_json_that_is_there_stays(tmp_path: Path) -> None:
         ("ä", "use my_model"),
     ],
 )
-def test_a_name_that_python_cannot_import(tmp_path: Path, name: str, mend: str) -> None:
+def test_a_name_that_python_cannot_import(tmp_path: Path, name: str, fix: str) -> None:
     result = CliRunner().invoke(main, ["new", name, "-o", str(tmp_path)])
     assert result.exit_code == 2
-    assert mend in result.output
+    assert fix in result.output
     assert list(tmp_path.iterdir()) == []

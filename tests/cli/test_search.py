@@ -63,7 +63,7 @@ def search(context: Path, *words: str | Path, run_dir: str | None = "run") -> Re
 def refused(done: Result, *said: str) -> None:
     assert done.exit_code == 2, done.output
     assert not isinstance(done.exception, (TypeError, KeyError, AttributeError, AssertionError))
-    for words in (*said, "mend: "):
+    for words in (*said, "fix: "):
         assert words in done.output, done.output
 
 

@@ -116,7 +116,7 @@ def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == EXIT_CONFIG
     assert "of this run is in checkpoint_storage" in refused.stderr
-    assert "mend: add --storage" in refused.stderr
+    assert "fix: add --storage" in refused.stderr
 
 
 SECRET = "DET_DS_CHECKPOINT_STORAGE_SECRET_KEY"

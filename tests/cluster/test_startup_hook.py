@@ -376,7 +376,7 @@ def test_what_is_missing_is_installed_as_it_was_tested_and_nothing_else_changes(
 
 
 @pytest.mark.parametrize("options", ["-e", "+e"])
-def test_what_cannot_be_installed_is_said_with_a_mend(hook: Hook, first: Path, options: str) -> None:
+def test_what_cannot_be_installed_is_said_with_a_fix(hook: Hook, first: Path, options: str) -> None:
     """The trial is not started, whether or not the shell minds errors; pip's own words are shown."""
     as_if_installed(first, LIGHT, "1.0")
     done = hook(script=f"set {options}; source startup-hook.sh; echo went on", PYTHONPATH=first)

@@ -143,14 +143,14 @@ def test_a_hyperparameter_that_is_not_used_is_a_warning() -> None:
     (warning,) = resolved.warnings
     assert str(warning) == (
         "hyperparameters.learning_rate = 0.1 (hp.yaml:2): is not used: the DeepSpeed JSON states"
-        ' optimizer.params.lr = 0.2 (ds.json)\n  mend: write "auto" there to use the hyperparameter, or remove'
+        ' optimizer.params.lr = 0.2 (ds.json)\n  fix: write "auto" there to use the hyperparameter, or remove'
         " learning_rate"
     )
     assert decide("global_batch_size: 8\nlearning_rate: 0.2", optimizer(lr=0.2)).warnings == ()
 
 
 @pytest.mark.parametrize(
-    ("ds", "hp", "path", "mend"),
+    ("ds", "hp", "path", "fix"),
     [
         (optimizer(lr=AUTO), "{}", (*PARAMS, "lr"), "hyperparameter learning_rate"),
         (optimizer(lr=AUTO), "learning_rate: auto", (*PARAMS, "lr"), "hyperparameter learning_rate"),
@@ -183,11 +183,11 @@ def test_a_hyperparameter_that_is_not_used_is_a_warning() -> None:
     ],
 )
 def test_what_nothing_determines_is_told(
-    ds: dict[str, Any], hp: str, path: tuple[str, ...], mend: str
+    ds: dict[str, Any], hp: str, path: tuple[str, ...], fix: str
 ) -> None:
     problem = refusal(lambda: fill(ds, hp))
     assert (problem.key, problem.code) == (".".join(map(str, path)), "auto-undetermined")
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def test_all_that_nothing_determines_is_told_at_once() -> None:
@@ -347,7 +347,7 @@ def test_an_offloaded_adam_stays_deepspeeds(device: str) -> None:
 def test_a_hyperparameter_that_does_not_fit_is_told_with_its_line(hp: str, said: str) -> None:
     problem = refusal(lambda: decide(f"{hp}\nglobal_batch_size: 8", optimizer(lr=AUTO)))
     assert problem.code == "wrong-type"
-    assert said in problem.mend
+    assert said in problem.fix
     assert f"hp.yaml:{max(1, hp.count(chr(10)) - ('adam_beta' in hp) + 1)}" in problem.origin
 
 

@@ -71,11 +71,11 @@ def test_nothing_is_floored(given: dict[str, int]) -> None:
     assert {name: getattr(batch, name) for name in given} == given
 
 
-def advised(mend: str) -> dict[str, list[int]]:
-    """The numbers of a mend, by the name of the argument."""
+def advised(fix: str) -> dict[str, list[int]]:
+    """The numbers of a fix, by the name of the argument."""
     arguments = {name: argument for argument, name in NAMES.items()}
     found = {}
-    for name, first, second in re.findall(r"(\w+_\w+) (\d+)(?: or (\d+))?", mend):
+    for name, first, second in re.findall(r"(\w+_\w+) (\d+)(?: or (\d+))?", fix):
         found[arguments[name]] = [int(first), *([int(second)] if second else [])]
     return found
 
@@ -100,14 +100,14 @@ def test_what_does_not_divide_is_refused_with_all_that_was_stated(given: dict[st
 
 
 @given(given=INCONSISTENT)
-def test_every_number_of_the_mend_is_feasible_and_the_nearest(given: dict[str, int]) -> None:
+def test_every_number_of_the_fix_is_feasible_and_the_nearest(given: dict[str, int]) -> None:
     """Each alone, all else left as it was. Where none is advised, none would do."""
 
     def would_do(others: dict[str, int]) -> bool:
         total, factors = others["global_batch_size"], product(others)
         return total == factors if len(others) == len(ALL) else total % factors == 0
 
-    numbers = advised(refusal(lambda: complete_batch(**given)).mend)  # type: ignore[arg-type]
+    numbers = advised(refusal(lambda: complete_batch(**given)).fix)  # type: ignore[arg-type]
     assert "global_batch_size" in numbers
     assert all(feasible({**given, name: number}) for name in numbers for number in numbers[name])
     for name in given.keys() - {"replicas"}:
@@ -130,7 +130,7 @@ def test_the_message_reads_well() -> None:
     assert str(refusal(lambda: complete_batch(**wrong, origins=origins))) == (  # type: ignore[arg-type]
         "hyperparameters.global_batch_size = 9 (a.yaml:4): is not a multiple of"
         " train_micro_batch_size_per_gpu 2 (ds.json:2) x data_parallel_world_size 2 (2 slots) = 4\n"
-        "  mend: use global_batch_size 8 or 12"
+        "  fix: use global_batch_size 8 or 12"
     )
     assert refusal(lambda: complete_batch(global_batch_size=9, replicas=2, origins=origins)).message == (
         "is not a multiple of data_parallel_world_size 2 (2 slots)"
@@ -149,7 +149,7 @@ def test_no_number_is_too_large_to_decide(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("total", [10**18, 10**18 - 11, 2**31 - 1, 10**12])
 def test_a_large_number_with_few_divisors_is_refused_as_any_other(total: int) -> None:
     problem = refusal(lambda: complete_batch(global_batch_size=total, micro_batch_size=10**6 + 3, replicas=1))
-    for number in advised(problem.mend)["global_batch_size"]:
+    for number in advised(problem.fix)["global_batch_size"]:
         assert feasible({"global_batch_size": number, "micro_batch_size": 10**6 + 3, "replicas": 1})
 
 

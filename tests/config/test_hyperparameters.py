@@ -77,7 +77,7 @@ model_size: tiny
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize(
-    ("value", "said", "mend"),
+    ("value", "said", "fix"),
     [
         ("8", "must be an integer, not a string", "remove the quotes: 8"),
         ("8.0", "must be an integer, not a string", "remove the quotes: 8"),
@@ -93,13 +93,13 @@ model_size: tiny
         (LARGEST + 1, f"must be at most {LARGEST}", "write a smaller number"),
     ],
 )
-def test_a_size_is_a_positive_integer(name: str, value: Any, said: str, mend: str) -> None:
+def test_a_size_is_a_positive_integer(name: str, value: Any, said: str, fix: str) -> None:
     problem = refusal(lambda: parse({name: value}))
-    assert (problem.key, problem.value, problem.message, problem.mend) == (
+    assert (problem.key, problem.value, problem.message, problem.fix) == (
         f"hyperparameters.{name}",
         value,
         said,
-        mend,
+        fix,
     )
 
 
@@ -108,7 +108,7 @@ def test_torch_compile_is_true_or_false(value: Any, kind: str) -> None:
     problem = refusal(lambda: parse({"torch_compile": value}))
     assert (problem.key, problem.code) == ("hyperparameters.torch_compile", "wrong-type")
     assert problem.message == f"must be true or false, not {kind}"
-    assert problem.mend == "write true or false"
+    assert problem.fix == "write true or false"
     assert parse({"torch_compile": None}) == parse({"torch_compile": False}) == Hyperparameters()
 
 
@@ -123,7 +123,7 @@ def test_a_slip_of_the_keyboard_is_refused(name: str) -> None:
     for slip in (name[:3] + name[4:], name[:3] + name[2:], name[:2] + "q" + name[3:]):
         problem = refusal(lambda slip=slip: parse({slip: 1}))
         assert (problem.key, problem.code) == (f"hyperparameters.{slip}", "unknown-key")
-        assert repr(name) in problem.mend
+        assert repr(name) in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_number_of_the_librarys_own_lies_in_its_range(given: dict[str, Any], s
     [problem] = refusals(lambda: parse(given))
     assert problem.key == f"hyperparameters.{next(iter(given))}"
     assert problem.message == said
-    assert problem.mend
+    assert problem.fix
 
 
 @pytest.mark.parametrize("nothing", [None, "auto"])
@@ -175,12 +175,12 @@ def test_two_places_that_say_different_things_are_both_named(over: str, said: st
     [problem] = refusals(lambda: parse(f"overwrite_deepspeed_args: {over}\nzero_stage: 2"))
     assert (problem.key, problem.value, problem.origin) == ("hyperparameters.zero_stage", 2, "hp.yaml:2")
     assert problem.message == f"differs from {said}"
-    assert "keep one of them" in problem.mend
+    assert "keep one of them" in problem.fix
 
 
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize(
-    ("value", "key", "said", "mend"),
+    ("value", "key", "said", "fix"),
     [
         (200, "", "must be a mapping", "write {batches: 200}"),
         (0, "", "must be a mapping", "write {batches: N} or {epochs: N}"),
@@ -198,12 +198,12 @@ def test_two_places_that_say_different_things_are_both_named(over: str, said: st
     ],
 )
 def test_a_length_is_a_number_of_batches_or_epochs(
-    name: str, value: Any, key: str, said: str, mend: str
+    name: str, value: Any, key: str, said: str, fix: str
 ) -> None:
     problem = refusal(lambda: parse({"fit": {name: value}}))
     assert problem.key == f"hyperparameters.fit.{name}{key}"
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_the_whole_length_is_no_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "key", "said", "mend"),
+    ("source", "key", "said", "fix"),
     [
         ({"fit": 3}, "fit", "must be a mapping", "fit: {max_length"),
         ({"fit": {"max_lenght": {"batches": 1}}}, "fit.max_lenght", "unknown key", "'max_length'"),
@@ -253,11 +253,11 @@ def test_the_whole_length_is_no_schedule() -> None:
         ({"overwrite_deepspeed_args": "a"}, "overwrite_deepspeed_args", "must be a mapping", "{stage: 2}"),
     ],
 )
-def test_what_is_of_another_form_is_refused(source: dict[str, Any], key: str, said: str, mend: str) -> None:
+def test_what_is_of_another_form_is_refused(source: dict[str, Any], key: str, said: str, fix: str) -> None:
     problem = refusal(lambda: parse(source))
     assert problem.key == f"hyperparameters.{key}"
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def test_all_that_is_wrong_is_told_at_once_with_its_line() -> None:
@@ -291,5 +291,5 @@ def test_whatever_is_written_is_read_or_refused(data: dict[str, Any], fit: dict[
         assert size is None or 1 <= size <= LARGEST
     for problem in problems:
         assert problem.key.startswith("hyperparameters.")
-        assert problem.mend
+        assert problem.fix
         assert str(problem)

@@ -79,7 +79,7 @@ def test_two_names_with_two_values_are_refused_with_both(hp: str, ds: Any, said:
     problem = next(p for p in refusals(lambda: decide(BATCH + hp, ds)) if p.code == "other-name")
     assert problem.message == f"is another name of {said}"
     assert problem.value in (2, False)
-    assert problem.mend.startswith("keep ")
+    assert problem.fix.startswith("keep ")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -90,7 +90,7 @@ def test_a_name_that_means_something_else_is_refused_with_what_to_write(name: st
     problem = next(p for p in refusals(lambda: decide(hp)) if p.code == "other-name")
     assert problem.key == f"hyperparameters.{name}"
     assert problem.message == "is not read by this library"
-    assert row.write in problem.mend
+    assert row.write in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_a_value_by_another_name_has_to_be_right_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hp", "mend"),
+    ("hp", "fix"),
     [
         ("pp_size: 1", "write pipe_parallel_size"),
         ("per_device_train_batch_size: 2", "write micro_batch_size"),
         ("use_bf16: false", "write overwrite_deepspeed_args.bf16.enabled"),
     ],
 )
-def test_a_warning_says_what_to_write(hp: str, mend: str) -> None:
+def test_a_warning_says_what_to_write(hp: str, fix: str) -> None:
     (warning,) = decide(BATCH + hp).warnings
-    assert warning.mend == mend
+    assert warning.fix == fix
 
 
 def test_auto_and_null_say_nothing() -> None:

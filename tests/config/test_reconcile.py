@@ -263,7 +263,7 @@ def test_a_batch_stated_twice_is_refused_with_both_places() -> None:
     problem = refusal(lambda: decide("global_batch_size: 8", '{\n"train_batch_size": 16}'))
     assert str(problem) == (
         "hyperparameters.global_batch_size = 8 (hp.yaml:1): differs from train_batch_size = 16 (ds.json:2)\n"
-        '  mend: state it once: write "auto" for train_batch_size, and global_batch_size is used'
+        '  fix: state it once: write "auto" for train_batch_size, and global_batch_size is used'
     )
     neither = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 3}'
     assert [p.code for p in refusals(lambda: decide("global_batch_size: 8", neither))] == [
@@ -279,7 +279,7 @@ def test_a_batch_that_does_not_divide_names_all_that_was_stated() -> None:
     assert str(refusal(lambda: decide("global_batch_size: 8", ds))) == (
         "hyperparameters.global_batch_size = 8 (hp.yaml:1): is not train_micro_batch_size_per_gpu 2 (ds.json:2)"
         " x gradient_accumulation_steps 3 (ds.json:3) x data_parallel_world_size 2 (2 slots) = 12\n"
-        "  mend: use global_batch_size 12, or gradient_accumulation_steps 2"
+        "  fix: use global_batch_size 12, or gradient_accumulation_steps 2"
     )
 
 
@@ -305,7 +305,7 @@ def test_ranks_are_counted_over_all_machines() -> None:
     two = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
     problem = refusal(lambda: decide(slots=4, accelerator=two, slots_origin="--slots"))
     assert (problem.key, problem.value, problem.origin) == ("slots_per_trial", 4, "--slots")
-    assert "--slots 2" in problem.mend
+    assert "--slots 2" in problem.fix
     assert CPU.max_ranks == 4 * CPU.num_devices
 
 

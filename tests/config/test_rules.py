@@ -237,7 +237,7 @@ class TestEachRule:
         broken, _ = CASES[rule.code, rule.key]
         problems, warnings = told(broken)
         (found,) = by_code(warnings if rule.warning else problems, rule)
-        assert found.mend
+        assert found.fix
         assert not re.search(r"[{}]", found.message)
         assert bool(problems) != rule.warning
 
@@ -246,9 +246,9 @@ class TestEachRule:
         assert problems == []
         assert by_code(warnings, rule) == []
 
-    def test_has_a_reason_a_mend_and_a_source(self, rule: Rule) -> None:
+    def test_has_a_reason_a_fix_and_a_source(self, rule: Rule) -> None:
         assert rule.message
-        assert rule.mend
+        assert rule.fix
         assert rule.source
 
     def test_names_a_source_that_there_is(self, rule: Rule) -> None:
@@ -285,7 +285,7 @@ def test_a_warning_stops_nothing() -> None:
     assert [warning.code for warning in warnings] == ["pipeline-bubble"]
     assert str(warnings[0]) == (
         "gradient_accumulation_steps = 1 (ds.json): 1 micro-batches for 2 pipeline stages: some stages are always"
-        " idle\n  mend: use at least 2 micro-batches (4 x 2 keep the bubble under 20 %)"
+        " idle\n  fix: use at least 2 micro-batches (4 x 2 keep the bubble under 20 %)"
     )
 
 

@@ -28,7 +28,7 @@ def test_the_slots_are_the_product(pipe: int, model: int, data: int) -> None:
 
 @given(slots=SIZES, pipe=st.integers(1, 12), model=st.integers(1, 12))
 def test_what_does_not_divide_is_refused_with_what_would(slots: int, pipe: int, model: int) -> None:
-    """Every number of the mend runs, all else left alone; and of each kind, none that runs is nearer."""
+    """Every number of the fix runs, all else left alone; and of each kind, none that runs is nearer."""
     if slots % (pipe * model) == 0:
         return
     problem = refusal(
@@ -37,7 +37,7 @@ def test_what_does_not_divide_is_refused_with_what_would(slots: int, pipe: int, 
     assert (problem.key, problem.value, problem.code) == ("slots_per_trial", slots, "topology")
     assert f"pipe_parallel_size {pipe} x model_parallel_size {model} = {pipe * model}" in problem.message
 
-    numbers = re.search(r"use (?:(\d+) or )?(\d+) slots", problem.mend)
+    numbers = re.search(r"use (?:(\d+) or )?(\d+) slots", problem.fix)
     assert numbers
     feasible = [n for n in range(1, 400) if n % (pipe * model) == 0]
     below = [n for n in feasible if n < slots]
@@ -45,7 +45,7 @@ def test_what_does_not_divide_is_refused_with_what_would(slots: int, pipe: int, 
     assert int(numbers.group(2)) == next(n for n in feasible if n > slots)
 
     for name, size, other in (("pipe_parallel_size", pipe, model), ("model_parallel_size", model, pipe)):
-        advised = re.search(rf"{name} (\d+)", problem.mend)
+        advised = re.search(rf"{name} (\d+)", problem.fix)
         works = [n for n in range(1, slots + 1) if slots % (n * other) == 0]
         if advised:
             assert abs(int(advised.group(1)) - size) == min(abs(n - size) for n in works)
@@ -59,7 +59,7 @@ def test_replicas_that_are_not_there_are_refused_with_those_that_are(slots: int,
         return
     problem = refusal(lambda: resolve_topology(slots=slots, data_parallel_world_size=data))
     assert (problem.key, problem.value) == ("hyperparameters.data_parallel_world_size", data)
-    replicas, advised = map(int, re.findall(r"\d+", problem.mend))
+    replicas, advised = map(int, re.findall(r"\d+", problem.fix))
     assert resolve_topology(slots=slots, data_parallel_world_size=replicas).slots == slots
     assert resolve_topology(slots=advised, data_parallel_world_size=data).slots == advised
 
@@ -68,12 +68,12 @@ def test_every_size_is_told_with_its_origin() -> None:
     origins = {"slots": "--slots", "pipe_parallel_size": "a.yaml:7", "data_parallel_world_size": "a.yaml:8"}
     assert str(refusal(lambda: resolve_topology(slots=5, pipe_parallel_size=2, origins=origins))) == (
         "slots_per_trial = 5 (--slots): pipe_parallel_size 2 (a.yaml:7) x model_parallel_size 1 = 2 slots a"
-        " replica, which does not divide 5 slots\n  mend: use 4 or 6 slots, or pipe_parallel_size 1"
+        " replica, which does not divide 5 slots\n  fix: use 4 or 6 slots, or pipe_parallel_size 1"
     )
     wrong = {"slots": 4, "pipe_parallel_size": 2, "data_parallel_world_size": 4}
     assert str(refusal(lambda: resolve_topology(**wrong, origins=origins))) == (
         "hyperparameters.data_parallel_world_size = 4 (a.yaml:8): 4 slots (--slots) / (pipe_parallel_size 2"
-        " (a.yaml:7) x model_parallel_size 1) make 2 replicas\n  mend: write 2 or auto, or use 8 slots"
+        " (a.yaml:7) x model_parallel_size 1) make 2 replicas\n  fix: write 2 or auto, or use 8 slots"
     )
 
 

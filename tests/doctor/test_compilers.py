@@ -182,7 +182,7 @@ def test_what_is_compiled_for_gpus_is_refused_where_there_is_no_nvcc(
     (problem,) = refused({**TORCHS, **ZEROPP}, without)
     assert (problem.key, problem.code) == ("zero_optimization.zero_quantized_weights", "nvcc")
     assert "compiles quantizer for it by nvcc at its first use, and there is no nvcc" in problem.message
-    assert problem.mend.startswith("set zero_quantized_weights to false; or install the CUDA toolkit 13.0")
+    assert problem.fix.startswith("set zero_quantized_weights to false; or install the CUDA toolkit 13.0")
     assert [each.key for each in refused({**ADAM, **zero(1)}, without)] == ["optimizer.type"]
     for fine in ({**TORCHS, **zero(1)}, {**ADAM, **OFFLOAD}):
         assert refused(fine, without) == []

@@ -135,10 +135,10 @@ def test_an_unknown_key_is_named_with_what_was_meant() -> None:
     document = Document(name="a.yaml", data={"zero": 1}, places={("zero",): Place(4, 1)}, prefix="ds")
     known = ["alpha", "beta"]
     assert str(unknown_key(document, ("zero",), ["zeros", *known])) == (
-        "ds.zero (a.yaml:4): unknown key\n  mend: did you mean 'zeros'?"
+        "ds.zero (a.yaml:4): unknown key\n  fix: did you mean 'zeros'?"
     )
-    assert unknown_key(document, ("zero",), known).mend == "known here: alpha, beta"
-    assert unknown_key(document, ("zero",), known, {"zero": "one.zero"}).mend == "did you mean one.zero?"
+    assert unknown_key(document, ("zero",), known).fix == "known here: alpha, beta"
+    assert unknown_key(document, ("zero",), known, {"zero": "one.zero"}).fix == "did you mean one.zero?"
 
 
 def test_many_unknown_keys_are_told_once() -> None:
@@ -147,7 +147,7 @@ def test_many_unknown_keys_are_told_once() -> None:
     problems = list(unknown_keys(document, (), ["optimizer"]))
     assert len(problems) == MAX_UNKNOWN + 1
     assert str(50_000 - MAX_UNKNOWN - 1) in problems[-1].message
-    assert "vocab.json" in problems[-1].mend
+    assert "vocab.json" in problems[-1].fix
 
 
 # ------------------------------------------------------------------------------- what is the same is shared

@@ -198,7 +198,7 @@ def test_a_repeated_key_is_told_with_both_lines() -> None:
         first, again = (2, 4)
         assert (
             str(problem)
-            == f"a.b (f:{again}): given twice, on lines {first} and {again}\n  mend: keep one of them"
+            == f"a.b (f:{again}): given twice, on lines {first} and {again}\n  fix: keep one of them"
         )
 
 
@@ -211,15 +211,15 @@ def test_all_repeated_keys_are_told() -> None:
 
 def test_two_merges_are_one_list() -> None:
     text = "a: &a {x: 1}\nb: &b {y: 1}\nc:\n  <<: *a\n  <<: *b\n"
-    assert "[*a, *b]" in refusal(lambda: parse_yaml(text, "f")).mend
+    assert "[*a, *b]" in refusal(lambda: parse_yaml(text, "f")).fix
 
 
-# What is wrong -> YAML, its place, what is said of it, what mends it.
+# What is wrong -> YAML, its place, what is said of it, what fixes it.
 BROKEN_YAML = {
     "tab": ("a:\n\tb: 1", "2:1", "is not YAML", "spaces"),
     "tab-before-key": ("a:\n  b: 1\n \tc: 1", "3", "is not YAML", "spaces"),
     "colon": ("a: b: c", "1:5", "mapping values", "quotes"),
-    "unclosed": ("\na: [1, 2\nb: 3", "3:2", "begins on line 2", "mend"),
+    "unclosed": ("\na: [1, 2\nb: 3", "3:2", "begins on line 2", "fix"),
     "unknown-anchor": ("a: *b", "1:4", "undefined alias", "&name"),
     "anchor-twice": ("a: &a 1\nb: &a 2", "2:4", "defined twice", "another name"),
     "merge-of-a-number": ("a: {<<: 1}", "1:9", "merges mappings", "*anchor"),
@@ -248,12 +248,12 @@ BROKEN_YAML = {
 }
 
 
-@pytest.mark.parametrize(("text", "place", "said", "mend"), BROKEN_YAML.values(), ids=BROKEN_YAML.keys())
-def test_broken_yaml(text: str, place: str, said: str, mend: str) -> None:
+@pytest.mark.parametrize(("text", "place", "said", "fix"), BROKEN_YAML.values(), ids=BROKEN_YAML.keys())
+def test_broken_yaml(text: str, place: str, said: str, fix: str) -> None:
     problem = refusal(lambda: parse_yaml(text, "f.yaml"))
     assert problem.origin.startswith(f"f.yaml:{place}" if place else "f.yaml")
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 BROKEN_JSON = {
@@ -264,9 +264,9 @@ BROKEN_JSON = {
     "single-quotes": ("{'a': 1}", "1:2", "is not JSON", "double quotes"),
     "python-true": ('{"a": True}', "1:7", "is not JSON", "write true"),
     "python-none": ('{"a": None}', "1:7", "is not JSON", "write null"),
-    "missing-comma": ('{"a": 1\n"b": 2}', "2:1", "is not JSON", "mend"),
-    "cut": ('{"a": {"b"', "1:11", "is not JSON", "mend"),
-    "two-values": ("{} {}", "1:4", "is not JSON", "mend"),
+    "missing-comma": ('{"a": 1\n"b": 2}', "2:1", "is not JSON", "fix"),
+    "cut": ('{"a": {"b"', "1:11", "is not JSON", "fix"),
+    "two-values": ("{} {}", "1:4", "is not JSON", "fix"),
     "nan": ('{"a": NaN}', "1:7", "NaN is not JSON", "finite"),
     "minus-infinity": ('{"a": -Infinity}', "1:7", "-Infinity is not JSON", "finite"),
     "too-large-a-float": ('{"a": 1e999}', "1:7", "1e999 is no finite number", "finite"),
@@ -279,12 +279,12 @@ BROKEN_JSON = {
 }
 
 
-@pytest.mark.parametrize(("text", "place", "said", "mend"), BROKEN_JSON.values(), ids=BROKEN_JSON.keys())
-def test_broken_json(text: str, place: str, said: str, mend: str) -> None:
+@pytest.mark.parametrize(("text", "place", "said", "fix"), BROKEN_JSON.values(), ids=BROKEN_JSON.keys())
+def test_broken_json(text: str, place: str, said: str, fix: str) -> None:
     problem = refusal(lambda: parse_json(text, "f.json"))
     assert problem.origin.startswith(f"f.json:{place}" if place else "f.json")
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def laughs(first: str, each: str, levels: int) -> str:
@@ -346,24 +346,24 @@ class TestFiles:
         (tmp_path / "const.yaml").touch()
         problem = refusal(lambda: read(tmp_path / "cnst.yaml"))
         assert problem.message == "no such file"
-        assert "const.yaml" in problem.mend
-        assert "const.yaml" in refusal(lambda: read(tmp_path / "no" / "such" / "folder.yaml")).mend
+        assert "const.yaml" in problem.fix
+        assert "const.yaml" in refusal(lambda: read(tmp_path / "no" / "such" / "folder.yaml")).fix
 
     def test_missing_where_only_folders_below_have_some(self, read: Any, tmp_path: Path) -> None:
         (tmp_path / "experiments" / "gpt2").mkdir(parents=True)
         (tmp_path / "experiments" / "gpt2" / "const.yaml").touch()
         (tmp_path / ".hooks.yaml").touch()
-        mend = refusal(lambda: read(tmp_path / "const.yaml")).mend
-        assert mend == f"in {tmp_path} there is: experiments/gpt2/const.yaml"
+        fix = refusal(lambda: read(tmp_path / "const.yaml")).fix
+        assert fix == f"in {tmp_path} there is: experiments/gpt2/const.yaml"
 
     def test_stdin_by_its_usual_name(self, read: Any) -> None:
-        assert "stdin is not read" in refusal(lambda: read(Path("-"))).mend
+        assert "stdin is not read" in refusal(lambda: read(Path("-"))).fix
 
     def test_folder(self, read: Any, tmp_path: Path) -> None:
         (tmp_path / "const.yaml").touch()
         problem = refusal(lambda: read(tmp_path, name="folder"))
         assert (problem.origin, problem.message) == ("folder", "is a folder, not a file")
-        assert "const.yaml" in problem.mend
+        assert "const.yaml" in problem.fix
 
     def test_pipe_or_device(self, read: Any, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")

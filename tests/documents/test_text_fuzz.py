@@ -65,7 +65,7 @@ def test_whatever_is_done_to_a_text_it_is_read_or_refused_with_its_place(
     except ConfigError as error:
         for problem in error.problems:
             assert re.match(r"f(:\d+:\d+)?$|.*\(f:\d+\)", str(problem).split(":  ")[0].split(": ")[0])
-            assert problem.mend
+            assert problem.fix
         return
     told = json.loads(json.dumps(document.data, allow_nan=False))
     assert told == document.data

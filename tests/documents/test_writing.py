@@ -32,7 +32,7 @@ def test_every_file_that_is_there_is_named(tmp_path: Path) -> None:
     paths[2].symlink_to("nowhere")
     found = refusals(lambda: write_files(dict.fromkeys(paths, "new"), overwrite=False))
     assert [problem.origin for problem in found] == [str(paths[0]), str(paths[2])]
-    assert all("--force" in problem.mend for problem in found)
+    assert all("--force" in problem.fix for problem in found)
     assert not paths[1].exists()
 
 

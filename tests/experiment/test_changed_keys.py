@@ -225,7 +225,7 @@ def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
         "= 16 (global_batch_size, one.yaml): was 8 when checkpoint c was written"
         in told["deepspeed train_batch_size"]
     )
-    assert "mend: go back to 8, or start anew in another --run-dir" in told["deepspeed train_batch_size"]
+    assert "fix: go back to 8, or start anew in another --run-dir" in told["deepspeed train_batch_size"]
 
 
 def test_the_trials_seed_must_stay() -> None:
@@ -240,7 +240,7 @@ def test_a_fork_of_all_may_change_the_course_but_not_the_layout() -> None:
     now["reproducibility"] = {"experiment_seed": 7}
     found = changes(config(), now, warm_start="all")
     assert [problem.key for problem in found.problems] == ["deepspeed zero_optimization.stage"]
-    assert "start anew, without it" in found.problems[0].mend
+    assert "start anew, without it" in found.problems[0].fix
 
 
 def test_weights_alone_fit_any_strategy_but_not_another_cut_of_the_model() -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_key_is_told_with_what_was_meant(text: str, key: str, meant: 
     problem = refusal(lambda: experiment(text))
     assert (problem.key, problem.code) == (key, "unknown-key")
     assert problem.origin == f"a.yaml:{text.count(chr(10)) + 1}"
-    assert meant in problem.mend
+    assert meant in problem.fix
     assert sanity_errors(parse_yaml(text, "a").data) or key == "resources.slots"
 
 
@@ -124,7 +124,7 @@ entrypoint: python3 train.py
 
 
 @pytest.mark.parametrize(
-    ("section", "value", "said", "mend"),
+    ("section", "value", "said", "fix"),
     [
         ("name", 5, "must be a string, not an integer", "write a string"),
         ("resources", 2, "must be a mapping, not an integer", "write a mapping"),
@@ -142,12 +142,12 @@ entrypoint: python3 train.py
         ("searcher.name", None, "must be a string, not null", "use one of single"),
     ],
 )
-def test_a_wrong_value_is_told_once(section: str, value: Any, said: str, mend: str) -> None:
+def test_a_wrong_value_is_told_once(section: str, value: Any, said: str, fix: str) -> None:
     name, _, key = section.partition(".")
     problem = refusal(lambda: experiment(**{name: {key: value} if key else value}))
     assert (problem.key, problem.value) == (section, value)
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 # -------------------------------------------------------------------------------------------------- entrypoint
@@ -193,7 +193,7 @@ def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, said: st
         trial_of_entrypoint(entrypoint)
     (problem,) = caught.value.problems
     assert said in problem.message
-    assert under_test.ENTRYPOINT_FORM in problem.mend
+    assert under_test.ENTRYPOINT_FORM in problem.fix
     assert trial_of_entrypoint(under_test.ENTRYPOINT_FORM)
 
 

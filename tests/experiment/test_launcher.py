@@ -30,4 +30,4 @@ def test_it_is_warned_of_where_a_trial_spans_machines(
     assert [problem.code for problem in problems] == ["launcher-machines"] * is_told
     for problem in problems:
         assert problem.origin == "mine.yaml:1"
-        assert "determined_ds.launch.deepspeed" in problem.mend
+        assert "determined_ds.launch.deepspeed" in problem.fix

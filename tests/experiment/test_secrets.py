@@ -95,8 +95,8 @@ def test_one_that_is_missing_is_named_with_its_variable() -> None:
         restored(stored, environ)
     found = {problem.key: problem for problem in caught.value.problems}
     assert found.keys() == {"environment.environment_variables.0", "data.api_key"}
-    assert "export HF_TOKEN=" in found["environment.environment_variables.0"].mend
-    assert "export DET_DS_DATA_API_KEY=" in found["data.api_key"].mend
+    assert "export HF_TOKEN=" in found["environment.environment_variables.0"].fix
+    assert "export DET_DS_DATA_API_KEY=" in found["data.api_key"].fix
     assert restored(stored, {}, required=False).data == stored.data
 
 

@@ -33,8 +33,8 @@ def test_deepspeed_trial_is_not_where_pytorch_trial_is(tmp_path: Path, source: s
     problem = refusal(lambda: checked(tmp_path, source))
     assert problem.origin == f"{tmp_path / 'trial.py'}:{line}"
     assert problem.message == "determined.pytorch has no DeepSpeedTrial"
-    assert "from determined.pytorch.deepspeed import DeepSpeedTrial" in problem.mend
-    assert "from determined_ds import DataParallelTrial" in problem.mend
+    assert "from determined.pytorch.deepspeed import DeepSpeedTrial" in problem.fix
+    assert "from determined_ds import DataParallelTrial" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_what_may_well_be_there_is_left_alone(tmp_path: Path, source: str) -> No
 @pytest.mark.parametrize(("module", "name"), IMPORTS)
 def test_determined_has_it_elsewhere(module: str, name: str) -> None:
     assert not hasattr(importlib.import_module(module), name)
-    mend = IMPORTS[module, name]
-    if mend.startswith("from "):
-        assert hasattr(importlib.import_module(mend.split()[1]), name)
+    fix = IMPORTS[module, name]
+    if fix.startswith("from "):
+        assert hasattr(importlib.import_module(fix.split()[1]), name)

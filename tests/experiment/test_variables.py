@@ -46,7 +46,7 @@ def test_all_that_is_wrong_is_said_at_once_and_no_value_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         variables(["=secret", {"A": "secret"}, 7])
     told = str(caught.value)
-    assert told.count("mend: write e.g.") == 3
+    assert told.count("fix: write e.g.") == 3
     assert "secret" not in told
     with pytest.raises(ConfigError, match="must be a list of NAME=VALUE, not a string"):
         variables("A=1")

@@ -115,7 +115,7 @@ def test_it_is_refused_without_a_gpu(path: str, tmp_path: Path) -> None:
         "zero_optimization.zero_quantized_weights = true (experiments/deepspeed/zeropp.json:" in done.stderr
     )
     assert "there is no CUDA device" in done.stderr
-    assert "mend: run it on GPUs" in done.stderr
+    assert "fix: run it on GPUs" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

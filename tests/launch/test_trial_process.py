@@ -204,7 +204,7 @@ def test_what_was_forgotten_is_read_anew(tmp_path: Path) -> None:
     [
         ("", ""),
         (
-            "tiny: trial:Tiny\nerror: --slots = 0: must be 1\n  mend: --slots 1\nerror: another\n",
+            "tiny: trial:Tiny\nerror: --slots = 0: must be 1\n  fix: --slots 1\nerror: another\n",
             "--slots = 0: must be 1",
         ),
         (
@@ -217,7 +217,7 @@ def test_what_was_forgotten_is_read_anew(tmp_path: Path) -> None:
         ),
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
         (
-            "rank 1 failed first:\n\nMine.loss (trial.py:9): returned None; expected a tensor\n  mend: return it\n\n"
+            "rank 1 failed first:\n\nMine.loss (trial.py:9): returned None; expected a tensor\n  fix: return it\n\n"
             "what the other ranks wrote is in run/logs\n",
             "Mine.loss (trial.py:9): returned None; expected a tensor",
         ),

@@ -106,7 +106,7 @@ def test_a_trial_that_cannot_be_built_so_is_refused_with_a_way_out(
     (folder / "trial.py").write_text(code)
     with pytest.raises(ConfigError, match=says) as caught:
         built(folder / "experiment.yaml", context_dir=folder)
-    assert caught.value.problems[0].mend
+    assert caught.value.problems[0].fix
 
 
 # ---------------------------------------------------------------------------------- against a real pass

@@ -253,11 +253,11 @@ def test_sizes_that_make_no_model_are_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             shape_from_sizes(**sizes)
         assert [problem.key for problem in caught.value.problems] == [key]
-        assert caught.value.problems[0].mend
+        assert caught.value.problems[0].fix
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said", "mend"),
+    ("sizes", "said", "fix"),
     [
         ({"num_parameters": 6}, "too few for a transformer", "write 6B or 6M"),
         ({"num_parameters": 6 * 10**9, "num_layers": 10**12}, "too few for --layers", "a smaller --layers"),
@@ -265,10 +265,10 @@ def test_sizes_that_make_no_model_are_refused() -> None:
     ],
 )
 def test_parameters_that_no_such_transformer_is_made_of_are_refused(
-    sizes: dict[str, int], said: str, mend: str
+    sizes: dict[str, int], said: str, fix: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         shape_from_sizes(**sizes)
     (problem,) = caught.value.problems
     assert said in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix

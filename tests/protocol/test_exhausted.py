@@ -1,4 +1,4 @@
-"""What runs out is said in one message: what, where, how much there is, the last checkpoint, and the mend."""
+"""What runs out is said in one message: what, where, how much there is, the last checkpoint, and the fix."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def words(folder: Path, trial: str, run_dir: Path, **fit: object) -> list[str]:
 def check_told(done: subprocess.CompletedProcess[str], *said: str) -> None:
     """It failed, and ends with an error of two lines; nothing else is a traceback."""
     assert done.returncode == 1, done.stderr
-    error, mend = done.stderr.rstrip().splitlines()[-2:]
+    error, fix = done.stderr.rstrip().splitlines()[-2:]
     assert error.startswith("error: "), done.stderr
-    assert mend.startswith("  mend: ")
+    assert fix.startswith("  fix: ")
     for each in said:
         assert each in error
     assert "Traceback" not in done.stderr, done.stderr

@@ -116,7 +116,7 @@ def test_another_programs_file_is_refused(text: str, said: str, tmp_path: Path) 
     problem = refusal(lambda: load_results(tmp_path / "results.json"))
     assert said in problem.message
     assert problem.origin == str(tmp_path / "results.json")
-    assert problem.mend
+    assert problem.fix
 
 
 def test_every_file_cut_short_is_refused(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_another_format_is_refused(version: object, tmp_path: Path) -> None:
     (problem,) = with_change(tmp_path, lambda data: data.update(format=version))
     assert problem.key == "format"
-    assert "the version that wrote it" in problem.mend
+    assert "the version that wrote it" in problem.fix
 
 
 MANY = 10**400  # no float holds it
@@ -190,7 +190,7 @@ def test_a_damaged_value_is_named(
     (problem,) = with_change(tmp_path, change)
     assert problem.key == key
     assert said in problem.message
-    assert problem.mend
+    assert problem.fix
 
 
 @pytest.mark.parametrize(("value", "said"), STEPS)
@@ -225,11 +225,11 @@ def test_all_that_is_damaged_is_named_but_not_without_end(tmp_path: Path) -> Non
 
 def test_a_misspelt_key_is_told_what_was_meant(tmp_path: Path) -> None:
     (problem,) = with_change(tmp_path, lambda data: data.update(machin="m"))
-    assert "did you mean 'machine'" in problem.mend
+    assert "did you mean 'machine'" in problem.fix
     (problem,) = with_change(tmp_path, lambda data: data["rows"][0].update(slts=2))
-    assert "did you mean 'slots'" in problem.mend
+    assert "did you mean 'slots'" in problem.fix
     (problem,) = with_change(tmp_path, lambda data: data["rows"][0]["repetitions"][0].update(buble=0))
-    assert "did you mean 'bubble'" in problem.mend
+    assert "did you mean 'bubble'" in problem.fix
 
 
 def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:

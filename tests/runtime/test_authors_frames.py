@@ -166,7 +166,7 @@ def test_an_exit_is_named_with_its_place(author: ModuleType, tmp_path: Path, cod
     said = exit_of_author(raised.value, AuthorsFiles(tmp_path))
     assert said is not None
     assert f"exit({code!r}) at trial.py:23, in exits" in said
-    assert "mend: " in said
+    assert "fix: " in said
 
 
 def test_an_exit_of_a_library_is_left_alone(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def refused(folder: Path, about: About = ABOUT) -> str:
     assert (folder / STUDY).read_bytes() == before  # it may be somebody's
     text = str(caught.value)
     assert str(folder / STUDY) in text
-    assert "mend: " in text
+    assert "fix: " in text
     return text
 
 

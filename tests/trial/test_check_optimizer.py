@@ -23,18 +23,18 @@ def made(kind: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ds_config", "mend"),
+    ("kind", "ds_config", "fix"),
     [
         (torch.optim.SGD, ZERO, "zero_allow_untested_optimizer"),
         (MyAdamW, ZERO, "zero_allow_untested_optimizer"),
         (torch.optim.AdamW, OFFLOADED, "zero_force_ds_cpu_optimizer"),
     ],
 )
-def test_refused(kind: Any, ds_config: dict[str, Any], mend: str) -> None:
+def test_refused(kind: Any, ds_config: dict[str, Any], fix: str) -> None:
     problem = refusal(lambda: check_optimizer(made(kind), ds_config))
     assert (problem.key, problem.code) == ("build_optimizer", "zero-untested-optimizer")
     assert kind.__name__ in problem.value
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_what_torch_alone_cannot_do(
 ) -> None:
     (found,) = one_rank.run(build, tmp_path, hyperparameters(**json))
     assert isinstance(found, str)
-    assert "mend: " in found
+    assert "fix: " in found
     for words in said:
         assert words in found
 

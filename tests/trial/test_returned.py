@@ -342,7 +342,7 @@ def built(name: str) -> str:
 def test_what_is_built_wrongly_is_refused_before_training(one_rank: Ranks, name: str) -> None:
     [said] = one_rank.run(built, name)
     assert said.startswith("TrialError: My")
-    assert contains(said, [HERE, "mend: ", *BUILT[name][2]])
+    assert contains(said, [HERE, "fix: ", *BUILT[name][2]])
 
 
 LOSSES: dict[str, tuple[Callable[[torch.Tensor], Any], list[str]]] = {
@@ -467,7 +467,7 @@ DONE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "a reducer of an object": (
         "",
         {"prepare": reducer_of([Mine()])},
-        ["holds a Mine", "mend: return numbers"],
+        ["holds a Mine", "fix: return numbers"],
     ),
     "a searched list": (
         "",
@@ -475,13 +475,13 @@ DONE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         [
             "searcher.metric = 'validation_loss'",
             "a list of 2 (float, float)",
-            "mend: name a metric that is a number",
+            "fix: name a metric that is a number",
         ],
     ),
     "a lock in a callback": (
         "",
         {"build_callbacks": locked_callback},
-        ["callback 'mine': Locked.state_dict", "its state['lock'][0] is a lock", "mend: leave it out"],
+        ["callback 'mine': Locked.state_dict", "its state['lock'][0] is a lock", "fix: leave it out"],
     ),
     "a lock in a reducer": (
         "",

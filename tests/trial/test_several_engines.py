@@ -113,7 +113,7 @@ def test_an_engine_of_its_own() -> None:
 def test_what_an_engine_cannot_have(more: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         configs(**more)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     for words in said:
         assert words in str(caught.value)
 

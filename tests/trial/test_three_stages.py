@@ -41,7 +41,7 @@ def train_one_batch(dtype: torch.dtype) -> float:
 
     from determined_ds.devices import detect_accelerator
     from determined_ds.runtime.group.distributed import join_process_group
-    from determined_ds.trial.engine import mend_engine
+    from determined_ds.trial.engine import fix_engine
 
     join_process_group(detect_accelerator("cpu"))
     module = PipelineModule([LayerSpec(Layer, dtype) for _ in range(3)], num_stages=3, loss_fn=first_of)
@@ -51,7 +51,7 @@ def train_one_batch(dtype: torch.dtype) -> float:
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
     }
     engine, *_ = deepspeed.initialize(model=module, model_parameters=module.parameters(), config=config)
-    mend_engine(engine)
+    fix_engine(engine)
     batches = iter([(torch.ones(2, 4), torch.zeros(2, 4))] * 2)
     return float(engine.train_batch(batches))
 

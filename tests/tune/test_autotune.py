@@ -46,7 +46,7 @@ def refused(step: Callable[[], Any]) -> Problem:
     with pytest.raises(ConfigError) as caught:
         step()
     [problem] = caught.value.problems
-    assert problem.mend
+    assert problem.fix
     return problem
 
 
@@ -138,8 +138,8 @@ def test_an_experiment_that_crashes_ends_it_with_its_own_words(tmp_path: Path) -
     machine.fails = lambda each: (FAILED, "ValueError: no such file") if each.name == OWN else None
     problem = refused(autotune(tmp_path, machine).run)
     assert problem.message == "the experiment as it is does not run: ValueError: no such file"
-    assert str(tmp_path / "runs") in problem.mend
-    assert "det-ds run" in problem.mend
+    assert str(tmp_path / "runs") in problem.fix
+    assert "det-ds run" in problem.fix
     assert load_results(tmp_path / "results.json").rows[0].status == FAILED
 
 
@@ -147,7 +147,7 @@ def test_too_little_time_for_one_run(tmp_path: Path) -> None:
     machine = Machine(gpt2_candidates(), 0)
     problem = refused(autotune(tmp_path, machine, trials=10**6, seconds=START_S + machine.seconds[OWN]).run)
     assert (problem.key, problem.message) == ("--budget", "ended before the first measurement did")
-    assert "--budget 10m" in problem.mend
+    assert "--budget 10m" in problem.fix
 
 
 def test_nothing_that_trains_as_it_should(tmp_path: Path) -> None:
@@ -217,15 +217,15 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         given_to(metric="sample_per_second", budget="soon", over=["zero_stages"], overrides=["nonsense"])
     keys = [problem.key for problem in caught.value.problems]
     assert keys == ["--over", "--metric", "--budget", "--set nonsense"]
-    mends = [problem.mend for problem in caught.value.problems]
-    assert mends[0].startswith("did you mean zero_stage? ")
-    assert mends[1].startswith("did you mean samples_per_second? ")
+    fixes = [problem.fix for problem in caught.value.problems]
+    assert fixes[0].startswith("did you mean zero_stage? ")
+    assert fixes[1].startswith("did you mean samples_per_second? ")
 
 
 def test_a_metric_of_the_model_is_none_of_a_tuning() -> None:
     problem = refused(lambda: given_to(metric="validation_loss"))
     assert problem.message == "is not measured by a tuning"
-    assert "samples_per_second, tokens_per_second, step_seconds, peak_memory_gib" in problem.mend
+    assert "samples_per_second, tokens_per_second, step_seconds, peak_memory_gib" in problem.fix
 
 
 def test_where_there_is_nothing_to_choose_from_it_says_why() -> None:
@@ -235,7 +235,7 @@ def test_where_there_is_nothing_to_choose_from_it_says_why() -> None:
     assert problem.key == "--over"
     assert "pipeline: a pipeline needs two slots or more" in problem.message
     assert "offload: on a CPU there is nowhere to offload to" in problem.message
-    assert problem.mend.startswith("search over more: zero_stage, micro_batch, ")
+    assert problem.fix.startswith("search over more: zero_stage, micro_batch, ")
 
 
 def test_a_run_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:

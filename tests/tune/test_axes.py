@@ -218,9 +218,9 @@ def test_misspelt_axes_are_all_told_with_a_guess() -> None:
         ("--over", "microbatch"),
         ("--over", "colour"),
     ]
-    assert problems[0].mend.startswith("did you mean zero_stage? there are: zero_stage, micro_batch")
-    assert problems[1].mend.startswith("did you mean micro_batch? ")
-    assert problems[2].mend.startswith("there are: ")
+    assert problems[0].fix.startswith("did you mean zero_stage? there are: zero_stage, micro_batch")
+    assert problems[1].fix.startswith("did you mean micro_batch? ")
+    assert problems[2].fix.startswith("there are: ")
     check_axes(list(AXES))
 
 

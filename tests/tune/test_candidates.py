@@ -102,7 +102,7 @@ def test_an_experiment_that_does_not_fit_is_refused() -> None:
     assert problem.key == "resources.slots_per_trial"
     assert problem.value == 2
     assert "here has 1 MiB" in problem.message
-    assert "det-ds estimate" in problem.mend
+    assert "det-ds estimate" in problem.fix
 
 
 def test_every_form_has_a_model_of_its_own_size() -> None:

@@ -323,7 +323,7 @@ def test_a_form_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
     [problem] = caught.value.problems
     assert problem.key == "entrypoint"
     assert problem.message == "Mine has no stages, and trial has no other that is a PipelineTrial"
-    assert "write one beside Mine" in problem.mend
+    assert "write one beside Mine" in problem.fix
 
 
 # ------------------------------------------------------------------------------------------ what is read

@@ -155,9 +155,9 @@ def test_misspelt_names_are_all_told_with_a_guess() -> None:
     first, second, third = caught.value.problems
     assert [problem.value for problem in (first, second, third)] == ["zer2", "pipelin", "fsdp"]
     assert first.key == "--strategies"
-    assert first.mend.startswith("did you mean zero2? there are: ddp, zero0")
-    assert second.mend.startswith("did you mean pipeline? ")
-    assert third.mend.startswith("there are: ddp, zero0")
+    assert first.fix.startswith("did you mean zero2? there are: ddp, zero0")
+    assert second.fix.startswith("did you mean pipeline? ")
+    assert third.fix.startswith("there are: ddp, zero0")
 
 
 def test_no_names_are_refused() -> None:
@@ -174,7 +174,7 @@ def test_a_pipeline_on_one_slot_cannot_run() -> None:
         variant = only(name, slots=1)
         assert not variant.can_run
         assert "a pipeline needs two slots or more" in variant.reason
-        assert variant.problems[0].mend == "--slots 2"
+        assert variant.problems[0].fix == "--slots 2"
 
 
 def test_zero_pp_on_a_cpu_cannot_run() -> None:

@@ -80,7 +80,7 @@ class _Search:
         except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
             return ()
 
-    def told(self, key: KeyPath, message: str, mend: str, code: str, *, warning: bool = True) -> _Told:
+    def told(self, key: KeyPath, message: str, fix: str, code: str, *, warning: bool = True) -> _Told:
         document = self.experiment.document
         value = document.get(key)
         given = {} if value is None or isinstance(value, dict) else {"value": value}
@@ -89,7 +89,7 @@ class _Search:
             **given,
             origin=document.origin(key),
             message=message,
-            mend=mend,
+            fix=fix,
             code=code,
         )
         return _Told(problem, warning)
@@ -113,22 +113,22 @@ def _space(search: _Search) -> Iterator[_Told]:
                 name, message, "write values, or use random, grid or adaptive_asha", "search-single"
             )
     elif search.name == "grid" and not search.space.constants:
-        mend = "write the hyperparameters, or use single"
+        fix = "write the hyperparameters, or use single"
         message = "a grid without hyperparameters has no point, so that no trial would start"
-        yield search.told(name, message, mend, "search-nothing", warning=False)
+        yield search.told(name, message, fix, "search-nothing", warning=False)
     elif not axes:
-        mend = "write a hyperparameter as {type: ..., ...}, or use single"
+        fix = "write a hyperparameter as {type: ..., ...}, or use single"
         yield search.told(
-            name, "searches nothing: no hyperparameter is a range or a list of values", mend, "search-nothing"
+            name, "searches nothing: no hyperparameter is a range or a list of values", fix, "search-nothing"
         )
     elif search.name == "grid" and size is not None and size > LARGE_GRID:
         message = f"a grid of {size} points runs {size} trials; there is no limit"
-        mend = "take fewer values of some, or use random with max_trials"
-        yield search.told(name, message, mend, "search-grid-size")
+        fix = "take fewer values of some, or use random with max_trials"
+        yield search.told(name, message, fix, "search-grid-size")
     elif search.name != "grid" and size is not None and max_trials is not None and max_trials > size:
         message = f"is more than the {size} points of the space; they are drawn with repetition"
-        mend = f"set searcher.max_trials to {size} or less, or use grid"
-        yield search.told(("searcher", "max_trials"), message, mend, "search-repeats")
+        fix = f"set searcher.max_trials to {size} or less, or use grid"
+        yield search.told(("searcher", "max_trials"), message, fix, "search-repeats")
 
 
 def _order(search: _Search) -> Iterator[_Told]:
@@ -140,12 +140,12 @@ def _order(search: _Search) -> Iterator[_Told]:
             f"{len(axes)} hyperparameters are searched in one mapping ({', '.join(map(dotted, short))}): a master"
             " draws them in no certain order, so that two searches have different points"
         )
-        mend = "search at most one hyperparameter in a mapping"
+        fix = "search at most one hyperparameter in a mapping"
         if at_top:
-            mend += (
+            fix += (
                 f": write {' and '.join(f'hyperparameters.{key}' for key in at_top)} for what it stands for"
             )
-        yield search.told(("hyperparameters", name), message, mend, "search-order")
+        yield search.told(("hyperparameters", name), message, fix, "search-order")
 
 
 def _direction(search: _Search) -> Iterator[_Told]:
@@ -174,8 +174,8 @@ def _time_metric(search: _Search, reported: Collection[str] | None) -> Iterator[
     if reported is None:
         message += ", and what the trial reports itself"
     length = search.fit.max_length
-    mend = f"write {length.unit if length else POSITION[0]}"
-    yield search.told(("searcher", "time_metric"), message, mend, "search-time", warning=reported is None)
+    fix = f"write {length.unit if length else POSITION[0]}"
+    yield search.told(("searcher", "time_metric"), message, fix, "search-time", warning=reported is None)
 
 
 def _length(search: _Search) -> Iterator[_Told]:
@@ -192,8 +192,8 @@ def _length(search: _Search) -> Iterator[_Told]:
         message = (
             f"is in {search.unit}, and {trained}: whether a trial reaches its last rung is left to chance"
         )
-        mend = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
-        yield search.told(path, message, mend, "search-length")
+        fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
+        yield search.told(path, message, fix, "search-length")
     elif max_time > length.value:
         message = (
             f"{trained}: no trial reaches its last rung, and none that ends before it is followed by another"
@@ -201,16 +201,16 @@ def _length(search: _Search) -> Iterator[_Told]:
         yield search.told(path, message, f"set searcher.max_time to {length.value}", "search-length")
     elif max_time < length.value:
         message = f"{trained}: each trial is stopped before its end"
-        mend = f"set searcher.max_time to {length.value}, or fit.max_length to {{{length.unit}: {max_time}}}"
-        yield search.told(path, message, mend, "search-length")
+        fix = f"set searcher.max_time to {length.value}, or fit.max_length to {{{length.unit}: {max_time}}}"
+        yield search.told(path, message, fix, "search-length")
 
 
 def _rungs(search: _Search) -> Iterator[_Told]:
     ladder = search.ladder
     if len(ladder) == 1:
         message = "no trial is stopped early: there is one rung only, the last"
-        mend = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
-        yield search.told(("searcher", "name"), message, mend, "search-rungs")
+        fix = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
+        yield search.told(("searcher", "name"), message, fix, "search-rungs")
     first = _first_validation(search.fit.validation_period, search.fit.max_length, search.unit)
     if len(ladder) < 2 or first is None or first <= ladder[0]:
         return
@@ -220,9 +220,9 @@ def _rungs(search: _Search) -> Iterator[_Told]:
         f" they pass {_listed(late)} without being judged"
     )
     fewer = "max_rungs" if search.name == "adaptive_asha" else "num_rungs"
-    mend = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
+    fix = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
     path = ("hyperparameters", "fit", "validation_period")
-    yield search.told(path, message, mend, "search-validation")
+    yield search.told(path, message, fix, "search-validation")
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -254,5 +254,5 @@ def _concurrency(search: _Search) -> Iterator[_Told]:
             message = (
                 f"is raised to {count}: the search runs {count} brackets side by side, each with a trial"
             )
-            mend = f"write {count} or more, or mode: aggressive, which runs one"
-            yield search.told(path, message, mend, "search-concurrency")
+            fix = f"write {count} or more, or mode: aggressive, which runs one"
+            yield search.told(path, message, fix, "search-concurrency")

@@ -59,4 +59,4 @@ def _secondary_partition(ds: Document) -> int:
 
 def _as_deepspeed_says(problem: Problem) -> Problem:
     ours, theirs = "global_batch_size", "train_batch_size"
-    return dataclasses.replace(problem, key=theirs, mend=problem.mend.replace(ours, theirs))
+    return dataclasses.replace(problem, key=theirs, fix=problem.fix.replace(ours, theirs))

@@ -62,8 +62,8 @@ def _by_real_names(
         elif name in switches:
             switched[name] = value
         else:
-            mend = _mend_of_unknown(name, value, known, [*others, *switches])
-            problems.append(_problem(name, value, "no such argument", mend))
+            fix = _fix_of_unknown(name, value, known, [*others, *switches])
+            problems.append(_problem(name, value, "no such argument", fix))
     if switched:
         problems += _switch_precision(arguments, switched)
     if problems:
@@ -71,7 +71,7 @@ def _by_real_names(
     return arguments
 
 
-def _mend_of_unknown(name: str, value: Any, known: list[str], others: list[str]) -> str:
+def _fix_of_unknown(name: str, value: Any, known: list[str], others: list[str]) -> str:
     if SECTIONS in known and name in known_keys()["keys"]:
         return f"write {SECTIONS}={{{name!r}: ...}}"
     guess = nearest(name, [*known, *others])
@@ -87,9 +87,9 @@ def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) ->
     stated = arguments.get(PRECISION, AUTO)
     for name, value in switched.items():
         if not isinstance(value, bool) and value not in (None, AUTO):
-            mend = f'write {PRECISION}="{PRECISIONS[name]}"; what else the section holds goes into {SECTIONS}'
+            fix = f'write {PRECISION}="{PRECISIONS[name]}"; what else the section holds goes into {SECTIONS}'
             problems.append(
-                _problem(name, value, f"must be True or False, not {kind_of(value)}", mend, "wrong-type")
+                _problem(name, value, f"must be True or False, not {kind_of(value)}", fix, "wrong-type")
             )
     on = {PRECISIONS[name] for name, value in switched.items() if value is True}
     off = {PRECISIONS[name] for name, value in switched.items() if value is False}
@@ -107,5 +107,5 @@ def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) ->
     return problems
 
 
-def _problem(name: str, value: Any, message: str, mend: str, code: str = "other-name") -> Problem:
-    return Problem(key=name, value=value, message=message, mend=mend, code=code)
+def _problem(name: str, value: Any, message: str, fix: str, code: str = "other-name") -> Problem:
+    return Problem(key=name, value=value, message=message, fix=fix, code=code)

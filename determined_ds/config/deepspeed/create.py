@@ -190,7 +190,7 @@ def create_offload_config(
             problem,
             key=problem.key.removeprefix(prefix),
             origin="",
-            mend=problem.mend.replace(prefix, ""),
+            fix=problem.fix.replace(prefix, ""),
         )
         for problem in found
     )
@@ -306,18 +306,18 @@ def _params_leaves(given: Mapping[str, Any]) -> Leaves:
 
 
 def _no_mappings(given: Mapping[str, Any]) -> Iterator[Problem]:
-    mends = {
+    fixes = {
         **dict.fromkeys(
             ("optimizer_params", "scheduler_params", "sections"), 'write a mapping, e.g. {"eps": 1e-6}'
         ),
         **dict.fromkeys(OFFLOADS, 'write "cpu", "nvme", or what create_offload_config returns'),
     }
-    for name, mend in mends.items():
+    for name, fix in fixes.items():
         value = given[name]
         if value is None or isinstance(value, dict) or (name in OFFLOADS and isinstance(value, str)):
             continue
         message = f"must be a mapping, not {kind_of(value)}"
-        yield Problem(key=name, value=value, message=message, mend=mend, code="wrong-type")
+        yield Problem(key=name, value=value, message=message, fix=fix, code="wrong-type")
 
 
 def _precision_problems(precision: Any) -> Iterator[Problem]:
@@ -329,7 +329,7 @@ def _precision_problems(precision: Any) -> Iterator[Problem]:
         key="precision",
         value=precision,
         message="no such precision",
-        mend=f"{hint}use one of {', '.join(PRECISIONS)}",
+        fix=f"{hint}use one of {', '.join(PRECISIONS)}",
         code="out-of-range",
     )
 
@@ -348,7 +348,7 @@ def _with_nvme_path(document: Document, nvme_path: str | None) -> tuple[Document
         key="nvme_path",
         value=nvme_path,
         message="nothing is offloaded to nvme",
-        mend='add offload_optimizer="nvme" or offload_param="nvme", or leave nvme_path out',
+        fix='add offload_optimizer="nvme" or offload_param="nvme", or leave nvme_path out',
         code="offload-nvme-path",
     )
     return document, [problem]
@@ -364,6 +364,6 @@ def _of_two_kinds(section: Mapping[str, Any]) -> Problem:
         key=param[0],
         value=section[param[0]],
         message=f"is of offload_param only, and {', '.join(optimizer)} of offload_optimizer only",
-        mend="make one configuration for each of the two",
+        fix="make one configuration for each of the two",
         code="offload-kinds",
     )

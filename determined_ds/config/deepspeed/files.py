@@ -75,13 +75,13 @@ def deepspeed_config_text(config: Mapping[str, Any]) -> str:
     """The text of a DeepSpeed JSON. See :func:`save_deepspeed_config`."""
     if not isinstance(config, Mapping):
         message = f"must be a mapping, not {kind_of(config)}"
-        mend = "save_deepspeed_config(config, path): the configuration comes first"
-        raise ConfigError(Problem(key="config", value=config, message=message, mend=mend, code="wrong-type"))
+        fix = "save_deepspeed_config(config, path): the configuration comes first"
+        raise ConfigError(Problem(key="config", value=config, message=message, fix=fix, code="wrong-type"))
     try:
         data = plain(config)
     except RecursionError:
-        message, mend = "is nested too deep, or holds itself", "write plain values only"
-        raise ConfigError(Problem(key="config", message=message, mend=mend, code="wrong-type")) from None
+        message, fix = "is nested too deep, or holds itself", "write plain values only"
+        raise ConfigError(Problem(key="config", message=message, fix=fix, code="wrong-type")) from None
     document = Document(name="config", data=data)
     unwritable = list(_unwritable(document, (), data))
     _refuse(unwritable or located_problems(document))
@@ -120,8 +120,8 @@ def _unwritable(document: Document, path: KeyPath, value: Any) -> Iterator[tuple
     elif value is not None and not isinstance(value, (str, bool, int, float)):
         message = f"JSON has no form for a {type(value).__name__}"
     if message:
-        key, mend = (
+        key, fix = (
             document.key(path) or "config",
             "write a string, a finite number, true, false, null or a list",
         )
-        yield (), Problem(key=key, value=value, message=message, mend=mend, code="wrong-type")
+        yield (), Problem(key=key, value=value, message=message, fix=fix, code="wrong-type")

@@ -95,13 +95,13 @@ def rates_not_used(ds: Document, name: str, value: Any, hyperparameters: Documen
     said = f"{ds.key(stated.path)} = {stated.value} ({ds.origin(stated.path)})"
     if value not in (None, stated.value):
         message = f"is not used: the DeepSpeed JSON states {said}"
-        mend = f'write "auto" there to use the hyperparameter, or remove {name}'
-        yield hyperparameters.problem((name,), message, mend, STATED_TWICE)
+        fix = f'write "auto" there to use the hyperparameter, or remove {name}'
+        yield hyperparameters.problem((name,), message, fix, STATED_TWICE)
     own = ds.get(LR)
     if stated.path != LR and _is_number(own) and own not in _listed(stated.value):
         message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, up to {said}"
-        mend = f'write "auto" for {ds.key(stated.path)} to use it, or "auto" here'
-        yield ds.problem(LR, message, mend, STATED_TWICE)
+        fix = f'write "auto" for {ds.key(stated.path)} to use it, or "auto" here'
+        yield ds.problem(LR, message, fix, STATED_TWICE)
 
 
 def _before_a_range_test(ds: Document, name: str, value: Any, hyperparameters: Document) -> Iterator[Problem]:
@@ -110,8 +110,8 @@ def _before_a_range_test(ds: Document, name: str, value: Any, hyperparameters: D
     message = f"is not used: {RANGE_TEST} sets the rate, from {ds.key(start)} = {first} on"
     for document, path, rate in ((hyperparameters, (name,), value), (ds, LR, ds.get(LR))):
         if _is_number(rate) and rate != first:
-            mend = f"remove it, or set {ds.key(start)} to {rate}"
-            yield document.problem(path, message, mend, STATED_TWICE)
+            fix = f"remove it, or set {ds.key(start)} to {rate}"
+            yield document.problem(path, message, fix, STATED_TWICE)
 
 
 def _is_number(value: Any) -> bool:

@@ -18,7 +18,7 @@ from determined_ds.config.aliases import FORMS, IN_JSON, NOT_READ
 from determined_ds.config.deepspeed.old_names import NEW_NAMES, by_new_names, given_twice
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.documents.reading import read_json
-from determined_ds.documents.values import kind_of, type_mend
+from determined_ds.documents.values import kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem
 
 AUTO = "auto"
@@ -62,18 +62,18 @@ def find_deepspeed_config(
 
 def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> Problem | None:
     relative = "give a path relative to the context directory"
-    message, mend = "", relative
+    message, fix = "", relative
     try:
         root = context_dir.resolve()
         target = (root / value).resolve()
         if not target.is_relative_to(root):
             message = "lies outside the context directory, so a cluster would not get it"
-            mend = f"move it inside, and {relative}"
+            fix = f"move it inside, and {relative}"
         elif not target.is_file():
             message = "is not a file" if target.exists() else "no such file in the context directory"
             folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
             names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
-            mend = f"there are: {', '.join(names[:12])}" if names else relative
+            fix = f"there are: {', '.join(names[:12])}" if names else relative
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
         message = f"is no path: {getattr(error, 'strerror', None) or error}"
     if not message:
@@ -83,7 +83,7 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
         value=value,
         origin=hyperparameters.origin(("deepspeed_config",)),
         message=message,
-        mend=mend,
+        fix=fix,
         code="deepspeed-config-path",
     )
 
@@ -127,7 +127,7 @@ def _walk(
                 found.append(((), problem))
             elif path:  # at the top level DeepSpeed reads over it
                 found.append(
-                    ((), dataclasses.replace(problem, mend="remove it: DeepSpeed takes no comment here"))
+                    ((), dataclasses.replace(problem, fix="remove it: DeepSpeed takes no comment here"))
                 )
     for key, value in section.items():
         child = known.get(key)
@@ -141,11 +141,11 @@ def _walk(
         elif here in NEW_NAMES and (twice := given_twice(document, here)):
             found.append((here, twice))
         elif "deprecated" in child and here not in NEW_NAMES:
-            message, mend = (
+            message, fix = (
                 "is an old name, which DeepSpeed reads no more",
                 f"write {child['deprecated']} instead",
             )
-            found.append((here, document.problem(here, message, mend, "deprecated-key")))
+            found.append((here, document.problem(here, message, fix, "deprecated-key")))
         elif value != AUTO:
             _value(document, here, value, child, found, sound.get(key))
             if here in NOT_READ and value is not None:
@@ -196,10 +196,10 @@ def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
             here = (section, "params", key)
             if key in NUMBERS and value != AUTO and isinstance(value, (str, bool, dict)):
                 message = f"must be a number, not {kind_of(value)}"
-                yield here, document.problem(here, message, type_mend(float, value), "wrong-type")
+                yield here, document.problem(here, message, type_fix(float, value), "wrong-type")
             elif key == "betas" and value != AUTO and not _are_numbers(value):
-                mend = "write e.g. [0.9, 0.999]"
-                yield here, document.problem(here, "must be a list of numbers", mend, "wrong-type")
+                fix = "write e.g. [0.9, 0.999]"
+                yield here, document.problem(here, "must be a list of numbers", fix, "wrong-type")
 
 
 def _are_numbers(value: Any) -> bool:
@@ -233,8 +233,8 @@ def _types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         known = {name.lower(): name for name in (*own, *torch_types)}
         guess = nearest(kind.lower(), known)
         if guess:
-            mend = f"did you mean {known[guess]}?"
-            yield here, document.problem(here, f"no such {section}", mend, "unknown-type")
+            fix = f"did you mean {known[guess]}?"
+            yield here, document.problem(here, f"no such {section}", fix, "unknown-type")
 
 
 def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) -> Document:
@@ -288,10 +288,10 @@ def _value(
     if types and not _is_any(value, types):
         named = [name for name in types if name != "null"]
         wanted = " or ".join(_WORDS[name] for name in named or types)
-        mend = type_mend(_KINDS[named[0]], value) if named and value is not None else "remove it"
-        mend = _form(path, value) or mend
+        fix = type_fix(_KINDS[named[0]], value) if named and value is not None else "remove it"
+        fix = _form(path, value) or fix
         message = f"must be {wanted}, not {kind_of(value)}"
-        found.append((path, document.problem(path, message, mend, "wrong-type")))
+        found.append((path, document.problem(path, message, fix, "wrong-type")))
     elif "enum" in node and not _among(value, node):
         allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
         message = "is not one of the values DeepSpeed knows"
@@ -299,8 +299,8 @@ def _value(
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         bound = _bound_broken(value, node)
         if bound:
-            message, mend = f"must be {bound}", f"write a value {bound}"
-            found.append((path, document.problem(path, message, mend, "out-of-range")))
+            message, fix = f"must be {bound}", f"write a value {bound}"
+            found.append((path, document.problem(path, message, fix, "out-of-range")))
     if isinstance(value, dict) and "keys" in node:
         _walk(document, path, node, found, sound if isinstance(sound, dict) else {})
 

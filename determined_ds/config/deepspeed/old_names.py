@@ -45,7 +45,7 @@ def old_names(document: Document) -> Iterator[Problem]:
                 value=value,
                 origin=document.origin(path),
                 message="is an old name, which DeepSpeed is giving up",
-                mend=f"write {says} instead" if value or path[-1] not in OFFLOADS else "remove it",
+                fix=f"write {says} instead" if value or path[-1] not in OFFLOADS else "remove it",
                 code="deprecated-key",
             )
 

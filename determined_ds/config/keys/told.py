@@ -60,7 +60,7 @@ def _problem(document: Document, row: Row, path: KeyPath, said: str) -> Problem:
         value=NOT_GIVEN if isinstance(value, (dict, list)) else value,
         origin=document.origin(path),
         message=f"{said}: {row.why}" if said else row.why,
-        mend=row.fix,
+        fix=row.fix,
         code="ignored-key" if said else "refused-key",
     )
 

@@ -24,12 +24,12 @@ class Deprecation:
     Args:
         key: Dotted.
         why: What has become of it.
-        mend: What to write instead.
+        fix: What to write instead.
     """
 
     key: str
     why: str
-    mend: str
+    fix: str
 
 
 IGNORED = "is ignored by Determined"
@@ -37,46 +37,46 @@ DEPRECATED = "is deprecated by Determined since 0.38"
 UNREAD = f"{DEPRECATED}, and ignored unless the entrypoint names a class"
 TABLE = (
     Deprecation(
-        key="searcher.max_length", why=UNREAD, mend="set hyperparameters.fit.max_length, and remove it"
+        key="searcher.max_length", why=UNREAD, fix="set hyperparameters.fit.max_length, and remove it"
     ),
     Deprecation(
         key="searcher.stop_once",
         why=f"{DEPRECATED}: every ASHA search stops trials early now",
-        mend="remove it",
+        fix="remove it",
     ),
     Deprecation(
         key="min_validation_period",
         why=UNREAD,
-        mend="set hyperparameters.fit.validation_period, and remove it",
+        fix="set hyperparameters.fit.validation_period, and remove it",
     ),
     Deprecation(
         key="min_checkpoint_period",
         why=UNREAD,
-        mend="set hyperparameters.fit.checkpoint_period, and remove it",
+        fix="set hyperparameters.fit.checkpoint_period, and remove it",
     ),
     Deprecation(
-        key="scheduling_unit", why=UNREAD, mend="set hyperparameters.fit.reporting_period, and remove it"
+        key="scheduling_unit", why=UNREAD, fix="set hyperparameters.fit.reporting_period, and remove it"
     ),
-    Deprecation(key="optimizations", why=UNREAD, mend="set it in the DeepSpeed JSON, and remove it"),
-    Deprecation(key="data_layer", why=f"{IGNORED} since 0.19.10", mend="remove it"),
-    Deprecation(key="resources.agent_label", why=f"{IGNORED} since 0.20", mend="use resources.resource_pool"),
-    Deprecation(key="security", why=IGNORED, mend="remove it"),
-    Deprecation(key="tensorboard_storage", why=IGNORED, mend="remove it: checkpoint_storage is used"),
+    Deprecation(key="optimizations", why=UNREAD, fix="set it in the DeepSpeed JSON, and remove it"),
+    Deprecation(key="data_layer", why=f"{IGNORED} since 0.19.10", fix="remove it"),
+    Deprecation(key="resources.agent_label", why=f"{IGNORED} since 0.20", fix="use resources.resource_pool"),
+    Deprecation(key="security", why=IGNORED, fix="remove it"),
+    Deprecation(key="tensorboard_storage", why=IGNORED, fix="remove it: checkpoint_storage is used"),
     Deprecation(
-        key="checkpoint_storage.checkpoint_path", why=IGNORED, mend="use checkpoint_storage.storage_path"
+        key="checkpoint_storage.checkpoint_path", why=IGNORED, fix="use checkpoint_storage.storage_path"
     ),
     Deprecation(
-        key="checkpoint_storage.tensorboard_path", why=IGNORED, mend="use checkpoint_storage.storage_path"
+        key="checkpoint_storage.tensorboard_path", why=IGNORED, fix="use checkpoint_storage.storage_path"
     ),
     Deprecation(
         key="environment.image.gpu",
         why="is the old name of cuda, from before 0.17.6",
-        mend="use environment.image.cuda",
+        fix="use environment.image.cuda",
     ),
     Deprecation(
         key="environment.environment_variables.gpu",
         why="is the old name of cuda, from before 0.17.6",
-        mend="use environment.environment_variables.cuda",
+        fix="use environment.environment_variables.cuda",
     ),
 )
 
@@ -84,7 +84,7 @@ TABLE = (
 def deprecations(document: Document) -> list[Problem]:
     """Every deprecated key that is given, a null being none."""
     found = [
-        (path, row.why, row.mend)
+        (path, row.why, row.fix)
         for row in TABLE
         for path in _given(document.data, tuple(row.key.split(".")), ())
     ]
@@ -96,10 +96,10 @@ def deprecations(document: Document) -> list[Problem]:
             value=document.get(path),
             message=why,
             origin=document.origin(path),
-            mend=mend,
+            fix=fix,
             code="deprecated-key",
         )
-        for path, why, mend in found
+        for path, why, fix in found
     ]
 
 
@@ -119,11 +119,11 @@ def _entrypoint(entrypoint: Any) -> Iterator[tuple[KeyPath, str, str]]:
         return
     if not isinstance(words, list):
         return
-    mend = f"write a script for it, e.g. {ENTRYPOINT_FORM}"
+    fix = f"write a script for it, e.g. {ENTRYPOINT_FORM}"
     if len(words) == 1 and re.fullmatch(rf"{WORD}(\.{WORD})*:{WORD}(\.{WORD})*", str(words[0])):
-        yield ("entrypoint",), f"names a class: that form {DEPRECATED}", mend
+        yield ("entrypoint",), f"names a class: that form {DEPRECATED}", fix
     if "--trial" in words:
-        yield ("entrypoint",), f"--trial {DEPRECATED}", mend
+        yield ("entrypoint",), f"--trial {DEPRECATED}", fix
 
 
 def _policies(policies: Any) -> Iterator[tuple[KeyPath, str, str]]:
@@ -133,7 +133,7 @@ def _policies(policies: Any) -> Iterator[tuple[KeyPath, str, str]]:
         action = policy.get("action") if isinstance(policy, dict) else None
         form = f", action: {action['type']}" if isinstance(action, dict) and "type" in action else ""
         if isinstance(policy, dict) and "name" not in policy:
-            mend = f"write name: ...{form}; by its name it can be overridden"
-            yield path, "has no name: that form of a log policy is the old one", mend
+            fix = f"write name: ...{form}; by its name it can be overridden"
+            yield path, "has no name: that form of a log policy is the old one", fix
         elif form:
             yield (*path, "action"), "is the old form of an action", f"write {form[2:]}"

@@ -45,7 +45,7 @@ Image = Annotated[
         "text",
         "mapping",
         expected="a string or a mapping of cpu, cuda or rocm",
-        mend="write e.g. image: determinedai/pytorch-ngc:0.38.1",
+        fix="write e.g. image: determinedai/pytorch-ngc:0.38.1",
     ),
 ]
 Variables = Annotated[
@@ -54,7 +54,7 @@ Variables = Annotated[
         "list",
         "mapping",
         expected="a list of NAME=VALUE, or a mapping of cpu, cuda or rocm to such lists",
-        mend="write e.g. environment_variables: [OMP_NUM_THREADS=1]",
+        fix="write e.g. environment_variables: [OMP_NUM_THREADS=1]",
     ),
 ]
 
@@ -81,13 +81,13 @@ def _not_of_pod(_: Any) -> Any:
 
 
 def _not_of_container(_: Any) -> Any:
-    mend = "remove it, or, if another container is meant, give that a name of its own"
-    raise fault("out-of-range", "is Determined's to set in its own container", mend)
+    fix = "remove it, or, if another container is meant, give that a name of its own"
+    raise fault("out-of-range", "is Determined's to set in its own container", fix)
 
 
 def _image(_: Any) -> Any:
-    mend = "set environment.image, or, if another container is meant, give that a name of its own"
-    raise fault("out-of-range", "is Determined's to set in its own container", mend)
+    fix = "set environment.image, or, if another container is meant, give that a name of its own"
+    raise fault("out-of-range", "is Determined's to set in its own container", fix)
 
 
 OfPod = Annotated[Any, BeforeValidator(_not_of_pod)]

@@ -40,8 +40,8 @@ class Range(Section):
     def above_minval(cls, value: Any, info: ValidationInfo) -> Any:
         minval = info.data.get("minval")
         if minval is not None and not minval < value:
-            mend = f"write a number above {minval:g}, or a smaller minval"
-            raise fault("out-of-range", f"must be more than minval, which is {minval:g}", mend)
+            fix = f"write a number above {minval:g}, or a smaller minval"
+            raise fault("out-of-range", f"must be more than minval, which is {minval:g}", fix)
         return value
 
 

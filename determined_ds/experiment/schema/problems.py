@@ -62,7 +62,7 @@ def _limited(document: Document, found: dict[KeyPath, Words], *, num_all: int) -
         key="",
         message=f"{num_all - len(shown)} more problems",
         origin=document.origin(()),
-        mend=f"mend these first, and check that {document.name} is the file that was meant",
+        fix=f"fix these first, and check that {document.name} is the file that was meant",
         code="more",
     )
     return [*shown, rest]
@@ -78,7 +78,7 @@ def _problem(document: Document, path: KeyPath, words: Words) -> Problem:
         key=document.key(path),
         message=words.message,
         origin=document.origin(path),
-        mend=words.mend,
+        fix=words.fix,
         code=words.code,
         **given,
     )
@@ -89,8 +89,8 @@ def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[Ke
     for row, value in given:
         wrong = row.problem_with(value, version)
         if wrong is not None:
-            code, message, mend = wrong
-            yield row.path, Words(code=code, message=message, mend=mend)
+            code, message, fix = wrong
+            yield row.path, Words(code=code, message=message, fix=fix)
 
 
 # --- What no section can tell alone ------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def _between_sections(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Words]]
         for key, value in hyperparameters.items():
             for path in uncounted(value, ("hyperparameters", key)):
                 message = "has no count, and a grid search needs one of every range"
-                mend = "write count: N, the number of values to try"
-                yield path, Words(code="hyperparameter-spec", message=message, mend=mend)
+                fix = "write count: N, the number of values to try"
+                yield path, Words(code="hyperparameter-spec", message=message, fix=fix)
 
 
 def _workspace_and_project(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Words]]:
@@ -114,8 +114,8 @@ def _workspace_and_project(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Wo
     for key, other in (("project", "workspace"), ("workspace", "project")):
         if config.get(other) and not config.get(key):
             message = f"is given without {key}, and the two belong together"
-            mend = f"write {key}: NAME too, or remove {other}"
-            yield (other,), Words(code="missing-key", message=message, mend=mend)
+            fix = f"write {key}: NAME too, or remove {other}"
+            yield (other,), Words(code="missing-key", message=message, fix=fix)
 
 
 def _repeated_policies(policies: Any) -> Iterator[tuple[KeyPath, Words]]:
@@ -125,5 +125,5 @@ def _repeated_policies(policies: Any) -> Iterator[tuple[KeyPath, Words]]:
         name = policy.get("name") if isinstance(policy, dict) else None
         if isinstance(name, str) and first.setdefault(name, index) != index:
             message = f"names log policy {index}, and policy {first[name]} already"
-            mend = "give it another name, or remove one of the two"
-            yield ("log_policies", index, "name"), Words(code="duplicate-key", message=message, mend=mend)
+            fix = "give it another name, or remove one of the two"
+            yield ("log_policies", index, "name"), Words(code="duplicate-key", message=message, fix=fix)

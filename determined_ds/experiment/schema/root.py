@@ -49,8 +49,8 @@ def _absolute(path: str) -> str:
 
 def _not_here(path: str) -> str:
     if path == ".":
-        mend = "write the path of a folder, e.g. data"
-        raise fault("out-of-range", "must not be the working directory itself", mend)
+        fix = "write the path of a folder, e.g. data"
+        raise fault("out-of-range", "must not be the working directory itself", fix)
     return path
 
 
@@ -82,7 +82,7 @@ AnyDevice = Annotated[
         "text",
         "mapping",
         expected="a string or a mapping of host_path and container_path",
-        mend=DEVICE_FORM,
+        fix=DEVICE_FORM,
     ),
 ]
 
@@ -96,8 +96,8 @@ def _bytes(size: Any) -> Any:
         return size
     found = SIZE.fullmatch(size)
     num_bytes = int(Fraction(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")) if found else 0
-    mend = f"write {num_bytes}" if 0 < num_bytes <= LARGEST_SIZE else "write e.g. 8589934592"
-    raise fault("wrong-type", "must be a number of bytes, not a string", mend)
+    fix = f"write {num_bytes}" if 0 < num_bytes <= LARGEST_SIZE else "write e.g. 8589934592"
+    raise fault("wrong-type", "must be a number of bytes, not a string", fix)
 
 
 def _of_commands(slots: Any) -> Any:
@@ -168,9 +168,7 @@ class LegacyAction(Section):
 
 AnyAction = Annotated[
     Annotated[Action, Tag("text")] | Annotated[LegacyAction, Tag("mapping")],
-    by_kind(
-        "text", "mapping", expected="cancel_retries or exclude_node", mend="write action: cancel_retries"
-    ),
+    by_kind("text", "mapping", expected="cancel_retries or exclude_node", fix="write action: cancel_retries"),
 ]
 
 
@@ -248,7 +246,7 @@ Entrypoint = Annotated[
         "text",
         "list",
         expected="a command, as a string or a list of strings",
-        mend=f"write: {ENTRYPOINT_FORM}",
+        fix=f"write: {ENTRYPOINT_FORM}",
     ),
 ]
 

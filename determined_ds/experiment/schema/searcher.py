@@ -64,7 +64,7 @@ class PositiveLength(Length):
 
 MaxLength = Annotated[
     Annotated[Natural, Tag("integer")] | Annotated[PositiveLength, Tag("mapping")],
-    by_kind("integer", "mapping", expected="an integer or {batches: N}", mend="write {batches: N}"),
+    by_kind("integer", "mapping", expected="an integer or {batches: N}", fix="write {batches: N}"),
 ]
 
 Metric = Annotated[

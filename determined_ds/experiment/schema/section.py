@@ -12,9 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 
-def fault(code: str, message: str, mend: str) -> PydanticCustomError:
+def fault(code: str, message: str, fix: str) -> PydanticCustomError:
     """What a validator raises: the words of a :class:`~determined_ds.errors.Problem`."""
-    return PydanticCustomError(code, "{message}", {"message": message, "mend": mend})
+    return PydanticCustomError(code, "{message}", {"message": message, "fix": fix})
 
 
 def _whole(value: Any) -> Any:
@@ -55,7 +55,7 @@ class _Words(dict[str, str | int | float]):
 TAGS: dict[type, str] = {str: "text", int: "integer", float: "integer", list: "list", dict: "mapping"}
 
 
-def by_kind(*tags: str, expected: str, mend: str) -> Discriminator:
+def by_kind(*tags: str, expected: str, fix: str) -> Discriminator:
     """Decides a union by the kind of the value: ``text``, ``integer``, ``list`` or ``mapping``."""
 
     def tag(value: Any) -> str | None:
@@ -66,5 +66,5 @@ def by_kind(*tags: str, expected: str, mend: str) -> Discriminator:
         tag,
         custom_error_type="wrong-kind",
         custom_error_message=f"must be {expected}",
-        custom_error_context=_Words(expected=expected, mend=mend),
+        custom_error_context=_Words(expected=expected, fix=fix),
     )

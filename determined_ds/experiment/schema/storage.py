@@ -62,8 +62,8 @@ class SharedFSPlace(Section):
         else:
             outside = host_path is not None and not path.startswith(_clean(host_path))
         if outside:
-            mend = "write a relative path without .., or one below host_path"
-            raise fault("out-of-range", "lies outside host_path", mend)
+            fix = "write a relative path without .., or one below host_path"
+            raise fault("out-of-range", "lies outside host_path", fix)
         return value
 
 

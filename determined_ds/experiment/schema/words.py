@@ -1,4 +1,4 @@
-"""An error of pydantic's in this package's words: what is wrong, and how to mend it."""
+"""An error of pydantic's in this package's words: what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from determined_ds.documents.document import nearest
-from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_mend
+from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_fix
 from determined_ds.experiment.experiment import ELSEWHERE
 from determined_ds.experiment.schema import searcher, storage
 from determined_ds.experiment.schema.environment import Environment
@@ -60,7 +60,7 @@ class Words:
 
     code: str
     message: str
-    mend: str
+    fix: str
     meant: str = ""
 
 
@@ -75,40 +75,40 @@ def worded(error: ErrorDetails, at: Located) -> Words:
     if kind in WRONG_TYPES:
         expected = WRONG_TYPES[kind]
         message = f"must be {KINDS[expected]}, not {kind_of(value)}"
-        mend = _type_mend(expected, key, value)
+        fix = _type_fix(expected, key, value)
         if context.get("class_name") in ("Length", "PositiveLength") and isinstance(value, int):
-            mend = f"write {key}: {{batches: {value}}}"
+            fix = f"write {key}: {{batches: {value}}}"
         elif expected is dict and at.field is not None and at.field.examples:
-            mend = f"write {key}: {at.field.examples[0]}"
-        return Words(code="wrong-type", message=message, mend=mend)
+            fix = f"write {key}: {at.field.examples[0]}"
+        return Words(code="wrong-type", message=message, fix=fix)
     if kind in BOUNDS:
-        bound, message, mend = BOUNDS[kind]
+        bound, message, fix = BOUNDS[kind]
         number = f"{context[bound]:g}" if context[bound] < 1e6 else str(context[bound])
         if key == "slots_per_trial":  # the master takes 0, and nothing is trained on it
-            mend = "write 1 or more"
-        return Words(code="out-of-range", message=message.format(number), mend=mend.format(number))
+            fix = "write 1 or more"
+        return Words(code="out-of-range", message=message.format(number), fix=fix.format(number))
     if kind == "literal_error":
         return _choice(re.findall("'([^']*)'", context["expected"]), value)
     if kind == "none_required":
-        return Words(code="removed-key", message="has been removed from Determined", mend="remove it")
+        return Words(code="removed-key", message="has been removed from Determined", fix="remove it")
     if kind == "wrong-kind":
         message = f"must be {context['expected']}, not {kind_of(value)}"
-        return Words(code="wrong-type", message=message, mend=str(context["mend"]))
+        return Words(code="wrong-type", message=message, fix=str(context["fix"]))
     if (
-        "mend" not in context
+        "fix" not in context
     ):  # half a character for a key; mappings in mappings beyond what a reader lets pass
-        return Words(code="invalid", message=f"cannot be read: {error['msg']}", mend="write it more plainly")
-    return Words(code=kind, message=context["message"], mend=context["mend"])
+        return Words(code="invalid", message=f"cannot be read: {error['msg']}", fix="write it more plainly")
+    return Words(code=kind, message=context["message"], fix=context["fix"])
 
 
 def _choice(choices: list[str], value: Any) -> Words:
     one_of = ", ".join(choices)
     if not isinstance(value, str):
-        mend = f"use one of {one_of}"
-        return Words(code="wrong-type", message=f"must be one of {one_of}, not {kind_of(value)}", mend=mend)
+        fix = f"use one of {one_of}"
+        return Words(code="wrong-type", message=f"must be one of {one_of}, not {kind_of(value)}", fix=fix)
     guess = nearest(value, choices)
-    mend = f"did you mean {guess!r}? use one of {one_of}" if guess else f"use one of {one_of}"
-    return Words(code="out-of-range", message=f"must be one of {one_of}", mend=mend)
+    fix = f"did you mean {guess!r}? use one of {one_of}" if guess else f"use one of {one_of}"
+    return Words(code="out-of-range", message=f"must be one of {one_of}", fix=fix)
 
 
 def _missing(at: Located, how: str) -> Words:
@@ -116,10 +116,10 @@ def _missing(at: Located, how: str) -> Words:
     assert field is not None
     why = f": {field.description}" if field.description else ", and it is needed"
     example = field.examples[0] if field.examples else "..."
-    return Words(code="missing-key", message=f"{how}{why}", mend=f"write {key}: {example}")
+    return Words(code="missing-key", message=f"{how}{why}", fix=f"write {key}: {example}")
 
 
-def _type_mend(expected: type, key: str | int, value: Any) -> str:
+def _type_fix(expected: type, key: str | int, value: Any) -> str:
     """How to write it. A key that is a string can be named; what is in a list has none."""
     name = f"{key}: " if isinstance(key, str) else ""
     if expected is str and isinstance(value, (int, float)):
@@ -136,7 +136,7 @@ def _type_mend(expected: type, key: str | int, value: Any) -> str:
     if expected is int and isinstance(value, float) and abs(value) <= MAX_EXACT:
         more = ", or use type: double" if key in ("minval", "maxval") else ""
         return f"write {round(value)}{more}"
-    return type_mend(expected, value)
+    return type_fix(expected, value)
 
 
 # --- Keys that nobody knows ---------------------------------------------------------------------------------
@@ -150,22 +150,22 @@ def _unknown(at: Located) -> Words:
     if having and at.tag in kinds:
         what = "searcher" if kinds is SEARCHERS else "storage"
         message = f"unknown key: the {at.tag} {what} has none"
-        mend = f"remove it, or use {what} {' or '.join(having)}"
-        return Words(code="unknown-key", message=message, mend=mend)
+        fix = f"remove it, or use {what} {' or '.join(having)}"
+        return Words(code="unknown-key", message=message, fix=fix)
     known = sorted(at.owner.model_fields.keys() - NOT_ADVISED)
     place = _elsewhere().get(word, "")
     of_any_kind = sorted({key for model in kinds.values() for key in model.model_fields})
     guess = nearest(word, known) or nearest(word, of_any_kind)
     if " " in place:
-        mend, meant = place, ""
+        fix, meant = place, ""
     elif place and place.rpartition(".")[0] != ".".join(above):
-        mend, meant = f"did you mean {place}?", place
-        mend = mend if "." in place else f"write {word} at the top level, beside {above[0]}"
+        fix, meant = f"did you mean {place}?", place
+        fix = fix if "." in place else f"write {word} at the top level, beside {above[0]}"
     elif guess:
-        mend, meant = f"did you mean {guess!r}?", ".".join((*above, guess))
+        fix, meant = f"did you mean {guess!r}?", ".".join((*above, guess))
     else:
-        mend, meant = _known_here(known), ""
-    return Words(code="unknown-key", message="unknown key", mend=mend, meant=meant)
+        fix, meant = _known_here(known), ""
+    return Words(code="unknown-key", message="unknown key", fix=fix, meant=meant)
 
 
 def _known_here(known: list[str]) -> str:

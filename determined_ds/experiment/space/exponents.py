@@ -52,19 +52,17 @@ def _looks_like_values(axis: Axis) -> bool:
 def _warning(axis: Axis, document: Document) -> Problem:
     base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
     path = ("hyperparameters", *axis.path)
-    mend = "write the exponents of the values that are meant: minval: -4 and maxval: -2 are 0.0001 and 0.01"
+    fix = "write the exponents of the values that are meant: minval: -4 and maxval: -2 are 0.0001 and 0.01"
     if 0 < low < high <= 1:
         meant = [math.log(value, base) for value in (low, high)]
-        mend = (
-            f"for {low:g} to {high:g} write their exponents: minval: {meant[0]:.4g}, maxval: {meant[1]:.4g}"
-        )
+        fix = f"for {low:g} to {high:g} write their exponents: minval: {meant[0]:.4g}, maxval: {meant[1]:.4g}"
     elif low >= 1:
-        mend = f"for {base**-high:g} to {base**-low:g} write minval: {-high:g}, maxval: {-low:g}"
+        fix = f"for {base**-high:g} to {base**-low:g} write minval: {-high:g}, maxval: {-low:g}"
     return Problem(
         key=document.key(path),
         value=dict(axis.spec),
         origin=document.origin(path),
         message=f"minval and maxval are exponents of the base: values from {base**low:g} to {base**high:g} are drawn",
-        mend=mend,
+        fix=fix,
         code="log-bounds",
     )

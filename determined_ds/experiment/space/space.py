@@ -262,7 +262,7 @@ def _checked_count(spec: dict[str, Any]) -> int | None:
 
 
 def no_spec(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Message and mend of a mapping whose ``type`` is none of Determined's."""
+    """Message and fix of a mapping whose ``type`` is none of Determined's."""
     kind = value["type"] if isinstance(value["type"], str) else ""
     if value.keys() & {field for fields in SPEC_FIELDS.values() for field in fields}:
         guess = nearest(kind, SPEC_TYPES)

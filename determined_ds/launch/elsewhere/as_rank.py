@@ -162,7 +162,7 @@ def _decide(placed: Placement, asked: Asked) -> LocalRun:
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun's --max-restarts
     if again and asked.run_dir is None:
         message = "torchrun starts the ranks again, and nothing says which run they are to go on with"
-        raise ConfigError(Problem(key="--run-dir", message=message, mend="add --run-dir DIR", code="run-dir"))
+        raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR", code="run-dir"))
     return prepare_run(
         asked.config,
         asked.context_dir,
@@ -241,8 +241,8 @@ def _problems(answers: list[dict[str, Any]], run_dir: str) -> list[Problem]:
     for machine, names in hosts.items():
         if len(names) > 1:
             message = f"ranks of machine {machine} are on {', '.join(sorted(names))}"
-            mend = "have the launcher number the ranks of a machine one after the other, as many on each"
-            found.append(Problem(key="the environment", message=message, mend=mend, code="launcher"))
+            fix = "have the launcher number the ranks of a machine one after the other, as many on each"
+            found.append(Problem(key="the environment", message=message, fix=fix, code="launcher"))
     unshared = [f"{answer['host']} {answer['unshared']}" for answer in answers if answer["unshared"]]
     if unshared:
         found.append(not_shared(run_dir, unshared))

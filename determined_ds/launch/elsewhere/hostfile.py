@@ -61,9 +61,9 @@ def read_hostfile(path: Path) -> dict[str, int]:
     return hosts
 
 
-def _problem(path: Path, message: str, mend: str, line: int = 0) -> Problem:
+def _problem(path: Path, message: str, fix: str, line: int = 0) -> Problem:
     origin = f"{path}:{line}" if line else str(path)
-    return Problem(key="--hostfile", origin=origin, message=message, mend=mend, code="hostfile")
+    return Problem(key="--hostfile", origin=origin, message=message, fix=fix, code="hostfile")
 
 
 def run_on_hosts(hostfile: Path, asked: Asked) -> NoReturn:
@@ -87,7 +87,7 @@ def run_on_hosts(hostfile: Path, asked: Asked) -> NoReturn:
         Problem(
             key="--hostfile",
             message=f"DeepSpeed's launcher needs {program}, which is not on PATH",
-            mend=f"install it (Debian: apt-get install {package}), or start the ranks by torchrun on each machine",
+            fix=f"install it (Debian: apt-get install {package}), or start the ranks by torchrun on each machine",
             code="hostfile",
         )
         for program, package in {"pdsh": "pdsh", "ssh": "openssh-client"}.items()
@@ -114,7 +114,7 @@ def _slots_differ(experiment: Experiment, hosts: dict[str, int], hostfile: Path)
             value=experiment.slots,
             origin=experiment.document.origin(SLOTS),
             message=f"{hostfile} has {count(total, 'slot')} on {count(len(hosts), 'machine')}",
-            mend=f"add --slots {total}, or change slots= in {hostfile}",
+            fix=f"add --slots {total}, or change slots= in {hostfile}",
             code="hostfile-slots",
         )
     ]

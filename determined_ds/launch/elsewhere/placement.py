@@ -305,10 +305,10 @@ def _numbers(environment: Environment, launcher: str, names: tuple[str, ...]) ->
     if launcher == PLAIN:
         missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if missing:
-        mend = "start the ranks by torchrun, srun, mpirun or deepspeed, which set all of them"
+        fix = "start the ranks by torchrun, srun, mpirun or deepspeed, which set all of them"
         if launcher == PLAIN:
-            mend += f", or start one process without {', '.join(n for n in names if n not in missing)}"
-        raise _half(launcher, missing, mend)
+            fix += f", or start one process without {', '.join(n for n in names if n not in missing)}"
+        raise _half(launcher, missing, fix)
     found = []
     for name in names:
         if not environment[name].isdigit():
@@ -324,7 +324,7 @@ def _master(environment: Environment, launcher: str) -> tuple[str, int]:
     return environment["MASTER_ADDR"], port
 
 
-def _half(launcher: str, missing: list[str], mend: str) -> ConfigError:
+def _half(launcher: str, missing: list[str], fix: str) -> ConfigError:
     message = (
         f"{launcher} started this process as a rank, and does not say which: {', '.join(missing)} missing"
     )
@@ -332,7 +332,7 @@ def _half(launcher: str, missing: list[str], mend: str) -> ConfigError:
         message = (
             f"RANK is set as for a rank, and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not"
         )
-    return _refuse("the environment", None, message, mend)
+    return _refuse("the environment", None, message, fix)
 
 
 def _in_order(launcher: str, rank: int, local_rank: int, local_size: int, use: str) -> ConfigError:
@@ -343,10 +343,10 @@ def _in_order(launcher: str, rank: int, local_rank: int, local_size: int, use: s
     return _refuse("the environment", None, message, f"use {use}")
 
 
-def _refuse(key: str, value: str | None, message: str, mend: str) -> ConfigError:
+def _refuse(key: str, value: str | None, message: str, fix: str) -> ConfigError:
     if value is None:
-        return ConfigError(Problem(key=key, message=message, mend=mend, code="launcher"))
-    return ConfigError(Problem(key=key, value=value, message=message, mend=mend, code="launcher"))
+        return ConfigError(Problem(key=key, message=message, fix=fix, code="launcher"))
+    return ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="launcher"))
 
 
 def _port(number: int) -> int:

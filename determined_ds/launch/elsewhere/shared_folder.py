@@ -71,6 +71,6 @@ def not_shared(run_dir: str, problems: list[str]) -> Problem:
         key="--run-dir",
         value=run_dir,
         message=f"is not shared by the machines: {'; '.join(problems)}. Checkpoints need one folder for all of them",
-        mend="give a --run-dir on a file system that every machine mounts at the same path (NFS, Lustre)",
+        fix="give a --run-dir on a file system that every machine mounts at the same path (NFS, Lustre)",
         code="run-dir-not-shared",
     )

@@ -40,8 +40,8 @@ def say_hang(hang: Hang, run_dir: Path, go_on_with: str) -> None:
         f"\n{who}: nothing has moved for {in_words(hang.seconds)}, since batch {hang.steps}; {stacks}",
         *([f"rank {hang.behind[0]}, innermost call first:", hang.stack] if hang.stack else []),
         f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet",
-        *([f"  mend: go on from it with: {go_on_with}"] if kept else []),
-        "  mend: a step that may take longer is waited for by --hang-timeout MINUTES (0: for ever)",
+        *([f"  fix: go on from it with: {go_on_with}"] if kept else []),
+        "  fix: a step that may take longer is waited for by --hang-timeout MINUTES (0: for ever)",
     ]
     print("\n".join(lines), file=sys.stderr)
 

@@ -66,7 +66,7 @@ def choose_plan(needs: Needs) -> Plan:
         needs: What to choose for.
 
     Raises:
-        ConfigError: nothing fits; the mend names the nearest that would: more GPUs, larger ones, offload, a pipeline.
+        ConfigError: nothing fits; the fix names the nearest that would: more GPUs, larger ones, offload, a pipeline.
     """
     rejected: list[Strategy] = []
     for candidate in candidates(needs):
@@ -320,7 +320,7 @@ def _nothing_fits(needs: Needs, rejected: list[Strategy]) -> Problem:
         f" {format_bytes(needs.gpu_memory_bytes)}: with one sample a micro-batch{checkpointing}, {least.name} needs"
         f" {format_bytes(memory.total_bytes)} of the {format_bytes(usable_bytes(needs.gpu_memory_bytes))} that CUDA"
         " and fragments leave",
-        mend="use " + ", or ".join(_ways_out(needs, memory)),
+        fix="use " + ", or ".join(_ways_out(needs, memory)),
         code="nothing-fits",
     )
 

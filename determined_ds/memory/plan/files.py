@@ -51,7 +51,7 @@ class GeneratedFiles:
     Args:
         ds_config: The DeepSpeed JSON.
         experiment: The text of the experiment YAML.
-        notes: What the user should know that no file can mend.
+        notes: What the user should know that no file can fix.
     """
 
     ds_config: dict[str, Any]

@@ -135,10 +135,10 @@ def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
 
 def _size(flag: str, value: int, largest: int) -> Iterator[Problem]:
     if value < 1:
-        yield Problem(key=flag, value=value, message="must be 1 or more", mend="give a positive number")
+        yield Problem(key=flag, value=value, message="must be 1 or more", fix="give a positive number")
     elif value > largest:
         yield Problem(
-            key=flag, value=value, message=f"must be at most {largest}", mend="give a smaller number"
+            key=flag, value=value, message=f"must be at most {largest}", fix="give a smaller number"
         )
 
 
@@ -150,31 +150,29 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
             key=flag,
             value=value,
             message="is none of its values",
-            mend=f"{hint}use one of {', '.join(known)}",
+            fix=f"{hint}use one of {', '.join(known)}",
             code="out-of-range",
         )
 
 
 def _nvme(offload: str, nvme_path: str) -> Iterator[Problem]:
     if offload == "nvme" and not nvme_path:
-        message, mend = (
+        message, fix = (
             "missing: --offload nvme needs a folder for its files",
             "give e.g. --nvme-path /local_nvme",
         )
-        yield Problem(key="--nvme-path", message=message, mend=mend, code="offload-nvme-path")
+        yield Problem(key="--nvme-path", message=message, fix=fix, code="offload-nvme-path")
     elif nvme_path and offload != "nvme":
-        message, mend = f"is not used: --offload is {offload}", "give --offload nvme, or leave it out"
-        yield Problem(
-            key="--nvme-path", value=nvme_path, message=message, mend=mend, code="offload-nvme-path"
-        )
+        message, fix = f"is not used: --offload is {offload}", "give --offload nvme, or leave it out"
+        yield Problem(key="--nvme-path", value=nvme_path, message=message, fix=fix, code="offload-nvme-path")
 
 
 def _offloaded_pipeline(offload: str, pipeline: int) -> Iterator[Problem]:
     """Measured with deepspeed 0.19.8: in bf16, the weights of such a run do not come back from a checkpoint exactly."""
     if offload in ("cpu", "nvme") and pipeline > 1:
         message = f"a pipeline of {pipeline} stages keeps its optimizer on the GPUs"
-        mend = "leave out --offload, or --pipeline"
-        yield Problem(key="--offload", value=offload, message=message, mend=mend, code="offload-pipeline")
+        fix = "leave out --offload, or --pipeline"
+        yield Problem(key="--offload", value=offload, message=message, fix=fix, code="offload-pipeline")
 
 
 def _layout(problems: list[Problem], gpus: int, pipeline: int, shape: ModelShape | None) -> int | None:
@@ -182,16 +180,16 @@ def _layout(problems: list[Problem], gpus: int, pipeline: int, shape: ModelShape
     found: list[Problem] = []
     topology = _collect(found, lambda: resolve_topology(slots=gpus, pipe_parallel_size=pipeline))
     for problem in found:
-        mend = problem.mend.replace("pipe_parallel_size", "--pipeline").replace("slots", "GPUs")
+        fix = problem.fix.replace("pipe_parallel_size", "--pipeline").replace("slots", "GPUs")
         message = f"a pipeline of {pipeline} stages does not divide {gpus} GPUs"
         problems.append(
-            dataclasses.replace(problem, key="--pipeline", value=pipeline, message=message, mend=mend)
+            dataclasses.replace(problem, key="--pipeline", value=pipeline, message=message, fix=fix)
         )
     if shape is not None and pipeline > shape.num_layers:
         message = f"a model of this size has about {shape.num_layers} layers, fewer than stages"
-        mend = f"use at most {shape.num_layers}"
+        fix = f"use at most {shape.num_layers}"
         problems.append(
-            Problem(key="--pipeline", value=pipeline, message=message, mend=mend, code="pipeline-layers")
+            Problem(key="--pipeline", value=pipeline, message=message, fix=fix, code="pipeline-layers")
         )
     return topology.data_parallel_world_size if topology else None
 
@@ -202,5 +200,5 @@ def _divides(problems: list[Problem], global_batch_size: int, replicas: int) -> 
     for problem in found:
         flag = "--global-batch-size"
         message = f"is not a multiple of the {replicas} replicas"
-        mend = problem.mend.replace("global_batch_size", flag)
-        problems.append(dataclasses.replace(problem, key=flag, message=message, mend=mend))
+        fix = problem.fix.replace("global_batch_size", flag)
+        problems.append(dataclasses.replace(problem, key=flag, message=message, fix=fix))

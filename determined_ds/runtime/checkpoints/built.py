@@ -186,7 +186,7 @@ def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence
                 value=type(scheduler).__name__,
                 message="computes each rate from the one before: its settings, and the learning rate, must stay what "
                 f"they were (these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})",
-                mend="go back to what they were, or start anew",
+                fix="go back to what they were, or start anew",
                 code="resume-changed",
             )
         )

@@ -18,7 +18,7 @@ def another_model(uuid: str, reason: str) -> ConfigError:
             key="checkpoint",
             value=uuid,
             message=f"does not fit this model and this optimizer: {reason}",
-            mend="use the model, its sizes and the optimizer that wrote it, or start anew without it",
+            fix="use the model, its sizes and the optimizer that wrote it, or start anew without it",
             code="another-model",
         )
     )

@@ -40,7 +40,7 @@ def check_state(owner: str, state: Any) -> None:
     """
     found = _unpicklable(state, "its state")
     if found:
-        raise CheckpointError(f"{owner}: {found}, which no checkpoint can hold\n  mend: {FIX}")
+        raise CheckpointError(f"{owner}: {found}, which no checkpoint can hold\n  fix: {FIX}")
 
 
 def not_plain(state: Any) -> list[str]:
@@ -80,7 +80,7 @@ def copied_attributes(reducer: Any, attributes: dict[str, Any]) -> dict[str, Any
             raise CheckpointError(
                 f"{type(reducer).__name__}{f' ({place})' if place else ''}: the attribute {name!r} of this reducer is "
                 f"{described(value)}, which cannot be copied ({error}); a validation and a checkpoint copy its values\n"
-                f"  mend: hold it in an attribute of the class, not of the object: {name} = ... under class "
+                f"  fix: hold it in an attribute of the class, not of the object: {name} = ... under class "
                 f"{type(reducer).__name__}"
             ) from error
     return copies

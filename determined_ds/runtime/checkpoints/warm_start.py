@@ -128,7 +128,7 @@ def _refused(message: str) -> ConfigError:
             key="hyperparameters.fit.warm_start",
             value="weights",
             message=message,
-            mend="write all, at the ZeRO stage and the slots of the checkpoint",
+            fix="write all, at the ZeRO stage and the slots of the checkpoint",
             code="warm-start",
         )
     )

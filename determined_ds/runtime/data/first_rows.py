@@ -81,7 +81,7 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
                 key=found[0].name,
                 message="yields other samples on one replica than on another, so that parts of it would be trained "
                 "twice and others never",
-                mend="sharded=True where it yields each replica its own samples; otherwise read its files in one "
+                fix="sharded=True where it yields each replica its own samples; otherwise read its files in one "
                 "order, and draw from random, numpy or torch, or from a generator with a fixed seed",
                 code="stream-differs",
             )

@@ -166,10 +166,10 @@ def _has_state(part: Any) -> bool:
 def _too_short(loader: StreamLoader, number: int, have: int, need: int) -> DataError:
     if number and not have:
         message = f"yielded nothing when it was iterated again (pass {number + 1})"
-        mend = "make iter() begin anew each time, or give a function that returns a new iterator"
+        fix = "make iter() begin anew each time, or give a function that returns a new iterator"
     elif not have:
-        message, mend = "is a stream that yields no samples", "look for its files, or its filter"
+        message, fix = "is a stream that yields no samples", "look for its files, or its filter"
     else:
         message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
-        mend = f"use more data, or a smaller global batch: {need} samples are read from it for each"
-    return DataError(Problem(key=loader.name, message=message, mend=mend, code="too-little-data"))
+        fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"
+    return DataError(Problem(key=loader.name, message=message, fix=fix, code="too-little-data"))

@@ -175,7 +175,7 @@ def _length_of(sampler: Any) -> int:
                 key="build_training_data_loader",
                 value=type(sampler).__name__,
                 message="the sampler has no len(): how many samples an epoch has is not known",
-                mend="give it a __len__",
+                fix="give it a __len__",
                 code="loader-sampler",
             )
         ) from None
@@ -201,7 +201,7 @@ def _checked_batch_size(size: int, batch: Batch, manual: bool) -> int:
             key="build_training_data_loader",
             value=size,
             message=f"the data loader's batch_size is not the micro-batch size {batch.micro_batch_size}",
-            mend="use self.training_loader(dataset), or batch_size="
+            fix="use self.training_loader(dataset), or batch_size="
             "context.get_train_micro_batch_size_per_gpu()",
             code="loader-batch-size",
         )
@@ -344,7 +344,7 @@ def _too_few(have: int, what: str, need: int) -> DataError:
             key="hyperparameters.global_batch_size",
             value=need,
             message=f"the training data has {have} {what}, less than one global batch of {need}",
-            mend=f"use more data, or a global batch of at most {have} {what}",
+            fix=f"use more data, or a global batch of at most {have} {what}",
             code="too-little-data",
         )
     )
@@ -355,7 +355,7 @@ def _sampler_too_short(sampler: Any, have: int, said: int) -> DataError:
         Problem(
             key=type(sampler).__name__,
             message=f"the sampler yielded {have}, and its len() is {said}",
-            mend="have __len__ return what it yields in an epoch",
+            fix="have __len__ return what it yields in an epoch",
             code="loader-sampler",
         )
     )

@@ -107,13 +107,13 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
             message = (
                 "splits, repeats or skips samples by itself, and so would be split over the replicas twice"
             )
-            mend = (
+            fix = (
                 "use a sampler over all samples, which are split and resumed here; or return torch's DataLoader, and "
                 f"call {OPT_IN} in __init__"
             )
             raise ConfigError(
                 Problem(
-                    key=where, value=type(sampler).__name__, message=message, mend=mend, code="loader-sampler"
+                    key=where, value=type(sampler).__name__, message=message, fix=fix, code="loader-sampler"
                 )
             )
     return loader
@@ -141,14 +141,14 @@ def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
         own = (
             "determined.pytorch.DataLoader(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
         )
-    message, mend = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
+    message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
     if hasattr(loader, "__iter__"):
         message = (
             f"returned {_described(loader)}, which decides by itself what a replica sees: {_why(loader)}, and it "
             "would not resume where it stopped"
         )
-        mend += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
-    return Problem(key=where, message=message, mend=mend, code="loader-kind")
+        fix += f"; or call {OPT_IN} in __init__, if the loader gives each replica its own micro-batches"
+    return Problem(key=where, message=message, fix=fix, code="loader-kind")
 
 
 def _why(loader: Any) -> str:
@@ -175,7 +175,7 @@ def check_apart(loader: Any, validation_dataset: Any) -> None:
             Problem(
                 key=loader.name,
                 message="is read for training and for validation, and keeps one place: a validation would move it",
-                mend="give each its own: build the dataset twice",
+                fix="give each its own: build the dataset twice",
                 code="stream-shared",
             )
         )
@@ -210,7 +210,7 @@ class GivenBatches:
             Problem(
                 key=type(self._loader).__name__,
                 message="the data loader yields no batch",
-                mend="use more data, or make iter() begin anew each time",
+                fix="use more data, or make iter() begin anew each time",
                 code="too-little-data",
             )
         )

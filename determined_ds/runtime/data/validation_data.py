@@ -208,7 +208,7 @@ def _no_validation() -> DataError:
         Problem(
             key="build_validation_data_loader",
             message="the validation data has no batch",
-            mend="use more validation data, or a loader without drop_last",
+            fix="use more validation data, or a loader without drop_last",
             code="too-little-data",
         )
     )

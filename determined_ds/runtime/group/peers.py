@@ -254,11 +254,11 @@ class Peers:
             words = f"no sign of life from {self._named(verdict.lost)} {for_so_long}: {GONE}"
             if self._rank and list(verdict.lost) == [0] and self._names[0] != self._names[self._rank]:
                 words += f"; ranks hear of one another through it, so {self._names[self._rank]} may be the one cut off"
-            return f"{words}\n  mend: check the machine and its network, then resume from the last checkpoint"
+            return f"{words}\n  fix: check the machine and its network, then resume from the last checkpoint"
         who = f"{self._named(verdict.behind)} hangs" if len(verdict.behind) == 1 else "the ranks hang"
         return (
             f"{who}: nothing has moved {for_so_long}, since batch {verdict.steps}\n"
-            f"  mend: if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
+            f"  fix: if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
         )
 
     def _named(self, ranks: Iterable[int]) -> str:

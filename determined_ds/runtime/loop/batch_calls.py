@@ -88,10 +88,10 @@ class TrainCalls:
         name, did = "train_batch", f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
         if taken:
             expected = "one micro-batch a call: it is called gradient_accumulation_steps times for each step"
-            mend = "call next(dataloader_iter) once; to take all of a step, context.disable_auto_grad_accumulation()"
+            fix = "call next(dataloader_iter) once; to take all of a step, context.disable_auto_grad_accumulation()"
         else:
-            expected, mend = "one", "call next(dataloader_iter): the position in the data is counted by it"
-        raise TrainingError(str(wrong(self._trial, name, None, expected, mend, did=did)))
+            expected, fix = "one", "call next(dataloader_iter): the position in the data is counted by it"
+        raise TrainingError(str(wrong(self._trial, name, None, expected, fix, did=did)))
 
     def _steps(self) -> list[int]:
         return [getattr(engine, "global_steps", -1) for engine in self._context.models]
@@ -101,8 +101,8 @@ class TrainCalls:
         if self._steps() != before or -1 in before:
             return
         name, did = written_by_author(self._trial, "train_batch"), "trained nothing: no engine made a step"
-        mend = "call engine.backward(loss) and engine.step() for each micro-batch"
-        raise TrainingError(str(wrong(self._trial, name, None, "an optimizer step a batch", mend, did=did)))
+        fix = "call engine.backward(loss) and engine.step() for each micro-batch"
+        raise TrainingError(str(wrong(self._trial, name, None, "an optimizer step a batch", fix, did=did)))
 
 
 def _stated(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +125,6 @@ def _collated(trial: Any, error: Exception) -> TrainingError | None:
         return None
     reason = text.rstrip().splitlines()[-1]
     name, did = "build_training_data_loader", f"yields samples that do not make a batch: {reason}"
-    mend = "return the same from each sample of the dataset, or give the loader a collate_fn"
+    fix = "return the same from each sample of the dataset, or give the loader a collate_fn"
     expected = "samples of tensors, arrays, numbers, or dicts and tuples of them, all of one shape"
-    return TrainingError(str(wrong(trial, name, None, expected, mend, did=did)))
+    return TrainingError(str(wrong(trial, name, None, expected, fix, did=did)))

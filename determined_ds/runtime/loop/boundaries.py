@@ -55,7 +55,7 @@ class Schedule:
                 key=f"fit.{name}",
                 value=f"{unit.value} epochs",
                 message="the training data has no length, and so no epochs",
-                mend=f"count in batches, {name}: {{batches: 1000}}, or give the dataset a __len__",
+                fix=f"count in batches, {name}: {{batches: 1000}}, or give the dataset a __len__",
                 code="epochs-without-length",
             )
             for name, unit in vars(self).items()

@@ -121,12 +121,12 @@ class Trainer:
 
     def _checked_length(self, max_length: pytorch.TrainUnit | None) -> pytorch.TrainUnit:
         if max_length is None:
-            mend = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
-            raise _refuse("fit.max_length", None, "missing: nothing says how long to train", mend)
+            fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+            raise _refuse("fit.max_length", None, "missing: nothing says how long to train", fix)
         value = max_length.value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            mend = "use Batch(n) or Epoch(n) with n >= 1"
-            raise _refuse("fit.max_length", value, "must be an integer of at least 1", mend)
+            fix = "use Batch(n) or Epoch(n) with n >= 1"
+            raise _refuse("fit.max_length", value, "must be an integer of at least 1", fix)
         return max_length
 
 
@@ -138,8 +138,8 @@ def section_of(context: Any, name: str) -> dict[str, Any]:
         return {}
 
 
-def _refuse(key: str, value: Any, message: str, mend: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, mend=mend))
+def _refuse(key: str, value: Any, message: str, fix: str) -> ConfigError:
+    return ConfigError(Problem(key=key, value=value, message=message, fix=fix))
 
 
 def fit_arguments(fit: FitOptions) -> dict[str, Any]:

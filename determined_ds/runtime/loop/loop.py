@@ -343,7 +343,7 @@ class TrainingLoop:
                     key="searcher.metric",
                     value=name,
                     message=f"the trial reports {known}",
-                    mend=f"name one of them: {known}",
+                    fix=f"name one of them: {known}",
                     code="searcher-metric",
                 )
             )

@@ -205,8 +205,8 @@ def check_strategy(trial: Any, context: Any) -> None:
     has = " and ".join(f"ZeRO {zero_stage} in {precision}" for zero_stage, precision in found)
     asked = f"ZeRO {expected[0]} in {expected[1]}"
     message = f"{type(trial).__name__} makes an engine of {has}; the configuration is {asked}"
-    mend = "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
-    problem = Problem(key="engine", value=has, message=message, mend=mend, code="engine-config")
+    fix = "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+    problem = Problem(key="engine", value=has, message=message, fix=fix, code="engine-config")
     raise ConfigError(problem)
 
 

@@ -138,9 +138,9 @@ class MetricSums:
             return tensor.sum()
         return tensor.max() if kind == Reducer.MAX else tensor.min()
 
-    def _refused(self, name: str, value: Any, mend: str, what: str = "") -> TrainingError:
+    def _refused(self, name: str, value: Any, fix: str, what: str = "") -> TrainingError:
         of = f"{self._source}: " if self._source else ""
-        return TrainingError(f"{of}metric {name!r} is {what or described(value)}\n  mend: {mend}")
+        return TrainingError(f"{of}metric {name!r} is {what or described(value)}\n  fix: {fix}")
 
     def _warn(self, name: str, shape: tuple[int, ...], word: str) -> None:
         if self._said is not None and name not in self._said:

@@ -37,7 +37,7 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
             inside = f" that holds {error}" if str(error) else ""
             raise TrainingError(
                 f"{source}: metric {name!r} is {described(value)}{inside}\n"
-                "  mend: return numbers, strings, tensors, arrays, or lists and dicts of them"
+                "  fix: return numbers, strings, tensors, arrays, or lists and dicts of them"
             ) from None
     return found
 
@@ -92,7 +92,7 @@ def searched(name: str, value: Any, trial: Any) -> float:
             key="searcher.metric",
             value=name,
             message=f"{type(trial).__name__} reports {described(value)} by this name, and a search compares numbers",
-            mend="name a metric that is a number, or report one besides, such as its mean",
+            fix="name a metric that is a number, or report one besides, such as its mean",
             code="searcher-metric",
         )
     )

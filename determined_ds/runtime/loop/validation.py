@@ -190,8 +190,8 @@ class Validator:
         if self._share is None:  # a pipeline's middle stage: keep step with the stages that load
             batches.skip(count)
         elif batches.taken == before:
-            did, mend = "took no batch from its iterator", "call next(dataloader_iter)"
-            raise TrainingError(str(wrong(self._trial, METHODS[0], None, "one or more", mend, did=did)))
+            did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
+            raise TrainingError(str(wrong(self._trial, METHODS[0], None, "one or more", fix, did=did)))
         if not self._context._mpu.should_report_metrics:
             return {}, 0
         metrics = returned.metrics(self._trial, metrics, *METHODS)

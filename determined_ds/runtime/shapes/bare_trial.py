@@ -38,7 +38,7 @@ def trial_class(experiment: Experiment) -> Any:
                 value=experiment.trial,
                 origin=experiment.document.origin(("entrypoint",)),
                 message=f"cannot be imported: {error}",
-                mend="give the CONTEXT_DIR that holds it, and install what it needs",
+                fix="give the CONTEXT_DIR that holds it, and install what it needs",
                 code="entrypoint",
             )
         ) from error

@@ -120,7 +120,7 @@ def _unbuildable(experiment: Experiment, message: str) -> ConfigError:
             value=experiment.trial,
             origin=experiment.document.origin(("entrypoint",)),
             message=message,
-            mend="say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024",
+            fix="say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024",
             code="meta-build",
         )
     )

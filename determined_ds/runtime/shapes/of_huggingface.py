@@ -36,8 +36,8 @@ def shape_of_huggingface(
     try:
         import transformers
     except ImportError:
-        message, mend = "needs the package transformers", "pip install 'determined-ds[models]'"
-        raise _huggingface(source, message, mend) from None
+        message, fix = "needs the package transformers", "pip install 'determined-ds[models]'"
+        raise _huggingface(source, message, fix) from None
     transformers.logging.set_verbosity_error()
     try:
         config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
@@ -94,7 +94,7 @@ def _huggingface_model(config: Any) -> Any:
     return transformers.AutoModel.from_config(config)
 
 
-def _huggingface(source: Path, message: str, mend: str) -> ConfigError:
+def _huggingface(source: Path, message: str, fix: str) -> ConfigError:
     return ConfigError(
-        Problem(key="--hf-config", value=str(source), message=message, mend=mend, code="hf-config")
+        Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
     )

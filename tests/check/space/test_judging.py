@@ -147,7 +147,7 @@ def test_a_check_of_the_callers_is_part_of_the_verdict() -> None:
 
     def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> list[Problem]:
         wide = hyperparameters.get(("model", "width"), 0) > 2
-        return [Problem(key="model.width", message="too wide", mend="write 2")] if wide and resolved else []
+        return [Problem(key="model.width", message="too wide", fix="write 2")] if wide and resolved else []
 
     base = {"global_batch_size": 8, "learning_rate": 0.1, "deepspeed_config": "plain.json"}
     read = experiment({**base, "model": {"width": choice(1, 2, 3, 4), "depth": choice(1, 2)}})

@@ -46,7 +46,7 @@ def told(
     )
     for problem in (*problems, *warnings):
         assert problem.message
-        assert problem.mend
+        assert problem.fix
         assert problem.key
     return problems, warnings
 
@@ -96,7 +96,7 @@ LIST = {"type": "categorical", "vals": [1, 2]}
 
 @pytest.mark.parametrize("searcher", [{"name": "random", "max_trials": 2}, ASHA], ids=["random", "asha"])
 @pytest.mark.parametrize(
-    ("given", "said", "mend"),
+    ("given", "said", "fix"),
     [
         (
             {"m": {"b": LIST, "a": LIST}},
@@ -112,7 +112,7 @@ LIST = {"type": "categorical", "vals": [1, 2]}
     ],
 )
 def test_a_mapping_in_which_several_are_searched_is_drawn_in_no_certain_order(
-    searcher: dict[str, Any], given: dict[str, Any], said: str, mend: str
+    searcher: dict[str, Any], given: dict[str, Any], said: str, fix: str
 ) -> None:
     """Two creations of one search on one master gave other points."""
     found = next(each for each in told(searcher, hyperparameters=given)[1] if each.code == "search-order")
@@ -120,7 +120,7 @@ def test_a_mapping_in_which_several_are_searched_is_drawn_in_no_certain_order(
     numbered, _, inside = count.partition(" hyperparameters ")
     assert found.key == f"hyperparameters.{name}"
     assert found.message.startswith(f"{numbered} hyperparameters are searched in one mapping {inside}")
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_grid_has_no_limit() -> None:
 def test_a_metric_that_should_be_large(metric: str) -> None:
     found = warning({**ASHA, "metric": metric})
     assert (found.code, found.key, found.value) == ("search-direction", "searcher.metric", metric)
-    assert found.mend == "add smaller_is_better: false"
+    assert found.fix == "add smaller_is_better: false"
     for stated in (True, False):
         assert told({**ASHA, "metric": metric, "smaller_is_better": stated}) == ([], [])
 
@@ -182,7 +182,7 @@ def test_the_time_has_to_be_reported() -> None:
     tokens = {**ASHA, "time_metric": "tokens"}
     assert warning(tokens).code == "search-time"
     problems, warnings = told(tokens, reported=("validation_loss",))
-    assert [(problem.code, problem.key, problem.mend) for problem in problems] == [
+    assert [(problem.code, problem.key, problem.fix) for problem in problems] == [
         ("search-time", "searcher.time_metric", "write batches")
     ]
     assert warnings == []
@@ -193,18 +193,18 @@ def test_the_time_has_to_be_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_time", "unit", "said", "mend"),
+    ("max_time", "unit", "said", "fix"),
     [
         (512, "batches", "no trial reaches its last rung", "set searcher.max_time to 256"),
         (128, "batches", "stopped before its end", "max_time to 256, or fit.max_length to {batches: 128}"),
         (256, "epochs", "left to chance", "time_metric to batches and searcher.max_time to 256"),
     ],
 )
-def test_a_trial_is_as_long_as_its_search(max_time: int, unit: str, said: str, mend: str) -> None:
+def test_a_trial_is_as_long_as_its_search(max_time: int, unit: str, said: str, fix: str) -> None:
     found = warning({**ASHA, "max_time": max_time, "time_metric": unit})
     assert (found.code, found.key, found.value) == ("search-length", "searcher.max_time", max_time)
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
     assert told({**ASHA, "max_time": max_time, "time_metric": unit}, FitOptions()) == ([], [])
 
 
@@ -215,9 +215,9 @@ def test_trials_validate_as_often_as_they_are_judged(period: Length | None, firs
     found = warning(ASHA, FitOptions(max_length=length(256), validation_period=period))
     assert (found.code, found.key) == ("search-validation", "hyperparameters.fit.validation_period")
     assert f"after 16, 64 and 256 batches, and validate after {first} first" in found.message
-    assert "{batches: 16}" in found.mend
+    assert "{batches: 16}" in found.fix
     left = 2 if first <= 64 else 1
-    assert f"searcher.max_rungs to {left}" in found.mend
+    assert f"searcher.max_rungs to {left}" in found.fix
     searcher = {**ASHA, "max_rungs": left, "mode": "aggressive"}
     again = told(searcher, FitOptions(max_length=length(256), validation_period=period))
     assert [problem.code for problem in again[1]] == (["search-rungs"] if left == 1 else [])

@@ -22,7 +22,7 @@ def axes(**values: list[Any]) -> list[Axis]:
 
 
 def told(code: str) -> Problem:
-    return Problem(key="k", code=code, message=f"is {code}", mend="write another")
+    return Problem(key="k", code=code, message=f"is {code}", fix="write another")
 
 
 def verdicts(points: list[Point], codes: Callable[..., list[str]], *, warn: bool = False) -> list[Verdict]:

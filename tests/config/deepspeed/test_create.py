@@ -124,7 +124,7 @@ def test_what_comes_back_is_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "said", "mend"),
+    ("arguments", "key", "said", "fix"),
     [
         ({"zero_stage": 5}, "zero_optimization.stage", "not one of the values", "0, 1, 2, 3"),
         ({"zero_stage": "2"}, "zero_optimization.stage", "must be an integer", "remove the quotes: 2"),
@@ -191,12 +191,12 @@ def test_what_comes_back_is_ones_own() -> None:
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    arguments: dict[str, Any], key: str, said: str, mend: str
+    arguments: dict[str, Any], key: str, said: str, fix: str
 ) -> None:
     found = refusal(lambda: made(**arguments))
     assert found.key == key
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_all_that_is_wrong_is_said_at_once_with_its_argument() -> None:
@@ -239,7 +239,7 @@ def test_an_offload_is_judged_alone(arguments: dict[str, Any], key: str, said: s
     found = refusal(lambda: create_offload_config(**arguments))
     assert found.key == key
     assert said in found.message
-    assert "zero_optimization" not in found.mend
+    assert "zero_optimization" not in found.fix
 
 
 @pytest.mark.parametrize("value", [3, True, "x", [1], math.nan])
@@ -247,20 +247,20 @@ def test_an_offload_is_judged_alone(arguments: dict[str, Any], key: str, said: s
 def test_an_argument_that_takes_a_mapping_takes_nothing_else(argument: str, value: Any) -> None:
     found = refusal(lambda: create_deepspeed_config(zero_stage=1, **{argument: value}))
     assert (found.key, found.code) == (argument, "wrong-type")
-    assert found.mend.startswith("write a mapping")
+    assert found.fix.startswith("write a mapping")
 
 
 @pytest.mark.parametrize("value", [2, 1, ["cpu"]])
 def test_an_offload_is_a_device_or_a_mapping(value: Any) -> None:
     found = refusal(lambda: create_deepspeed_config(zero_stage=2, offload_optimizer=value))
     assert found.key == "offload_optimizer"
-    assert '"cpu", "nvme"' in found.mend
+    assert '"cpu", "nvme"' in found.fix
 
 
 @pytest.mark.parametrize("precision", [[], {}, 16, None, ["bf16"]])
 def test_a_precision_is_one_of_four_words(precision: Any) -> None:
     assert (
-        "bf16, fp16, fp32" in refusal(lambda: create_deepspeed_config(zero_stage=1, precision=precision)).mend
+        "bf16, fp16, fp32" in refusal(lambda: create_deepspeed_config(zero_stage=1, precision=precision)).fix
     )
 
 
@@ -318,7 +318,7 @@ def test_a_switch_of_zero_is_written_down(argument: str, value: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "said", "mend"),
+    ("arguments", "key", "said", "fix"),
     [
         ({"zero_stage": 1, "stage": 2}, "stage", "another name of zero_stage, which is 1", "keep zero_stage only"),
         ({"micro_batch_sizes": 2}, "micro_batch_sizes", "no such argument", "did you mean micro_batch_size?"),
@@ -332,17 +332,17 @@ def test_a_switch_of_zero_is_written_down(argument: str, value: bool) -> None:
     ],
 )  # fmt: skip
 def test_a_name_that_cannot_be_taken_is_refused(
-    arguments: dict[str, Any], key: str, said: str, mend: str
+    arguments: dict[str, Any], key: str, said: str, fix: str
 ) -> None:
     found = refusal(lambda: made(**arguments))
     assert found.key == key
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_an_offload_by_other_names() -> None:
     assert create_offload_config(device="nvme", path="/x") == create_offload_config("nvme", nvme_path="/x")  # type: ignore[call-arg]
-    assert refusal(lambda: create_offload_config(buffer_counts=3)).mend == "did you mean buffer_count?"  # type: ignore[call-arg]
+    assert refusal(lambda: create_offload_config(buffer_counts=3)).fix == "did you mean buffer_count?"  # type: ignore[call-arg]
 
 
 # ------------------------------------------------------------------------------------- what DeepSpeed says of it
@@ -386,7 +386,7 @@ def deepspeed_config() -> Iterator[Callable[..., Any]]:
 def test_deepspeed_takes_what_is_made(
     deepspeed_config: Callable[..., Any], arguments: dict[str, Any]
 ) -> None:
-    """Either it is refused with a mend, or a run can be made of it and DeepSpeed reads it as meant."""
+    """Either it is refused with a fix, or a run can be made of it and DeepSpeed reads it as meant."""
     try:
         config = made(**arguments)
     except ConfigError:
@@ -454,7 +454,7 @@ def test_loading_tells_all_with_its_line(tmp_path: Path) -> None:
     path.write_text('{\n"trian_batch_size": 8,\n"zero_optimization": {"stage": "1"}\n}')
     found = refusals(lambda: load_deepspeed_config(path))
     assert [problem.origin for problem in found] == [f"{path}:2", f"{path}:3"]
-    assert found[0].mend == "did you mean 'train_batch_size'?"
+    assert found[0].fix == "did you mean 'train_batch_size'?"
     assert refusal(lambda: load_deepspeed_config(tmp_path / "no.json")).message == "no such file"
 
 
@@ -465,7 +465,7 @@ def test_loading_gives_the_form_that_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said", "mend"),
+    ("config", "said", "fix"),
     [
         ({"trian_batch_size": 8}, "unknown key", "did you mean 'train_batch_size'?"),
         ({"stage": 1}, "unknown key", "did you mean zero_optimization.stage?"),
@@ -476,11 +476,11 @@ def test_loading_gives_the_form_that_is_run(tmp_path: Path) -> None:
     ],
 )
 def test_what_deepspeed_would_not_read_is_not_saved(
-    config: dict[str, Any], said: str, mend: str, tmp_path: Path
+    config: dict[str, Any], said: str, fix: str, tmp_path: Path
 ) -> None:
     found = refusal(lambda: save_deepspeed_config(config, tmp_path / "ds.json"))
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
     assert list(tmp_path.iterdir()) == []
 
 
@@ -491,7 +491,7 @@ def test_what_is_no_mapping_is_not_saved(config: Any, tmp_path: Path) -> None:
         lambda: save_deepspeed_config(config, {} if config == "ds.json" else tmp_path / "ds.json")
     )  # type: ignore[arg-type]
     assert "must be a mapping" in found.message
-    assert "the configuration comes first" in found.mend
+    assert "the configuration comes first" in found.fix
     assert list(tmp_path.iterdir()) == []
 
 
@@ -507,7 +507,7 @@ def test_nothing_is_replaced_unless_it_is_said(tmp_path: Path) -> None:
     path.chmod(0o640)
     found = refusal(lambda: save_deepspeed_config(made(), path))
     assert (found.origin, found.message) == (str(path), "is there already")
-    assert "overwrite=True" in found.mend
+    assert "overwrite=True" in found.fix
     assert path.read_text() == "mine"
     save_deepspeed_config(made(), path, overwrite=True)
     assert load_deepspeed_config(path) == made()

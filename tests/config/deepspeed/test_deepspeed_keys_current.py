@@ -16,5 +16,5 @@ def test_deepspeed_keys_are_those_of_the_installed_deepspeed(tmp_path: Path) -> 
     # In a process of its own: the generator fixes DeepSpeed's accelerator before it imports DeepSpeed.
     done = subprocess.run([sys.executable, GENERATOR, fresh], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    mend = f"Run `python tests/config/deepspeed/{GENERATOR.name}` and commit the result."
-    assert DATA.read_text(encoding="utf-8") == fresh.read_text(encoding="utf-8"), mend
+    fix = f"Run `python tests/config/deepspeed/{GENERATOR.name}` and commit the result."
+    assert DATA.read_text(encoding="utf-8") == fresh.read_text(encoding="utf-8"), fix

@@ -66,7 +66,7 @@ def nested(path: KeyPath, value: Any) -> dict[str, Any]:
 def problems(data: dict[str, Any]) -> list[Problem]:
     found = [problem for _, problem in located_problems(ds_json(data))]
     for problem in found:
-        assert problem.mend, problem
+        assert problem.fix, problem
     return found
 
 
@@ -98,10 +98,10 @@ def test_a_mistyped_key_is_refused_at_every_depth(path: KeyPath, node: Node) -> 
             continue
         found = problem(nested((*path, slip), True))
         assert (found.key, found.code) == (dotted((*path, slip)), "unknown-key")
-        assert "value" in found.mend or any(
-            repr(known) in found.mend or known in found.mend for known in node["keys"]
+        assert "value" in found.fix or any(
+            repr(known) in found.fix or known in found.fix for known in node["keys"]
         )
-        right += repr(name) in found.mend
+        right += repr(name) in found.fix
     assert right >= 0.7 * len(names)
 
 
@@ -117,7 +117,7 @@ def test_a_mistyped_key_is_refused_at_every_depth(path: KeyPath, node: Node) -> 
     ],
 )
 def test_a_key_at_the_wrong_level_is_told_its_own(key: str, meant: str) -> None:
-    assert meant in problem({key: 1}).mend
+    assert meant in problem({key: 1}).fix
 
 
 def test_a_free_section_takes_any_name() -> None:
@@ -145,12 +145,12 @@ OLD = [item for item in NODES if "deprecated" in item[1] and item[0] not in NEW_
 def test_an_old_name_that_is_read_no_more_is_refused_with_the_new_one(path: KeyPath, node: Node) -> None:
     found = problem(nested(path, True))
     assert (found.key, found.code) == (dotted(path), "deprecated-key")
-    assert node["deprecated"] in found.mend
+    assert node["deprecated"] in found.fix
 
 
 def test_a_parameter_that_is_refused_as_an_old_name_is_told_once() -> None:
     found = problem({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})
-    assert (found.code, found.mend) == ("deprecated-key", "write gradient_clipping instead")
+    assert (found.code, found.fix) == ("deprecated-key", "write gradient_clipping instead")
 
 
 # --------------------------------------------------------------------------------------------------- comments
@@ -168,7 +168,7 @@ def test_a_comment_at_the_top_is_read_over_as_deepspeed_does(key: str) -> None:
 def test_a_comment_further_down_is_refused_as_deepspeed_does() -> None:
     found = problem({"zero_optimization": {"stage": 1, "_comment": "why"}})
     assert (found.key, found.code) == ("zero_optimization._comment", "unknown-key")
-    assert found.mend == "remove it: DeepSpeed takes no comment here"
+    assert found.fix == "remove it: DeepSpeed takes no comment here"
 
 
 # ------------------------------------------------------------------------------------------------------- types
@@ -195,7 +195,7 @@ def test_auto_is_taken_for_any_value(path: KeyPath, node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said", "mend"),
+    ("data", "said", "fix"),
     [
         ({"train_batch_size": "8"}, "must be an integer, not a string", "remove the quotes: 8"),
         ({"train_batch_size": True}, "must be an integer, not true or false", "write an integer"),
@@ -232,10 +232,10 @@ def test_auto_is_taken_for_any_value(path: KeyPath, node: Node) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_mend(data: dict[str, Any], said: str, mend: str) -> None:
+def test_what_is_wrong_is_told_with_its_fix(data: dict[str, Any], said: str, fix: str) -> None:
     found = problem(data)
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_what_is_wrong_can_be_taken_out(edits: list[tuple[KeyPath, Any]]) -> Non
     for path, value in edits:
         document = document.overwritten(path, value, "edit")
     for path, found in located_problems(document):
-        assert found.mend
+        assert found.fix
         assert path == () or dotted(path) == found.key
     if not located_problems(document):
         plain = normalized(document)
@@ -329,7 +329,7 @@ def test_a_mapping_is_taken_with_its_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said", "mend"),
+    ("value", "said", "fix"),
     [
         ("zero.json", "no such file", "other.json"),
         ("ds/zero.json", "no such file", "there are: ds/one.json"),
@@ -342,7 +342,7 @@ def test_a_mapping_is_taken_with_its_places() -> None:
         ("a\0b", "is no path", "relative to the context directory"),
     ],
 )
-def test_any_other_path_is_refused(value: str, said: str, mend: str, tmp_path: Path) -> None:
+def test_any_other_path_is_refused(value: str, said: str, fix: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "ds").mkdir(parents=True)
     for file in (root / "other.json", root / "ds" / "one.json", tmp_path / "out.json"):
@@ -351,7 +351,7 @@ def test_any_other_path_is_refused(value: str, said: str, mend: str, tmp_path: P
     found = refusal(lambda: load(value, root))
     assert (found.key, found.value, found.origin) == ("hyperparameters.deepspeed_config", value, "hp.yaml:2")
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:

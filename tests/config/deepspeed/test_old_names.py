@@ -86,7 +86,7 @@ def test_the_place_of_an_old_name_is_kept() -> None:
 )
 def test_both_names_at_once_are_refused(ds: dict[str, Any], key: str, kept: str) -> None:
     ((_, found),) = located_problems(ds_json(ds))
-    assert (found.key, found.code, found.mend) == (key, "deprecated-key", f"remove it, and keep {kept}")
+    assert (found.key, found.code, found.fix) == (key, "deprecated-key", f"remove it, and keep {kept}")
 
 
 def test_an_overwrite_by_the_new_name_does_not_hide_the_old_one() -> None:

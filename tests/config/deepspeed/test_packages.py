@@ -36,7 +36,7 @@ def test_each_package_that_is_asked_for(ds: dict[str, Any], key: str, package: s
     (problem,) = missing_packages(ds_json(ds))
     assert problem.key == key
     assert f"needs the package {package}, which is not installed" in problem.message
-    assert f"pip install '{package}'" in problem.mend
+    assert f"pip install '{package}'" in problem.fix
 
 
 @pytest.mark.usefixtures("lacking")

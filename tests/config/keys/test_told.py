@@ -33,7 +33,7 @@ CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)
 def told(text: str, place: int) -> dict[str, str]:
     """Key -> message and fix, of the warnings of an experiment."""
     return {
-        each.key: f"{each.message}; {each.mend}"
+        each.key: f"{each.message}; {each.fix}"
         for each in not_looked_at(parse_yaml(text, "mine.yaml"), place)
     }
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_honoured_is_refused_with_what_to_do(row: Row) -> None:
     [problem] = raised.value.problems
     assert problem.key == row.key
     if problem.code == "refused-key":  # else it is a name from other documents, and has been refused as such
-        assert (problem.message, problem.mend) == (row.why, row.fix)
+        assert (problem.message, problem.fix) == (row.why, row.fix)
 
 
 @pytest.mark.parametrize("row", REFUSED_ROWS, ids=lambda row: row.key)
@@ -207,7 +207,7 @@ def test_what_says_the_default_is_not_refused(row: Row) -> None:
 def test_what_nobody_looks_at_is_a_warning_of_what_will_run(data: dict[str, Any], key: str) -> None:
     found = {each.key: each for each in reconciled(data).warnings}
     assert any(each == key or each.startswith(f"{key}.") for each in found), found
-    assert all(each.code == "ignored-key" and each.mend for each in found.values())
+    assert all(each.code == "ignored-key" and each.fix for each in found.values())
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,14 @@ def test_a_master_that_knows_a_key_takes_its_values_and_an_older_one_takes_none(
         assert (problem.key, problem.code) == ("resources.prefer_gpu_topology", "determined-version")
         assert problem.origin == "a.yaml:5"
         assert f"needs Determined 0.42.0 or newer, and this is checked for {older}" in problem.message
-        assert "--determined-version 0.42.0" in problem.mend
+        assert "--determined-version 0.42.0" in problem.fix
 
 
 @pytest.mark.parametrize("value", ["true", "'on'", "1", "[soft]"])
 def test_other_values_are_refused(value: str) -> None:
     """``true`` is none, so that it never means one of the modes."""
     (problem,) = refused(value, "0.42.0")
-    assert (problem.code, problem.mend) == ("out-of-range", "write soft")
+    assert (problem.code, problem.fix) == ("out-of-range", "write soft")
     assert problem.message.startswith("must be one of false, strong, soft, not ")
 
 

@@ -30,7 +30,7 @@ def agree(config: dict[str, Json]) -> bool:
     assert bool(errors) == bool(refused), [*errors, *refused]
     for problem in (*errors, *warnings):
         assert problem.message
-        assert problem.mend
+        assert problem.fix
         assert problem.origin == "a.yaml"
         steps = [int(step) if step.isdigit() else step for step in problem.key.split(".") if step]
         assert any(_stands(config, path) for path in (steps, steps[:-1])), problem

@@ -54,7 +54,7 @@ def test_a_problem_reads_as_a_compilers() -> None:
     problem = error(text)
     assert str(problem) == (
         "resources.slots_per_trial = 'two' (a.yaml:3): must be an integer, not a string\n"
-        "  mend: write an integer"
+        "  fix: write an integer"
     )
     assert (problem.origin.file, problem.origin.line, problem.origin.column) == ("a.yaml", 3, 3)  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ def test_a_problem_reads_as_a_compilers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "message", "mend"),
+    ("text", "key", "message", "fix"),
     [
         ("name: 5", "name", "must be a string, not an integer", 'put it in quotes: "5"'),
         ("name: yes", "name", "must be a string, not true or false", 'put it in quotes: "true"'),
@@ -147,9 +147,9 @@ def test_a_problem_reads_as_a_compilers() -> None:
         ),
     ],
 )
-def test_a_value(text: str, key: str, message: str, mend: str) -> None:
+def test_a_value(text: str, key: str, message: str, fix: str) -> None:
     problem = error(text)
-    assert (problem.key, problem.message, problem.mend) == (key, message, mend)
+    assert (problem.key, problem.message, problem.fix) == (key, message, fix)
     assert problem.origin == "a.yaml:1"
 
 
@@ -164,7 +164,7 @@ def test_whole_numbers_and_nulls_are_fine(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "mend"),
+    ("text", "key", "fix"),
     [
         ("nam: x", "nam", "did you mean 'name'?"),
         ("entrypint: python3 train.py", "entrypint", "did you mean 'entrypoint'?"),
@@ -196,11 +196,11 @@ def test_whole_numbers_and_nulls_are_fine(text: str) -> None:
         ),
     ],
 )
-def test_an_unknown_key_is_told_once_with_what_was_meant(text: str, key: str, mend: str) -> None:
+def test_an_unknown_key_is_told_once_with_what_was_meant(text: str, key: str, fix: str) -> None:
     problem = error(text)
     assert (problem.key, problem.code, problem.origin) == (key, "unknown-key", "a.yaml:1")
     assert problem.message.startswith("unknown key")
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def test_a_hopeless_file_is_told_in_twenty_problems() -> None:
@@ -233,7 +233,7 @@ def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "code", "message", "mend"),
+    ("text", "key", "code", "message", "fix"),
     [
         (
             "searcher: {name: singel, metric: a}",
@@ -379,11 +379,11 @@ def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
         ),
     ],
 )
-def test_a_section(text: str, key: str, code: str, message: str, mend: str) -> None:
+def test_a_section(text: str, key: str, code: str, message: str, fix: str) -> None:
     problem = error(text)
     assert (problem.key, problem.code) == (key, code)
     assert message in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_the_clusters_storage_completes_a_configs(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "message", "mend"),
+    ("text", "key", "message", "fix"),
     [
         (
             "deepspeed_config:\n    optimizer:\n      type: AdamW",
@@ -447,12 +447,12 @@ def test_the_clusters_storage_completes_a_configs(text: str) -> None:
         ),
     ],
 )
-def test_a_hyperparameter(text: str, key: str, message: str, mend: str) -> None:
+def test_a_hyperparameter(text: str, key: str, message: str, fix: str) -> None:
     problem = error(f"hyperparameters:\n  {text}")
     assert problem.key == f"hyperparameters.{key}"
     assert problem.origin.line in (3, 4)  # type: ignore[attr-defined]
     assert message in problem.message
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def test_a_grid_wants_counts_in_lists_too() -> None:
@@ -475,7 +475,7 @@ def test_keys_named_like_the_kinds_of_hyperparameters_keep_their_places() -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "mend"),
+    ("text", "key", "fix"),
     [
         (
             "searcher: {name: single, metric: a, max_length: 5}",
@@ -530,11 +530,11 @@ def test_keys_named_like_the_kinds_of_hyperparameters_keep_their_places() -> Non
         ),
     ],
 )
-def test_what_is_deprecated_is_a_warning_with_its_replacement(text: str, key: str, mend: str) -> None:
+def test_what_is_deprecated_is_a_warning_with_its_replacement(text: str, key: str, fix: str) -> None:
     problems, (warning,) = judged(text)
     assert problems == []
     assert (warning.key, warning.code, warning.origin) == (key, "deprecated-key", "a.yaml:1")
-    assert mend in warning.mend
+    assert fix in warning.fix
 
 
 def test_every_row_of_the_table_has_a_case_above() -> None:

@@ -35,7 +35,7 @@ def test_bounds_that_look_like_values(
     (warning,) = warned(name, low, high, base)
     assert (warning.key, warning.origin) == (f"hyperparameters.{name}", "x.yaml:3")
     assert drawn in warning.message
-    assert meant in warning.mend
+    assert meant in warning.fix
 
 
 @pytest.mark.parametrize(

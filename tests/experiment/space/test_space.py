@@ -90,7 +90,7 @@ def test_an_embedded_deepspeed_config_has_to_be_wrapped() -> None:
     assert sanity_errors({"searcher": SINGLE, "hyperparameters": {"deepspeed_config": ds}})
     problem = refusal(lambda: experiment(hyperparameters={"deepspeed_config": ds}))
     assert problem.key == "hyperparameters.deepspeed_config.optimizer"
-    assert "{type: const, val: {...}}" in problem.mend
+    assert "{type: const, val: {...}}" in problem.fix
     wrapped = {"deepspeed_config": {"type": "const", "val": ds}}
     assert sanity_errors({"searcher": SINGLE, "hyperparameters": wrapped}) == []
     assert experiment(hyperparameters=wrapped).hyperparameters.data == {"deepspeed_config": ds}

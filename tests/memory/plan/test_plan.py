@@ -132,7 +132,7 @@ def test_every_way_out_is_one(answers: dict[str, Any]) -> None:
         planned(**answers)
     except ConfigError as error:
         (problem,) = error.problems
-        ways = re.findall(r"--([a-z-]+) ([0-9a-zA-Z]+)", problem.mend)
+        ways = re.findall(r"--([a-z-]+) ([0-9a-zA-Z]+)", problem.fix)
         assert ways
         for flag, value in ways:
             name = flag.replace("-", "_")
@@ -192,7 +192,7 @@ def test_the_reasons_have_the_numbers_of_the_memory_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "said", "mend"),
+    ("changes", "key", "said", "fix"),
     [
         ({"model_size": "6X"}, "--model-size", "X is none of the units", "6B"),
         ({"model_size": ""}, "--model-size", "not a number", "6B"),
@@ -214,12 +214,12 @@ def test_the_reasons_have_the_numbers_of_the_memory_model() -> None:
     ],
 )
 def test_a_wrong_answer_is_refused_with_the_nearest_right_one(
-    changes: dict[str, Any], key: str, said: str, mend: str
+    changes: dict[str, Any], key: str, said: str, fix: str
 ) -> None:
     found = refusal(lambda: planned(**changes))
     assert found.key == key
     assert said in found.message
-    assert mend in found.mend
+    assert fix in found.fix
 
 
 def test_all_wrong_answers_are_told_at_once() -> None:
@@ -242,7 +242,7 @@ def test_where_nothing_fits_the_nearest_that_would_is_named() -> None:
     assert "no strategy fits 8 GPUs of 24 GiB" in found.message
     assert "with one sample a micro-batch and activation checkpointing, ZeRO 3 needs" in found.message
     for way in ("--gpus 16", "--gpu-memory ", "--offload cpu (which takes "):
-        assert way in found.mend
+        assert way in found.fix
 
 
 # --------------------------------------------------------------------------------------------------------- files

@@ -48,7 +48,7 @@ def problems_of(error: type[DeterminedDSError], data: Any, **options: Any) -> tu
     with pytest.raises(error) as caught:
         load_texts(data, 8, **options)
     assert isinstance(caught.value, ConfigError)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     return caught.value.problems
 
 
@@ -147,7 +147,7 @@ def test_tokenizers_that_do_not_do(reviews: Path, tmp_path: Path) -> None:
     (problem,) = problems_of(ConfigError, {"path": path, "tokenizer": folder})
     assert (problem.key, problem.value) == ("data.tokenizer", folder)
     assert "no pad token" in problem.message
-    assert "add_special_tokens" in problem.mend
+    assert "add_special_tokens" in problem.fix
     (problem,) = problems_of(DataError, {"path": path, "tokenizer": str(tmp_path / "nowhere")})
     assert "no tokenizer" in problem.message
     transformers.BertConfig().save_pretrained(tmp_path / "bare")

@@ -30,7 +30,7 @@ def problem_of(function: Any, *args: Any, **kwargs: Any) -> Problem:
     with pytest.raises(ConfigError) as caught:
         function(*args, **kwargs)
     (problem,) = caught.value.problems
-    assert problem.mend
+    assert problem.fix
     return problem
 
 
@@ -89,7 +89,7 @@ def test_what_the_checkpoint_has_no_room_for(tmp_path: Path) -> None:
     assert problem.message == "has embeddings for 300 tokens, and the tokenizer has 301."
     problem = problem_of(bert_config, replace(options, sequence_length=513), CLASSES, vocab_size=300)
     assert problem.key == "hyperparameters.sequence_length"
-    assert problem.mend == "sequence_length: 512"
+    assert problem.fix == "sequence_length: 512"
     problem = problem_of(bert_config, replace(options, num_labels=2), [*CLASSES, "verse"], vocab_size=300)
     assert problem.key == "hyperparameters.num_labels"
     problem = problem_of(bert_config, replace(options, model_size="large"), CLASSES, vocab_size=300)

@@ -23,7 +23,7 @@ def messages(path: Path) -> list[str]:
         reader(path).read()
     for problem in caught.value.problems:
         assert (problem.key, problem.value) == ("data.path", str(path))
-        assert problem.mend
+        assert problem.fix
     return [problem.message for problem in caught.value.problems]
 
 

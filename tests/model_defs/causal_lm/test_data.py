@@ -67,7 +67,7 @@ def test_a_tokenizer_without_an_end_of_text_is_refused(documents: str, tmp_path:
     folder = save_tokenizer(tmp_path / "model")
     with pytest.raises(ConfigError, match="no eos token") as caught:
         load_packed_text({"path": documents}, 4, Source(name=folder))
-    assert "add_special_tokens" in caught.value.problems[0].mend
+    assert "add_special_tokens" in caught.value.problems[0].fix
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_text_that_cannot_be_trained_on_is_refused(content: bytes, words: str, t
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
         load_packed_text({"path": str(tmp_path / "a.txt")}, 32, None)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
 
 
 def stream(dataset: Any, *, workers: int, start_batch: int, num: int) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before it is, with the mend."""
+"""What cannot be trained is refused before it is, with the fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refusal(function: Any, *args: Any, **kwargs: Any) -> Problem:
     with pytest.raises(ConfigError) as caught:
         function(*args, **kwargs)
     (problem,) = caught.value.problems
-    assert problem.mend
+    assert problem.fix
     return problem
 
 
@@ -58,7 +58,7 @@ def test_a_name_while_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch,
     assert (
         "no such folder here, and the Hugging Face hub cannot be reached (ConnectionError)" in problem.message
     )
-    assert "hf download some-owner/some-model" in problem.mend
+    assert "hf download some-owner/some-model" in problem.fix
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args: "there/config.json")
     assert locate("some-owner/some-model").local_files_only
 
@@ -66,14 +66,14 @@ def test_a_name_while_the_hub_cannot_be_reached(monkeypatch: pytest.MonkeyPatch,
 def test_neither_or_both_ways_to_say_the_model() -> None:
     assert "neither model nor model_config" in refusal(find_model, {}).message
     both = {"model": "x", "model_config": tiny.MODEL_CONFIG}
-    assert "leave out model_config" in refusal(find_model, both).mend
+    assert "leave out model_config" in refusal(find_model, both).fix
 
 
 # -------------------------------------------------------------------------------- the configuration
 
 
 @pytest.mark.parametrize(
-    ("model_config", "key", "mend"),
+    ("model_config", "key", "fix"),
     [
         ({"model_type": "lama"}, "hyperparameters.model_config.model_type", "llama"),
         ({"hidden_size": 32}, "hyperparameters.model_config", "model_type"),
@@ -90,10 +90,10 @@ def test_neither_or_both_ways_to_say_the_model() -> None:
         ({"model_type": "vit"}, "hyperparameters.model_config", "llama"),
     ],
 )
-def test_a_configuration_that_is_none(model_config: dict[str, Any], key: str, mend: str) -> None:
+def test_a_configuration_that_is_none(model_config: dict[str, Any], key: str, fix: str) -> None:
     problem = refusal(read_config, None, model_config, vocab_size=256)
     assert problem.key == key
-    assert mend in problem.mend
+    assert fix in problem.fix
 
 
 def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_vocabulary_and_sequences_that_do_not_fit() -> None:
         check_fit(config, vocab_size=256, sequence_length=65, tokenizer=None)
     vocabulary, length = caught.value.problems
     assert vocabulary.message == "has 256 tokens, and the model's vocabulary is of 100."
-    assert "model_config.vocab_size: 256" in vocabulary.mend
-    assert length.mend == "sequence_length: 64 or less"
+    assert "model_config.vocab_size: 256" in vocabulary.fix
+    assert length.fix == "sequence_length: 64 or less"
 
 
 # --------------------------------------------------------------------------------------- its weights
@@ -176,8 +176,8 @@ def test_targets_that_match_nothing_and_the_nearest_that_exist() -> None:
     problem = refusal(with_lora, model, LoraOptions(target_modules=("q_proj", "v_prog")), seed=0)
     assert problem.value == "v_prog"
     assert problem.message == "no matrix of LlamaForCausalLM has this name."
-    assert "v_proj" in problem.mend
-    assert "gate_proj" in refusal(with_lora, model, LoraOptions(target_modules=("zzz",)), seed=0).mend
+    assert "v_proj" in problem.fix
+    assert "gate_proj" in refusal(with_lora, model, LoraOptions(target_modules=("zzz",)), seed=0).fix
 
 
 def test_what_lora_can_be_told() -> None:
@@ -189,7 +189,7 @@ def test_what_lora_can_be_told() -> None:
     assert sorted(problem.key for problem in caught.value.problems) == [
         f"hyperparameters.lora.{name}" for name in ("alpha", "dropout", "r", "rank", "target_modules")
     ]
-    assert refusal(parse_lora, True).mend == "lora: {r: 8, alpha: 16}"
+    assert refusal(parse_lora, True).fix == "lora: {r: 8, alpha: 16}"
 
 
 def test_the_targets_of_lora_may_stand_beside_it() -> None:
@@ -199,7 +199,7 @@ def test_the_targets_of_lora_may_stand_beside_it() -> None:
     assert lora_section({"lora": {"r": 4}}) == {"r": 4}
     assert lora_section({}) is None
     alone = refusal(lora_section, {"target_modules": "all-linear"})
-    assert (alone.key, alone.mend) == ("hyperparameters.target_modules", "lora: {r: 8, alpha: 16}")
+    assert (alone.key, alone.fix) == ("hyperparameters.target_modules", "lora: {r: 8, alpha: 16}")
     twice = {"lora": {"target_modules": "all-linear"}, "target_modules": ["q_proj"]}
     assert "differs from lora.target_modules = all-linear" in refusal(lora_section, twice).message
 
@@ -226,5 +226,5 @@ def test_it_is_said_without_a_traceback(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "hyperparameters.model" in done.stderr
     assert "no such folder" in done.stderr
-    assert "mend: a folder that every slot can read" in done.stderr
+    assert "fix: a folder that every slot can read" in done.stderr
     assert "Traceback" not in done.stderr

@@ -95,7 +95,7 @@ def test_what_is_wrong_with_a_folder(name: str, said: list[str], folder: Path, t
         (folder / "b/c/0.png").write_bytes(b"")
     with pytest.raises(DataError) as caught:
         load(root)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     for words in said:
         assert words in str(caught.value)
 

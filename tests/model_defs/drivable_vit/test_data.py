@@ -215,7 +215,7 @@ def test_what_is_wrong_with_a_folder(name: str, said: list[str], folder: Path) -
         more = {"num_moments": 3}
     with pytest.raises(DataError) as caught:
         load(folder / "nowhere" if name == "no folder" else folder, **more)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     for words in said:
         assert words in str(caught.value)
 

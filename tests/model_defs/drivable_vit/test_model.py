@@ -138,7 +138,7 @@ def test_iou_is_a_ratio_of_sums() -> None:
             ["patch_size = 5", "does not divide img_size 16", "4 or 8", "img_size: 15 or 20"],
         ),
         ({"num_heads": 3}, ["num_heads = 3", "does not divide embed_dim 16", "2 or 4"]),
-        ({"embed_dim": 0, "num_heads": "two"}, ["embed_dim = 0", "num_heads = 'two'", "mend: num_heads: 12"]),
+        ({"embed_dim": 0, "num_heads": "two"}, ["embed_dim = 0", "num_heads = 'two'", "fix: num_heads: 12"]),
         ({"patch_size": 5, "num_heads": 3}, ["patch_size = 5", "num_heads = 3"]),
     ],
 )
@@ -150,10 +150,10 @@ def test_sizes_that_do_not_fit(changes: dict[str, object], said: list[str]) -> N
 
 
 @pytest.mark.parametrize("divisor", [5, 17, 300])
-def test_every_mend_works(divisor: int) -> None:
+def test_every_fix_works(divisor: int) -> None:
     with pytest.raises(ConfigError) as caught:
         model_config({**TINY, "patch_size": divisor})
-    own, other = caught.value.problems[0].mend.split("; or ")
+    own, other = caught.value.problems[0].fix.split("; or ")
     for patch_size in own.removeprefix("patch_size: ").split(" or "):
         model_config({**TINY, "patch_size": int(patch_size)})
     for img_size in other.removeprefix("img_size: ").split(" or "):

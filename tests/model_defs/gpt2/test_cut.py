@@ -56,7 +56,7 @@ def test_intervals(hparams: dict[str, Any], interval: int) -> None:
 def test_intervals_that_are_none(hparams: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         checkpoint_interval(hparams)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 9])
@@ -90,13 +90,13 @@ def test_methods(method: str) -> None:
 def test_methods_that_are_none(method: Any) -> None:
     with pytest.raises(ConfigError, match="TokenEmbedding, PositionEmbedding, Block, FinalNorm") as caught:
         check_partition(method, LAYERS, 2)
-    assert caught.value.problems[0].mend == "partition_method: type:Block"
+    assert caught.value.problems[0].fix == "partition_method: type:Block"
 
 
 def test_more_stages_than_blocks() -> None:
     with pytest.raises(ConfigError, match="type:Block matches 4 layers") as caught:
         check_partition("type:Block", LAYERS, 5)
-    assert caught.value.problems[0].mend.startswith("pipe_parallel_size: 4 or less")
+    assert caught.value.problems[0].fix.startswith("pipe_parallel_size: 4 or less")
 
 
 def test_a_vocabulary_may_have_more_rows_than_there_are_tokens() -> None:

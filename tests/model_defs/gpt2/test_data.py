@@ -51,7 +51,7 @@ def text_of(sequences: TokenSequences) -> bytes:
 def problems_of(error, data, sequence_length=4):
     with pytest.raises(error) as caught:
         load_text(data, sequence_length)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     return caught.value.problems
 
 
@@ -186,7 +186,7 @@ def test_a_tokenizer_without_an_eos_token(tmp_path, corpus):
     (problem,) = problems_of(ConfigError, {"path": str(corpus), "tokenizer": folder})
     assert problem.key == "data.tokenizer"
     assert "no eos token" in problem.message
-    assert "add_special_tokens" in problem.mend
+    assert "add_special_tokens" in problem.fix
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path, corpus):
@@ -227,8 +227,8 @@ def test_everything_wrong_with_the_section_comes_at_once():
         "data.max_validation_sequences",
         "hyperparameters.sequence_length",
     ]
-    assert "data.path" in problems[0].mend
-    assert "text_field" in problems[1].mend
+    assert "data.path" in problems[0].fix
+    assert "text_field" in problems[1].fix
 
 
 def test_a_section_that_is_no_mapping():
@@ -259,8 +259,8 @@ def test_text_too_short_says_what_there_is_what_is_needed_and_what_would_do(tmp_
         "too short: 90 tokens for training and 10 tokens for validation, "
         "and one sequence of each needs 17 (sequence_length + 1)."
     )
-    assert "sequence_length: 9 or less" in problem.mend
-    assert "validation_fraction" in problem.mend
+    assert "sequence_length: 9 or less" in problem.fix
+    assert "validation_fraction" in problem.fix
     assert len(load_text({"path": str(file), "validation_fraction": 0.1}, 9).validation) == 1
 
 

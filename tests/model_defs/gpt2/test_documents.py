@@ -21,7 +21,7 @@ def problems_of(path, **options):
     for problem in caught.value.problems:
         assert problem.key == "data.path"
         assert problem.value == str(path)
-        assert problem.mend
+        assert problem.fix
     return caught.value.problems
 
 
@@ -91,7 +91,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     file = tmp_path / "a.parquet"
     file.write_bytes(b"PAR1")
     (problem,) = problems_of(file)
-    assert problem.mend == "pip install pyarrow"
+    assert problem.fix == "pip install pyarrow"
 
 
 def test_folders_are_read_recursively_by_name_without_hidden_binary_and_empty_files(tmp_path):
@@ -129,7 +129,7 @@ def test_a_folder_without_text(tmp_path):
     (tmp_path / "picture.png").write_bytes(b"\0")
     (problem,) = problems_of(tmp_path)
     assert "no text files" in problem.message
-    assert ".jsonl" in problem.mend
+    assert ".jsonl" in problem.fix
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -148,7 +148,7 @@ def test_text_that_is_not_utf_8_is_named_by_file_and_byte(tmp_path):
         "latin.txt is not UTF-8: byte 0xef at offset 2.",
         "worse.txt is not UTF-8: byte 0xff at offset 0.",
     ]
-    assert "iconv" in problems[0].mend
+    assert "iconv" in problems[0].fix
 
 
 def test_lines_that_are_wrong_are_named_by_file_and_line(tmp_path):
@@ -163,7 +163,7 @@ def test_lines_that_are_wrong_are_named_by_file_and_line(tmp_path):
         "a.jsonl:5: 'text' is of type int, not a string.",
         "a.jsonl:6 has no field 'text'; the fields there are: none.",
     ]
-    assert problems[2].mend == "data.text_field: one of body, id"
+    assert problems[2].fix == "data.text_field: one of body, id"
 
 
 def test_when_every_line_is_wrong_the_first_are_enough(tmp_path):

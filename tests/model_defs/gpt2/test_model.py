@@ -110,8 +110,8 @@ def test_unknown_size_names_all_sizes_and_the_nearest(model_size, nearest):
     (problem,) = caught.value.problems
     assert problem.key == "hyperparameters.model_size"
     assert problem.value == model_size
-    assert all(size in problem.mend for size in MODEL_SIZES)
-    assert f"nearest is {nearest!r}" in problem.mend
+    assert all(size in problem.fix for size in MODEL_SIZES)
+    assert f"nearest is {nearest!r}" in problem.fix
 
 
 def test_all_problems_of_a_configuration_come_at_once():

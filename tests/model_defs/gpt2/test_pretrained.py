@@ -94,7 +94,7 @@ def refusal(source, module=None):
     (problem,) = caught.value.problems
     assert problem.key == "hyperparameters.pretrained"
     assert problem.value == str(source)
-    assert problem.mend
+    assert problem.fix
     return problem
 
 
@@ -118,7 +118,7 @@ def test_other_shapes_are_counted_the_first_five_shown_and_nothing_changed(train
     assert problem.message.startswith("16 of 16 tensors do not fit")
     assert "transformer.wte.weight is (61, 128) there and (256, 768) in the model" in problem.message
     assert problem.message.endswith("and 11 more.")
-    assert "model_size: tiny, a data.tokenizer of 61 tokens and room for 16 positions" in problem.mend
+    assert "model_size: tiny, a data.tokenizer of 61 tokens and room for 16 positions" in problem.fix
     assert torch.equal(model.transformer.ln_f.weight, before)
 
 

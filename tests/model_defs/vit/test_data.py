@@ -175,7 +175,7 @@ def test_everything_wrong_with_the_section_comes_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load_images(wrong)
     assert [problem.key for problem in caught.value.problems] == [f"data.{name}" for name in wrong]
-    assert "data.path" in caught.value.problems[0].mend
+    assert "data.path" in caught.value.problems[0].fix
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "half"])

@@ -58,5 +58,5 @@ def test_an_image_that_is_found_broken_in_training_is_named(one_is_broken: Path,
     assert done.returncode == 2
     assert str(one_is_broken) in done.stderr
     assert "cannot be read" in done.stderr
-    assert "mend: copy it again" in done.stderr
+    assert "fix: copy it again" in done.stderr
     assert "Traceback" not in done.stderr

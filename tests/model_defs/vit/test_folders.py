@@ -44,7 +44,7 @@ def problems_of(root: Path) -> tuple[Problem, ...]:
     with pytest.raises(DataError) as caught:
         found(root)
     assert all((problem.key, problem.value) == ("data.path", str(root)) for problem in caught.value.problems)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     return caught.value.problems
 
 

@@ -45,7 +45,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def problems_of(function: Any, *args: Any) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
         function(*args)
-    assert all(problem.mend for problem in caught.value.problems)
+    assert all(problem.fix for problem in caught.value.problems)
     return caught.value.problems
 
 
@@ -150,7 +150,7 @@ def test_everything_wrong_with_the_hyperparameters_comes_at_once() -> None:
     }
     problems = problems_of(parse_options, {**wrong, "learning_rate": "ours it is not"})
     assert [problem.key for problem in problems] == [f"hyperparameters.{name}" for name in wrong]
-    assert "the nearest is huge" in problems[0].mend
+    assert "the nearest is huge" in problems[0].fix
     (problem,) = problems_of(parse_options, {"model_size": None})
     assert "how large" in problem.message
 
@@ -158,7 +158,7 @@ def test_everything_wrong_with_the_hyperparameters_comes_at_once() -> None:
 def test_more_classes_than_labels() -> None:
     (problem,) = problems_of(vit_config, Options(num_labels=2), CLASSES)
     assert problem.key == "hyperparameters.num_labels"
-    assert "num_labels: 3" in problem.mend
+    assert "num_labels: 3" in problem.fix
 
 
 def refused(source: Path, options: Options = TINY) -> Problem:

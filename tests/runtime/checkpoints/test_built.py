@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_message(
     for rank in found:
         assert rank["error"].startswith(f"checkpoint = '{first['uuid']}': does not fit this model")
         assert reason in rank["error"]
-        assert "mend: " in rank["error"]
+        assert "fix: " in rank["error"]
 
 
 def test_engines_are_counted_and_surplus_parameters_named() -> None:

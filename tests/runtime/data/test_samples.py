@@ -259,7 +259,7 @@ def test_less_than_one_global_batch_is_refused() -> None:
     batch = split(2, 2, 4)
     with pytest.raises(DataError, match=r"15 samples.*one global batch of 16") as raised:
         training_data(loader_of(15, batch), batch=batch, replica=0, seed=SEED, start_batch=0)
-    assert "at most 15" in raised.value.problems[0].mend
+    assert "at most 15" in raised.value.problems[0].fix
 
 
 def test_too_few_batches_of_a_batch_sampler_are_refused() -> None:
@@ -274,7 +274,7 @@ def test_another_batch_size_than_the_micro_batch_is_refused() -> None:
     loader = DataLoader(Numbers(100), batch_size=16, shuffle=True)
     with pytest.raises(ConfigError, match=r"16.*micro-batch size 4") as raised:
         training_data(loader, batch=batch, replica=0, seed=SEED, start_batch=0)
-    assert "training_loader" in raised.value.problems[0].mend
+    assert "training_loader" in raised.value.problems[0].fix
 
 
 def test_a_trial_that_accumulates_by_itself_may_have_another_batch_size() -> None:
@@ -313,4 +313,4 @@ def test_every_validation_sample_counts_on_one_replica_and_all_go_through_as_man
 def test_validation_without_a_batch_is_refused() -> None:
     with pytest.raises(DataError, match="no batch") as raised:
         IndexedShare(DataLoader(Numbers(3), batch_size=4, drop_last=True), replica=0, replicas=1)
-    assert "drop_last" in raised.value.problems[0].mend
+    assert "drop_last" in raised.value.problems[0].fix

@@ -396,7 +396,7 @@ def test_a_dataset_that_can_be_iterated_once_only_is_refused() -> None:
     assert len(steps_of(data, batch, 5)) == 5
     with pytest.raises(DataError, match=r"yielded nothing when it was iterated again \(pass 2\)") as raised:
         next(data.batches)
-    assert "a function that returns a new iterator" in raised.value.problems[0].mend
+    assert "a function that returns a new iterator" in raised.value.problems[0].fix
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_what_a_stream_cannot_do_is_refused_with_the_fix(
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         StreamLoader(dataset, 4, **options)
-    assert fix in raised.value.problems[0].mend
+    assert fix in raised.value.problems[0].fix
 
 
 def test_another_batch_size_than_the_micro_batch_is_refused() -> None:
@@ -435,7 +435,7 @@ def test_a_stream_that_is_not_the_same_on_all_replicas_is_refused(workers: int) 
     check_first_rows(first_rows(lambda replica: Shuffled(20), num_workers=workers), print)
     with pytest.raises(DataError, match="other samples on one replica than on another") as raised:
         check_first_rows(first_rows(lambda replica: range_of(replica, 20), num_workers=workers), print)
-    assert "sharded=True" in raised.value.problems[0].mend
+    assert "sharded=True" in raised.value.problems[0].fix
 
 
 def test_a_sharded_stream_that_is_the_same_on_all_replicas_is_warned_of() -> None:

@@ -204,7 +204,7 @@ def test_what_cannot_be_taken_over_is_refused_with_the_fix(name: str) -> None:
     loader, message, fix = REFUSED[name]
     with pytest.raises(ConfigError, match=f"(?s)Trial.{TRAINING}.*{message}") as raised:
         taken(loader)
-    assert fix in raised.value.problems[0].mend
+    assert fix in raised.value.problems[0].fix
 
 
 def test_the_fix_is_one_that_the_trial_has() -> None:

@@ -298,7 +298,7 @@ def summary(calls: list[Any], batches: list[tuple[int, int]]) -> dict[str, Any]:
 def test_where_determineds_own_loop_differs(one_rank: Ranks, tmp_path: Path, case: str) -> None:
     """The claim that ours is right where theirs is not, held against the installed Determined.
 
-    Should this fail because theirs has been mended, say so in the documentation.
+    Should this fail because theirs has been fixed, say so in the documentation.
     """
     fit, expected_theirs, expected_ours = CASES[case]
     [theirs] = one_rank.run(train_theirs, str(tmp_path / "theirs"), **fit)

@@ -21,7 +21,7 @@ from determined_ds.runtime.master import last_words
 from determined_ds.task_log import NO_RESTART_HELPS, OUT_OF_MEMORY
 from tests.ranks import Ranks
 
-MISTAKE = ConfigError(Problem(key="data.path", value="/nowhere", message="no such folder", mend="check it"))
+MISTAKE = ConfigError(Problem(key="data.path", value="/nowhere", message="no such folder", fix="check it"))
 SAID = ["ERROR: data.path = '/nowhere': no such folder; fix: check it", NO_RESTART_HELPS]
 
 
@@ -51,7 +51,7 @@ def test_out_of_memory_has_a_last_line_of_its_own() -> None:
 
 
 def test_an_exit_of_the_authors_is_said() -> None:
-    lines = said(None, EXIT_TRAINING_FAILED, "the trial called exit(7)\n  mend: raise")
+    lines = said(None, EXIT_TRAINING_FAILED, "the trial called exit(7)\n  fix: raise")
     assert lines == ["ERROR: the trial called exit(7); fix: raise", NO_RESTART_HELPS]
 
 

@@ -10,7 +10,7 @@ from determined_ds.errors import Problem
 from determined_ds.runtime.master.task_logging import WithLevel
 from tests.command import ROOT
 
-PROBLEM = Problem(key="gradient_clipping", value=0, message="clips nothing", mend="remove it")
+PROBLEM = Problem(key="gradient_clipping", value=0, message="clips nothing", fix="remove it")
 
 
 def line(name: str, message: object) -> str:
