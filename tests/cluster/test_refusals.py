@@ -114,7 +114,7 @@ def test_the_context_holds_what_a_trial_needs_and_nothing_else(cluster: Cluster)
     assert not [path for path in files if "__pycache__" in path or path.endswith((".pyc", ".pt", ".log"))]
     needed = [
         "determined_ds/train.py",
-        "determined_ds/config/deepspeed_keys.json",
+        "determined_ds/config/deepspeed/deepspeed_keys.json",
         "model_defs/gpt2/trial.py",
     ]
     assert set(needed) < set(files)

@@ -144,7 +144,7 @@ def test_what_the_cluster_gets() -> None:
     assert {*TEMPLATES, *JSONS, "startup-hook.sh", "setup.cfg", "constraints.txt"} <= set(sent)
     assert {
         "determined_ds/train.py",
-        "determined_ds/config/deepspeed_keys.json",
+        "determined_ds/config/deepspeed/deepspeed_keys.json",
         "model_defs/gpt2/trial.py",
     } <= {*sent}
 

@@ -1,4 +1,4 @@
-"""Writes `determined_ds/config/deepspeed_keys.json`: every key the installed DeepSpeed reads from its JSON.
+"""Writes `determined_ds/config/deepspeed/deepspeed_keys.json`: every key the installed DeepSpeed reads from its JSON.
 
     python tests/config/deepspeed/generate_deepspeed_keys.py [PATH]
 
