@@ -1,4 +1,4 @@
-"""Throughput is over the time from the first batch after a pause until the ranks' numbers are there."""
+"""Throughput is over the time from the first batch after a pause until the device has done what it was asked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return made
 
 
-def reporter_of() -> Reporter:
+def reporter_of(device: str = "cpu") -> Reporter:
     engine = SimpleNamespace(
         optimizer=None,
         skipped_steps=0,
@@ -43,7 +43,7 @@ def reporter_of() -> Reporter:
     context: Any = SimpleNamespace(
         _core=None,
         distributed=SimpleNamespace(rank=0, size=1),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         models=[engine],
         reduce_metrics=lambda for_training: {},
         resolved=SimpleNamespace(batch=SimpleNamespace(global_batch_size=50)),
@@ -77,3 +77,22 @@ def test_what_is_no_training_does_not_count(queue: Queue) -> None:
     reporter.batch_begins()
     queue.now_s += 1
     assert rate(reporter, queue) == 100 / (2 + BACKLOG_S)
+
+
+def test_before_a_validation_a_gpu_is_waited_for(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has yet to train is training time, and none of the validation's."""
+    backlogs_s = [BACKLOG_S, 0.0]
+
+    def synchronize(device: torch.device) -> None:
+        queue.now_s += backlogs_s.pop(0)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(reporting, "peak_memory_bytes", lambda device: 0)
+    reporter = reporter_of("cuda")
+    reporter.batch_begins()
+    queue.now_s += 1
+    reporter.pause()
+    queue.now_s += 1_000
+    reporter.batch_begins()
+    queue.now_s += 1
+    assert rate(reporter, queue) == 100 / (1 + BACKLOG_S + 1 + BACKLOG_S)
