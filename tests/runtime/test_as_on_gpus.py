@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,8 @@ import torch
 from determined_ds.config.reconcile import reconcile
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
-from determined_ds.runtime.checkpoints.only_data import to_their_kind_of_device
+from determined_ds.runtime.checkpoints.only_data import only_data, to_their_kind_of_device
+from determined_ds.runtime.checkpoints.saving import Checkpoints
 from tests.making import CUDA
 from tests.ranks import Ranks
 
@@ -184,3 +186,28 @@ def test_a_part_is_read_by_the_place_of_each_tensor(tmp_path: Path) -> None:
     assert {tensor.device.type for tensor in read.values()} == {"cpu"}
     place = to_their_kind_of_device(torch.device("cpu"))
     assert torch.load(tmp_path / "part.pth", map_location=place, weights_only=True)["sum"].sum() == 2
+
+
+def test_a_resumed_rank_reads_its_part_so(tmp_path: Path) -> None:
+    """The sum of a reducer goes to this rank's GPU, the states of generators stay on the host."""
+    total, generator = torch.ones(4), torch.ones(2, dtype=torch.uint8)
+    moved: list[tuple[torch.device, int]] = []
+
+    def location(storage: torch.UntypedStorage) -> str:
+        return "cuda:3" if storage.nbytes() == total.nbytes else "cpu"
+
+    def to(storage: torch.UntypedStorage, *, device: torch.device) -> torch.UntypedStorage:
+        moved.append((device, storage.nbytes()))
+        return storage
+
+    with patch.object(torch.serialization, "location_tag", location):
+        torch.save({"sum": total, "rng": generator}, tmp_path / "det_state_dict_rank0.pth")
+    device = torch.device("cuda:1")
+    checkpoints = object.__new__(Checkpoints)
+    checkpoints._distributed = SimpleNamespace(rank=0, size=1)
+    checkpoints._context = SimpleNamespace(device=device)
+    with patch.object(torch.UntypedStorage, "to", to), only_data():
+        part = checkpoints._own_part(tmp_path, "uuid")
+    assert moved == [(device, total.nbytes)]
+    assert torch.equal(part["sum"], total)
+    assert torch.equal(part["rng"], generator)
