@@ -9,6 +9,7 @@ import pytest
 
 from determined_ds import devices
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.launch.ranks.start import environment_of_ranks
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -37,6 +38,31 @@ def test_a_container_has_no_more_cores_than_it_is_granted(
     assert devices.num_cores() == cores
     assert devices.threads_per_rank(1) == cores
     assert devices.threads_per_rank(cores + 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("shell", "experiment", "threads"),
+    [
+        ({}, {}, "2"),
+        ({"OMP_NUM_THREADS": "5"}, {}, "5"),
+        ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": None}, "2"),  # which the ranks must not have
+    ],
+)
+def test_ranks_divide_the_cores_of_their_machine_unless_somebody_says_how_many_threads(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    shell: dict[str, str],
+    experiment: dict[str, str | None],
+    threads: str,
+) -> None:
+    """DeepSpeed's optimizer on the CPU would take all cores in each rank."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(devices, "num_cores", lambda: 16)
+    gpus = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)
+    assert environment_of_ranks(8, gpus, tmp_path, experiment)["OMP_NUM_THREADS"] == threads
 
 
 @pytest.fixture
