@@ -100,7 +100,7 @@ class MetricSums:
         before = self._values.get(name)
         if before is None or not weight or not isinstance(value, torch.Tensor) or value.ndim:
             return False
-        if value.device != self._device or self._reducer(name) != Reducer.AVG:
+        if not value.device == before.device == self._device or self._reducer(name) != Reducer.AVG:
             return False
         before.add_(value.detach(), alpha=weight)
         self._weights[name] += weight
@@ -119,7 +119,9 @@ class MetricSums:
         try:
             if is_complex or value is None:
                 raise TypeError
-            tensor = torch.as_tensor(value, dtype=self._dtype, device=self._device).detach()
+            # What is on the host is added up there: the host would wait for each copy to a GPU.
+            device = self._device if isinstance(value, torch.Tensor) else None
+            tensor = torch.as_tensor(value, dtype=self._dtype, device=device).detach()
         except (TypeError, ValueError, RuntimeError):
             raise self._refused(
                 name, value, "return numbers, or tensors, arrays or lists of numbers"
@@ -221,7 +223,7 @@ class MetricSums:
         value = self._values.get(name)
         if value is None:
             return torch.full((1,), absent, dtype=self._dtype, device=self._device)
-        return value.reshape(1)
+        return value.reshape(1).to(self._device)
 
     def _all_names(self) -> list[str]:
         """The names that any rank has, in an order that is the same on all."""

@@ -202,6 +202,22 @@ def test_a_line_for_people_stays_short(value: Any, text: str) -> None:
     assert show("iou", value) == text
 
 
+@pytest.mark.parametrize("kind", list(Reducer))
+def test_numbers_of_the_host_are_copied_to_no_device_before_a_report(kind: Reducer) -> None:
+    """The host would wait for each copy to a GPU, at every batch."""
+    meta = torch.device("meta")  # which is not the host
+    sums = MetricSums(meta, kind)
+    for value in (0.5, 2, True, np.float32(1.5), [1.0, 2.0]):
+        sums.add({"accuracy": value})
+        total = sums.running("accuracy")
+        assert total is not None
+        assert total.device.type == "cpu"
+    sums.add({"accuracy": torch.ones((), device=meta)})  # a trial may return either
+    total = sums.running("accuracy")
+    assert total is not None
+    assert total.device == meta
+
+
 # --------------------------------------------------------------------------------------------- two ranks
 
 
