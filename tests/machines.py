@@ -133,6 +133,10 @@ class Machine:
         """Pull the cable out: what either machine sends from now on is lost, and neither is told."""
         assert self.run(["ip", "link", "set", "eth0", "down"]).returncode == 0
 
+    def plug_in(self) -> None:
+        """Put the cable back."""
+        assert self.run(["ip", "link", "set", "eth0", "up"]).returncode == 0
+
     def die(self) -> None:
         """End all of its processes at once; the kernel closes their connections, as at ``kill -9``."""
         with contextlib.suppress(ProcessLookupError):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from determined_ds.protocol.handed_on import HANG_TIMEOUT
 from tests.cluster.agent import why_not
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT, RunHere
@@ -56,3 +57,28 @@ def test_paused_and_activated_it_ends_as_on_one_machine(
         ranks = {f"det_state_dict_rank{rank}.pth" for rank in (0, 1)}
         for checkpoint in cluster.checkpoints(trial):
             assert ranks <= set(checkpoint.body["resources"])
+
+
+def test_a_cut_cable_is_reported_and_the_restart_resumes_from_the_shared_folder(
+    machines: tuple[Machine, Machine], run_here: Callable[[str], RunHere]
+) -> None:
+    """The rank that the master still hears of names the one that it no longer hears of, and exits as a crash does."""
+    if reason := why_not():
+        pytest.skip(reason)
+    environment = {"OMP_NUM_THREADS": "1", HANG_TIMEOUT: "0.1"}
+    with Cluster(machines[0].shared / "cluster", machines=machines, environment=environment) as cluster:
+        number = cluster.create(CONST, *SHORT, "max_restarts=1", paused=True)
+        trial = cluster.trial(number)
+        held = cluster.hold_at_report(trial, 3)
+        cluster.activate(number)
+        cluster.wait_for_report(trial, "training", 6)
+        [checkpoint] = cluster.checkpoints(trial)
+        assert {f"det_state_dict_rank{rank}.pth" for rank in (0, 1)} <= set(checkpoint.body["resources"])
+        machines[0].cut()
+        cluster.wait_for(lambda: "no sign of life from rank 1 (machine1)" in cluster.log(trial))
+        machines[0].plug_in()
+        held.set()
+        cluster.wait(number)
+        assert (trial.state, trial.run_id, trial.restarts) == ("COMPLETED", 2, 1)
+        assert f"resumed at batch {checkpoint.steps} of" in cluster.log(trial)
+        assert cluster.metrics(trial, "validation")[-1] == run_here(CONST).metrics["validation"][-1]
