@@ -12,13 +12,14 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from determined_ds.search.methods import Action, Create, Reason, Search, make_searcher
 from tests.cluster.client_api import ClientApi
+from tests.cluster.configs import as_go
 from tests.cluster.log_policies import policies_met
+from tests.cluster.searchers import Reason, Searcher, Wanted
 from tests.cluster.server import Refused, Server
 from tests.cluster.state import (
     STOPPING,
@@ -77,7 +78,7 @@ class Master:
         self.trials: dict[int, Trial] = {}
         self.checkpoints: dict[str, Checkpoint] = {}
         self.tokens: dict[str, str] = {}  # of users, token -> name
-        self._searches: dict[int, Search] = {}
+        self._searches: dict[int, Searcher] = {}
         self.agent: Agent | None = None
         self.server = Server([ClientApi(self), TrialApi(self), UnmanagedApi(self)], self.who, machine)
 
@@ -149,35 +150,35 @@ class Master:
     def add(self, experiment: Experiment) -> None:
         """Begin an experiment."""
         self.experiments[experiment.id] = experiment
-        search = make_searcher(experiment.config)
+        search = Searcher(experiment.config)
         self._searches[experiment.id] = search
         self._act(experiment, search.start())
         self.schedule()
 
-    def _act(self, experiment: Experiment, actions: list[Action]) -> None:
+    def _act(self, experiment: Experiment, actions: Sequence[Wanted | int]) -> None:
         """Do as the searcher says."""
         if experiment.state in TERMINAL or experiment.state in STOPPING:
             return
         for action in actions:
-            if isinstance(action, Create):
+            if isinstance(action, Wanted):
                 self._create_trial(experiment, action)
             else:
-                trial = self.trials[action.trial_id]
+                trial = self.trials[action]
                 trial.stopped_by_searcher = True
                 self._stop(trial, "STOPPING_COMPLETED")
 
-    def _create_trial(self, experiment: Experiment, create: Create) -> None:
+    def _create_trial(self, experiment: Experiment, wanted: Wanted) -> None:
         trial = Trial(
             id=len(self.trials) + 1,
             experiment_id=experiment.id,
-            hparams=create.hparams,
-            seed=create.seed,
+            hparams=as_go(wanted.hparams),
+            seed=wanted.seed,
             task_id=f"{experiment.id}.{uuid.UUID(int=random.getrandbits(128))}",
             state=experiment.state,
             warm_start=self._warm_start(experiment),
         )
         self.trials[trial.id] = trial
-        self._act(experiment, self._searches[experiment.id].created(trial.id, create))
+        self._searches[experiment.id].created(trial.id, wanted)
 
     def _warm_start(self, experiment: Experiment) -> str | None:
         source = experiment.searcher.get("source_checkpoint_uuid")
