@@ -1,19 +1,25 @@
-"""``det-ds`` as its users start it: a process of its own, that must leave none behind."""
+"""``det-ds`` run by tests: as a fork, or as the program that its users start."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from tests.forked import Forked
+
 ROOT = Path(__file__).resolve().parents[1]
 DET_DS = Path(sys.executable).with_name("det-ds")
 # No test takes as long: a guard against hangs, not a measure.
 TIMEOUT_S = 600.0
+# The last of a run's processes are killed with it; on a busy machine they take a moment to end.
+END_S = 10.0
 
 
 def det_ds(
@@ -21,9 +27,85 @@ def det_ds(
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``det-ds`` on CPUs to its end, as a fork. No process of its session may be left.
+
+    Args:
+        arguments: Of the command.
+        cwd: Where it is started.
+        env: More environment variables.
+        timeout_s: How long it may take.
+    """
+    words = [*map(str, arguments), "--accelerator", "cpu"]
+    return run_forked("tests.forked:det_ds", words, env=_environment(env), cwd=cwd, timeout_s=timeout_s)
+
+
+def start_det_ds(
+    *arguments: str | Path,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    stdout: int,
+    stderr: int,
+) -> Forked:
+    """Start ``det-ds`` on CPUs as a fork, in a session of its own.
+
+    Args:
+        arguments: Of the command.
+        cwd: Where it is started.
+        env: More environment variables.
+        stdout: Descriptor of a file or of the write end of a pipe.
+        stderr: Likewise.
+    """
+    words = [*map(str, arguments), "--accelerator", "cpu"]
+    with open(os.devnull) as nothing:
+        files = [nothing.fileno(), stdout, stderr]
+        return Forked("tests.forked:det_ds", words, env=_environment(env), cwd=cwd, files=files)
+
+
+def run_forked(
+    function: str, words: list[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of ``forked.py`` to its end. No process of its session may be left.
+
+    Args:
+        function: ``module:name``.
+        words: Its arguments.
+        env: Its whole environment.
+        cwd: Where it is started.
+        timeout_s: How long it may take.
+    """
+    with (
+        open(os.devnull) as nothing,
+        tempfile.TemporaryFile("w+", errors="replace") as out,
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+    ):
+        files = [file.fileno() for file in (nothing, out, err)]
+        process = Forked(function, words, env=env, cwd=cwd, files=files)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.close()
+        deadline = time.monotonic() + END_S
+        while left := process.processes():
+            assert time.monotonic() < deadline, f"left running: {left}"
+            time.sleep(0.02)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(more or {})}
+
+
+def det_ds_program(
+    *arguments: str | Path,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
     accelerator: str = "cpu",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``det-ds`` to its end.
+    """Run ``det-ds`` to its end as its users start it, with ranks that are programs: seconds, each of them.
 
     Args:
         arguments: Of the command; with a ``--run-dir``, no process that was given it may be left at the end.
@@ -36,7 +118,7 @@ def det_ds(
     done = subprocess.run(
         [str(DET_DS), *words, "--accelerator", accelerator],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        env=_environment(env),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,28 +1,38 @@
-"""``det-ds run`` as a fork: a second where a start of it and its ranks, each loading torch and DeepSpeed, is four.
+"""Processes started by a fork: 20 ms where a start that loads torch, DeepSpeed and transformers is 4 s of a core.
 
-For tests that start many runs of which some begin as a user's do (``command.py``). A process that has loaded what
-ranks load forks ``det-ds``, which forks its ranks; from there on it is what it always is, but that the launcher
-starts functions and not programs. The process has one thread and does nothing else, so that a fork is as good as new.
+One server for each test session, shared by all workers of pytest-xdist, loads what ranks load and then forks on
+request. It has one thread and keeps no state, so a fork is as good as a new process, and all of them share its memory.
+:func:`tests.command.det_ds` and :class:`tests.ranks.Ranks` start their processes here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import gc
 import importlib
 import os
+import pickle
+import random
+import selectors
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
 from unittest import mock
 
-import psutil
-
-from tests.ranks import Ranks
-
+ROOT = Path(__file__).resolve().parents[1]
+# Environment variable with the address of the server, for workers of the same session.
+ADDRESS = "DETERMINED_DS_TESTS_FORKS"
+# Everything that a rank may load. Two of them leave a thread behind and stay out: pyarrow and scikit-learn's OpenMP.
 LOADED = (
     "torch._dynamo",
     "torch.utils.tensorboard",
@@ -30,122 +40,288 @@ LOADED = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
+    "determined.cli.cli",
     "determined_ds.cli.run",
     "determined_ds.runtime.loop.fit",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.vit.modeling_vit",
+    "peft",
+    "psutil",
+    "pytest",
 )
-# The last of a run's processes are killed with it; on a busy machine they take a moment to end.
-END_S = 10.0
+MESSAGE_BYTES = 2**18
 
 
 class Forked:
-    """Starts ``det-ds`` by forking.
+    """A function running in a process of its own; used like a ``Popen``. Dropped or closed, it is killed.
 
     Args:
-        folder: An empty folder, for what it says.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._rank = Ranks(1, folder)
-        self._files = [folder / "stdout", folder / "stderr"]
-
-    def det_ds(
-        self, *arguments: str | Path, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """As ``tests.command.det_ds``: run it on CPUs to its end, and leave no process behind.
-
-        What loading said, in the process that forks, is in its ``stderr`` too.
-        """
-        words = [*map(str, arguments), "--accelerator", "cpu"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-        [code] = self._rank.run(fork_det_ds, words, environment, [str(file) for file in self._files])
-        stdout, stderr = (file.read_text(errors="replace") for file in self._files)
-        return subprocess.CompletedProcess(words, code, stdout, self._rank.said(0) + stderr)
-
-    def stop(self) -> None:
-        """End the process that forks."""
-        self._rank.stop()
-
-
-# ------------------------------------------------------------------------------------------- in the rank
-
-
-def fork_det_ds(words: list[str], environment: dict[str, str], files: list[str]) -> int:
-    """Fork ``det-ds`` and wait for its end; none of its processes may be left. Returns the exit code."""
-    _load()
-    assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
-    pid = os.fork()
-    if pid == 0:
-        _be_det_ds(words, environment, files)
-    _, status = os.waitpid(pid, 0)
-    deadline = time.monotonic() + END_S
-    while left := [process for process in psutil.process_iter() if _lives_in(process, pid)]:
-        assert time.monotonic() < deadline, f"left running: {left}"
-        time.sleep(0.02)
-    return os.waitstatus_to_exitcode(status)
-
-
-def _lives_in(process: psutil.Process, session: int) -> bool:
-    try:
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, psutil.Error):
-        return False
-
-
-def _load() -> None:
-    """Whatever a rank loads, it finds loaded."""
-    for name in LOADED:
-        importlib.import_module(name)
-
-
-def _be_det_ds(words: list[str], environment: dict[str, str], files: list[str]) -> NoReturn:
-    """In the fork: what the command's own process does."""
-    code = 70
-    try:
-        os.setsid()
-        os.environ.clear()
-        os.environ.update(environment)
-        for descriptor, file in enumerate(files, start=1):
-            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-        import numpy
-
-        from determined_ds.cli.main import main
-        from determined_ds.launch.ranks import process as rank
-        from determined_ds.protocol.signals import die_with_parent
-
-        die_with_parent()
-        numpy.random.seed()  # torch's generator is as in any new process, and Python seeds its own after a fork
-        mock.patch.object(rank, "start_process", ForkedRank).start()
-        main(words)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-class ForkedRank:
-    """In place of ``rank.start_process``: the same, but that the process is forked. Like a ``Popen``.
-
-    Args:
-        command: Of ``determined_ds.train``.
+        function: ``module:name``; what it returns is the exit code (None: 0).
+        args: Its arguments, pickled.
+        env: The whole environment.
+        cwd: The working directory.
+        files: Descriptors to be its stdin, stdout, stderr and 3.
     """
 
     def __init__(
         self,
+        function: str,
+        *args: Any,
+        env: Mapping[str, str],
+        cwd: Path = ROOT,
+        files: Sequence[int],
+    ) -> None:
+        self.returncode: int | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(address())
+        socket.send_fds(self._server, [pickle.dumps((function, args, dict(env), str(cwd)))], list(files))
+        self.pid = int(self._server.recv(MESSAGE_BYTES) or 0)
+        assert self.pid, "the server of forks has ended"
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+        if self.returncode is None:
+            self._server.settimeout(timeout if timeout is None else max(timeout, 1e-6))
+            try:
+                self.returncode = int(self._server.recv(MESSAGE_BYTES))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it, if it has not ended; the server then kills what is left of its process group."""
+        if self.returncode is None:
+            self.kill()
+            self.wait()
+
+    def processes(self) -> list[int]:
+        """Process ids of all that run in its session."""
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _lives_in(name, self.pid)]
+
+
+def _lives_in(name: str, session: int) -> bool:
+    try:
+        state, _, _, found = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:4]
+    except OSError:
+        return False
+    return int(found) == session and state != "Z"
+
+
+@functools.cache
+def address() -> str:
+    """Of the server of this session; the first to ask starts it, and it ends with the process that did."""
+    if known := os.environ.get(ADDRESS):
+        return known
+    path = os.path.join(tempfile.mkdtemp(prefix="forks-"), "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.forked import serve; serve({listener.fileno()})"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    assert server.stdin is not None
+    atexit.register(server.stdin.close)
+    os.environ[ADDRESS] = path
+    return path
+
+
+# ------------------------------------------------------------------------------------------- in the server
+
+
+def serve(descriptor: int) -> None:
+    """Fork whatever a connection asks for, and answer with its process id and its exit code."""
+    gc.disable()
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
+    listener = socket.socket(fileno=descriptor)
+    with selectors.DefaultSelector() as ready:
+        ready.register(sys.stdin.fileno(), selectors.EVENT_READ, ("owner",))
+        ready.register(listener, selectors.EVENT_READ, ("listener",))
+        while True:
+            for key, _ in ready.select():
+                match key.data:
+                    case ("owner",):
+                        return
+                    case ("listener",):
+                        connection, _ = listener.accept()
+                        message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 16)
+                        if (pid := os.fork()) == 0:
+                            ready.close()
+                            listener.close()
+                            connection.close()
+                            _serve_one(pickle.loads(message), files)
+                        for file in files:
+                            os.close(file)
+                        connection.send(str(pid).encode())
+                        ready.register(connection, selectors.EVENT_READ, ("connection", pid))
+                        ready.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", pid, connection))
+                    case ("connection", pid):  # whoever started it has ended, or dropped it
+                        ready.unregister(key.fileobj)
+                        with contextlib.suppress(OSError):
+                            os.killpg(pid, signal.SIGKILL)
+                    case ("process", pid, connection):
+                        ready.unregister(key.fd)
+                        os.close(key.fd)
+                        _, status = os.waitpid(pid, 0)
+                        with contextlib.suppress(KeyError):
+                            ready.unregister(connection)
+                        with contextlib.suppress(OSError):
+                            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+                        connection.close()
+
+
+def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
+    """In the fork: call the function of a request."""
+    function, args, env, cwd = request
+
+    def call() -> Any:
+        import numpy
+
+        random.seed()
+        numpy.random.seed()  # torch's generator is as in any new process
+        gc.enable()
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*args)
+
+    os.setsid()
+    _become(call, env, Path(cwd), dict(enumerate(files)))
+
+
+def _become(call: Callable[[], Any], env: Mapping[str, str], cwd: Path, files: Mapping[int, int]) -> NoReturn:
+    """End this process with what a function returns, in a process group, an environment and a folder of its own."""
+    code: Any = 70
+    try:
+        if os.getpgid(0) != os.getpid():
+            os.setpgid(0, 0)  # and not a session, by which it is found if it is left behind
+        for descriptor, file in files.items():
+            os.dup2(file, descriptor)
+        for file in {*files.values()} - {*files}:
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(env)
+        os.chdir(cwd)
+        sys.path[0] = str(cwd)
+        code = call()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):  # a pipe that its reader has closed
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+# ------------------------------------------------------------------------------------------- programs
+
+
+def det(words: list[str]) -> None:
+    """Determined's command line."""
+    from determined.cli import cli
+
+    sys.argv = ["det", *words]
+    cli.main(words)
+
+
+def det_ds(words: list[str]) -> None:
+    """``det-ds``: the runs that it starts, and the ranks that those start, are forks of it."""
+    from determined_ds.cli.main import main
+    from determined_ds.launch import trial_process
+    from determined_ds.launch.ranks import process as rank
+    from determined_ds.protocol.signals import die_with_parent
+
+    die_with_parent()
+    sys.argv = ["det-ds", *words]
+    sys.path[0] = str(Path(sys.executable).parent)
+    mock.patch.object(rank, "start_process", fork_rank).start()
+    with_forks = SimpleNamespace(**{**vars(subprocess), "Popen": fork_run})
+    mock.patch.object(trial_process, "subprocess", with_forks).start()
+    main(words)
+
+
+def fork_rank(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    cwd: Path,
+    log: Path | None,
+    keep_open: Sequence[int],
+) -> Child:
+    """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` does."""
+    from determined_ds.train import main
+
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
+        return Child(main, command, environment, cwd, output.fileno() if output else None)
+
+
+def fork_run(
+    command: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **options: object
+) -> Child:
+    """In place of ``trial_process.subprocess.Popen``: what ``python3 -m determined_ds.cli`` does."""
+    from determined_ds.cli.main import main
+
+    return Child(main, command, env, Path.cwd(), stdout.fileno())
+
+
+class Child:
+    """A fork of this process that runs a module's ``main``. Like a ``Popen``.
+
+    Args:
+        main: Called with the words that follow the module; returns an exit code or raises SystemExit.
+        command: ``python3 -m MODULE WORDS``.
+        env: Its whole environment.
+        cwd: Its working directory.
+        output: Descriptor of its stdout and stderr; None: those of this process.
+    """
+
+    def __init__(
+        self,
+        main: Callable[[list[str]], Any],
         command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
+        env: Mapping[str, str],
         cwd: Path,
-        log: Path | None,
-        keep_open: Sequence[int],
+        output: int | None,
     ) -> None:
         self._code: int | None = None
+        sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_rank(list(command), environment, cwd, log)
+            sys.argv = list(command[2:])
+            _become(
+                lambda: main(sys.argv[1:]), env, cwd, {1: output, 2: output} if output is not None else {}
+            )
         with contextlib.suppress(OSError):  # it may have ended
             os.setpgid(self.pid, self.pid)
 
@@ -160,26 +336,3 @@ class ForkedRank:
             time.sleep(0.02)
         assert self._code is not None
         return self._code
-
-
-def _be_rank(command: list[str], environment: Mapping[str, str], cwd: Path, log: Path | None) -> NoReturn:
-    """In a fork of the fork: what ``python3 -m determined_ds.train`` does."""
-    code = 70
-    try:
-        os.setpgid(0, 0)  # and not a session, by which it is found if it is left behind
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(cwd)
-        if log is not None:
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-        from determined_ds.train import main
-
-        code = main(command[command.index("determined_ds.train") + 1 :])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -1,4 +1,4 @@
-"""Ranks that stay up for a whole test session: starting one costs seconds, a function in one costs nothing.
+"""Ranks that stay up for a whole test session: forks (``forked.py``) that call the functions of tests.
 
 A test hands a function of its own module to the fixture ``one_rank`` or ``two_ranks`` (see ``conftest.py``)::
 
@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -28,6 +27,8 @@ from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked
 
 ROOT = Path(__file__).resolve().parents[1]
 # No test takes as long: a guard against hangs, not a measure.
@@ -59,7 +60,7 @@ class Ranks:
         self.size = size
         self._log_dir = log_dir
         self._first = first
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
         self._pipes: list[connection.Connection] = []
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -115,16 +116,9 @@ class Ranks:
                 "DS_ACCELERATOR": "cpu",
                 "OMP_NUM_THREADS": "1",
             }
-            with self._log(rank).open("w") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", f"from tests.ranks import serve; serve({theirs.fileno()})"],
-                    cwd=ROOT,
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            with self._log(rank).open("w") as log, open(os.devnull) as nothing:
+                files = [nothing.fileno(), log.fileno(), log.fileno(), theirs.fileno()]
+                process = Forked("tests.ranks:serve", env=environment, files=files)
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
@@ -179,12 +173,10 @@ def free_port() -> int:
 # ------------------------------------------------------------------------------------------- in a rank
 
 
-def serve(descriptor: int) -> None:
-    """Call what comes through the pipe, until it is closed."""
-    pipe: connection.Connection = connection.Connection(descriptor)
+def serve() -> None:
+    """Call what comes through the pipe, which is descriptor 3, until it is closed."""
+    pipe: connection.Connection = connection.Connection(3)
     environment = dict(os.environ)
-    # A third of the time that torch and DeepSpeed take to load goes into looking for garbage among what stays.
-    gc.disable()
     while True:
         try:
             # What was sent is unpickled here: this is where the test's module is imported.
@@ -194,10 +186,6 @@ def serve(descriptor: int) -> None:
             os.chdir(ROOT)
             returned = function(*args, **kwargs)
             _leave_process_group()
-            if not gc.isenabled():  # the first call has loaded what the others need
-                gc.collect()
-                gc.freeze()
-                gc.enable()
             pipe.send((True, returned))
         except EOFError:
             return

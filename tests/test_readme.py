@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.command import ROOT, det_ds
-from tests.forked import Forked
 
 README = (ROOT / "README.md").read_text()
 
@@ -42,7 +41,7 @@ def test_your_own_model_is_under_forty_lines_and_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["torch's DataLoader", "stream"])
 def test_your_own_model_on_other_data_resumes_where_it_stopped(
-    data: str, tmp_path: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]], forked: Forked
+    data: str, tmp_path: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]]
 ) -> None:
     """The same trial with torch's own loader, shuffled, or with the stream that stands there."""
     folder = tmp_path / "model_defs" / "mine"
@@ -62,7 +61,7 @@ def test_your_own_model_on_other_data_resumes_where_it_stopped(
     config.write_text(experiment.replace("{epochs: 3}", "{batches: 40}"))
 
     def run(folder: str, *options: str) -> Any:
-        done = forked.det_ds("run", config, tmp_path, "--run-dir", tmp_path / folder, *options)
+        done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / folder, *options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.campaigns.case import Case
-from tests.command import ROOT
-from tests.forked import Forked
+from tests.command import ROOT, det_ds
 
 OWN_MODEL = ROOT / "tests" / "cli" / "own_model"
 # What an author may write in place of an expression.
@@ -26,28 +25,15 @@ FRAME = re.compile(r'File "([^"]+)", line \d+')
 def mutated_trials(count: int, draw: random.Random, folder: Path) -> Iterator[Case]:
     """Replace or remove one part of the trial's source at a time."""
     source = (OWN_MODEL / "trial.py").read_text()
-    (folder / "forked").mkdir()
-    forked = Forked(folder / "forked")
-    try:
-        for number in range(count):
-            context = folder / f"context{number}"
-            shutil.copytree(OWN_MODEL, context)
-            changed, what = mutated(source, draw)
-            (context / "trial.py").write_text(changed)
-            done = forked.det_ds(
-                "run",
-                context / "experiment.yaml",
-                context,
-                "--test",
-                "--run-dir",
-                context / "run",
-                "--slots",
-                "1",
-            )
-            yield Case(name=what, failures=complaints(done.returncode, done.stderr, context))
-            shutil.rmtree(context)
-    finally:
-        forked.stop()
+    for number in range(count):
+        context = folder / f"context{number}"
+        shutil.copytree(OWN_MODEL, context)
+        changed, what = mutated(source, draw)
+        (context / "trial.py").write_text(changed)
+        words = ("run", context / "experiment.yaml", context, "--test", "--run-dir", context / "run")
+        done = det_ds(*words, "--slots", "1")
+        yield Case(name=what, failures=complaints(done.returncode, done.stderr, context))
+        shutil.rmtree(context)
 
 
 def mutated(source: str, draw: random.Random) -> tuple[str, str]:

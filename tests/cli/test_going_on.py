@@ -21,7 +21,7 @@ from determined_ds.launch.ranks.start import Outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
-from tests.forked import Forked
+from tests.command import det_ds
 
 LENGTH = "hyperparameters.fit.max_length.batches"
 RATE = "hyperparameters.overwrite_deepspeed_args.optimizer.params.lr"
@@ -30,11 +30,11 @@ WARM_START = "hyperparameters.fit.warm_start"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``own_model`` and ``run``: six batches by two ranks, checkpoints at 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(OWN_MODEL, folder / "own_model", ignore=shutil.ignore_patterns("__pycache__"))
-    done = run(forked, folder / "own_model", folder / "run")
+    done = run(folder / "own_model", folder / "run")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -47,9 +47,9 @@ def copied(trained: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(forked: Forked, context: Path, run_dir: Path, *options: str | Path, sets: Any = ()) -> Any:
+def run(context: Path, run_dir: Path, *options: str | Path, sets: Any = ()) -> Any:
     words = [word for override in sets for word in ("--set", override)]
-    return forked.det_ds("run", context / "experiment.yaml", context, "--run-dir", run_dir, *options, *words)
+    return det_ds("run", context / "experiment.yaml", context, "--run-dir", run_dir, *options, *words)
 
 
 def invoke(folder: Path, *words: str, run_dir: str = "run") -> Any:
@@ -87,9 +87,9 @@ def contents(run_dir: Path) -> dict[str, bytes]:
 # -------------------------------------------------------------------------------- with changed settings
 
 
-def test_a_changed_rate_is_told_and_takes_effect(copied: Path, forked: Forked) -> None:
+def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
     before = weights(copied / "run")
-    done = run(forked, copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7", f"{RATE}=0"])
+    done = run(copied / "own_model", copied / "run", "--resume", sets=[f"{LENGTH}=7", f"{RATE}=0"])
     assert done.returncode == 0, done.stderr
     assert "  resume     batch 6, checkpoint " in done.stdout
     assert "  changed    hyperparameters.fit.max_length.batches: 6 -> 7\n" in done.stdout
@@ -124,11 +124,11 @@ def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path, overr
     assert contents(trained / "run") == before
 
 
-def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: Path, forked: Forked) -> None:
+def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: Path) -> None:
     edit(copied / "own_model/trial.py", "torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
     before = contents(copied / "run")
     sets = [f"{LENGTH}=9", "description=another"]
-    done = run(forked, copied / "own_model", copied / "run", "--resume", sets=sets)
+    done = run(copied / "own_model", copied / "run", "--resume", sets=sets)
     assert done.returncode == EXIT_CONFIG, done.stderr
     uuid = checkpoints_in(copied / "run/checkpoints")[0].uuid
     assert (
@@ -141,10 +141,10 @@ def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: 
 # -------------------------------------------------------------------------------- from another run
 
 
-def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path, forked: Forked) -> None:
+def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path) -> None:
     """And goes on, when it is resumed, from its own."""
     sets = [f"{LENGTH}=1", f"{RATE}=0", f"{SOURCE}={copied / 'run'}"]
-    done = run(forked, copied / "own_model", copied / "fork", sets=sets)
+    done = run(copied / "own_model", copied / "fork", sets=sets)
     assert done.returncode == 0, done.stderr
     uuid = checkpoints_in(copied / "run/checkpoints")[0].uuid
     assert re.search(rf"  fork       batch 6 of .*/run, checkpoint {uuid}\n", done.stdout)
@@ -156,15 +156,15 @@ def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path, forke
 
     shutil.rmtree(copied / "run")
     sets = [f"{LENGTH}=2", f"{RATE}=0.1", f"{SOURCE}={copied / 'run'}"]
-    again = run(forked, copied / "own_model", copied / "fork", "--resume", sets=sets)
+    again = run(copied / "own_model", copied / "fork", "--resume", sets=sets)
     assert again.returncode == 0, again.stderr
     assert "  fork " not in again.stdout
     assert [step for step, _ in reports(copied / "fork")] == [1, 2]
 
 
-def test_a_fork_of_another_model_is_a_message(copied: Path, forked: Forked) -> None:
+def test_a_fork_of_another_model_is_a_message(copied: Path) -> None:
     edit(copied / "own_model/trial.py", "torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
-    done = run(forked, copied / "own_model", copied / "fork", sets=[f"{SOURCE}={copied / 'run'}"])
+    done = run(copied / "own_model", copied / "fork", sets=[f"{SOURCE}={copied / 'run'}"])
     assert done.returncode == EXIT_CONFIG
     assert "does not fit this model" in done.stderr
     assert "Traceback" not in done.stderr
@@ -234,11 +234,11 @@ PLACE = "        inputs_B4, targets_B1 = batch\n"
 
 
 def test_a_crash_is_followed_by_restarts_from_the_newest_checkpoint(
-    own_model: Path, trained: Path, tmp_path: Path, forked: Forked
+    own_model: Path, trained: Path, tmp_path: Path
 ) -> None:
     """Killed in batch 4, failed in batch 5: it ends with the weights of the run that never crashed."""
     edit(own_model / "trial.py", PLACE, CRASHES.format(folder=str(tmp_path)) + PLACE)
-    done = run(forked, own_model, tmp_path / "run", sets=["max_restarts=2"])
+    done = run(own_model, tmp_path / "run", sets=["max_restarts=2"])
     assert done.returncode == 0, done.stderr
     told = re.findall(r"restart (\d) of 2 from checkpoint \S+ at batch (\d); it crashed: (.*)", done.stderr)
     assert [(number, batch) for number, batch, _ in told] == [("1", "2"), ("2", "4")]
@@ -248,11 +248,9 @@ def test_a_crash_is_followed_by_restarts_from_the_newest_checkpoint(
     assert same(weights(tmp_path / "run"), weights(trained / "run"))
 
 
-def test_what_fails_before_its_first_batch_is_not_restarted(
-    own_model: Path, tmp_path: Path, forked: Forked
-) -> None:
+def test_what_fails_before_its_first_batch_is_not_restarted(own_model: Path, tmp_path: Path) -> None:
     edit(own_model / "trial.py", PLACE, "        raise ArithmeticError('always')\n" + PLACE)
-    done = run(forked, own_model, tmp_path / "run", sets=["max_restarts=3"])
+    done = run(own_model, tmp_path / "run", sets=["max_restarts=3"])
     assert done.returncode == 1
     assert "ArithmeticError: always" in done.stderr
     assert "restart" not in done.stderr
@@ -285,7 +283,7 @@ def test_what_is_restarted(
 # -------------------------------------------------------------------------------- what ranks are asked for
 
 
-def test_environment_debug_and_system_metrics(own_model: Path, tmp_path: Path, forked: Forked) -> None:
+def test_environment_debug_and_system_metrics(own_model: Path, tmp_path: Path) -> None:
     seen = "        import os\n        print('TOLD', os.environ.get('TOLD'), os.environ.get('HOME'), flush=True)\n"
     edit(
         own_model / "trial.py",
@@ -299,7 +297,7 @@ def test_environment_debug_and_system_metrics(own_model: Path, tmp_path: Path, f
     config["debug"] = True
     config["profiling"] = {"enabled": True}
     (own_model / "experiment.yaml").write_text(yaml.safe_dump(config))
-    done = run(forked, own_model, tmp_path / "run", sets=[f"{LENGTH}=2"])
+    done = run(own_model, tmp_path / "run", sets=[f"{LENGTH}=2"])
     assert done.returncode == 0, done.stderr
     assert "TOLD yes None" in done.stdout
     assert "environment.environment_variables.cpu.2" in done.stderr

@@ -29,7 +29,7 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.laid_aside import current
 from tests.cli.conftest import OWN_MODEL
-from tests.command import ROOT, det_ds
+from tests.command import ROOT, det_ds, det_ds_program
 
 BATCHES = "hyperparameters.fit.max_length.batches"
 # What is promised: a rank that dies takes its run down within this many seconds.
@@ -60,7 +60,7 @@ class Run:
         self.run_dir = folder / "run"
         shutil.copytree(OWN_MODEL, self.context)
         self.ds_config = prepared(self.context, self.run_dir, f"{BATCHES}=4").resolved.ds_config
-        self.first = det_ds(
+        self.first = det_ds_program(
             *("run", self.context / "experiment.yaml", self.context),
             *("--set", f"{BATCHES}=4", "--run-dir", self.run_dir),
         )

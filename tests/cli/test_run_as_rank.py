@@ -16,7 +16,7 @@ import torch
 from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
-from tests.forked import Forked
+from tests.command import det_ds
 from tests.machines import Machine
 from tests.ranks import ROOT, free_port
 
@@ -83,7 +83,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
-    machines: tuple[Machine, Machine], forked: Forked, shared_model: Path, tmp_path: Path
+    machines: tuple[Machine, Machine], shared_model: Path, tmp_path: Path
 ) -> None:
     config, run_dir = shared_model / "experiment.yaml", machines[0].shared / "run"
     told = machines[0].shared / "seen"
@@ -92,7 +92,7 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
     ended = torchrun_on(machines, config, shared_model, "--run-dir", run_dir, *sets, env={"UNWANTED": "1"})
     assert [code for code, _ in ended] == [0, 0], ended
     seen = [json.loads((told / str(rank)).read_text()) for rank in range(2)]
-    one = forked.det_ds("run", config, shared_model, "--run-dir", tmp_path / "one", "--slots", "2")
+    one = det_ds("run", config, shared_model, "--run-dir", tmp_path / "one", "--slots", "2")
     assert one.returncode == 0, one.stderr
 
     assert reports(run_dir) == reports(tmp_path / "one")
@@ -177,7 +177,7 @@ def test_a_rank_that_is_killed_is_started_again_by_torchrun_and_the_run_goes_on(
 
 
 def test_two_ranks_of_mpirun_train_what_our_own_launcher_has_two_train(
-    forked: Forked, own_model: Path, tmp_path: Path
+    own_model: Path, tmp_path: Path
 ) -> None:
     if not shutil.which("mpirun"):
         pytest.skip("there is no mpirun here")
@@ -195,6 +195,6 @@ def test_two_ranks_of_mpirun_train_what_our_own_launcher_has_two_train(
     )
     assert done.returncode == 0, done.stderr
     assert "mpirun: 2 ranks on 1 machine" in done.stdout
-    one = forked.det_ds(*words, "--run-dir", tmp_path / "one")
+    one = det_ds(*words, "--run-dir", tmp_path / "one")
     assert one.returncode == 0, one.stderr
     assert reports(tmp_path / "run") == reports(tmp_path / "one")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
-from tests.forked import Forked
+from tests.command import det_ds
 from tests.object_storage import BUCKET, manager_of
 
 CRASH = """
@@ -57,9 +57,9 @@ def changed(own_model: Path, storage: dict[str, Any] | None, more: str = "", **k
         trial.write(more)
 
 
-def run(forked: Forked, own_model: Path, run_dir: Path, *words: str) -> Any:
+def run(own_model: Path, run_dir: Path, *words: str) -> Any:
     config = own_model / "experiment.yaml"
-    return forked.det_ds("run", config, own_model, "--run-dir", run_dir, *words)
+    return det_ds("run", config, own_model, "--run-dir", run_dir, *words)
 
 
 def objects(storage: dict[str, Any]) -> set[str]:
@@ -81,18 +81,18 @@ def storage(s3: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
-    own_model: Path, storage: dict[str, Any], forked: Forked, tmp_path: Path
+    own_model: Path, storage: dict[str, Any], tmp_path: Path
 ) -> None:
     """One that never stopped, kept in its run directory, ends with the same losses."""
     changed(own_model, None)
-    assert run(forked, own_model, tmp_path / "whole").returncode == 0
+    assert run(own_model, tmp_path / "whole").returncode == 0
     changed(own_model, storage, CRASH.format(folder=str(tmp_path), batch=3), max_restarts=1)
     run_dir = tmp_path / "run"
-    done = run(forked, own_model, run_dir, "--storage", "--set", f"{LENGTH}=4")
+    done = run(own_model, run_dir, "--storage", "--set", f"{LENGTH}=4")
     assert done.returncode == 0, done.stderr
     assert re.search(r"restart 1 of 1 from checkpoint \S+ at batch 2", done.stderr)
     assert "checkpoint_storage" not in done.stderr, "it is not ignored"
-    done = run(forked, own_model, run_dir, "--storage", "--resume")
+    done = run(own_model, run_dir, "--storage", "--resume")
     assert done.returncode == 0, done.stderr
     assert "  resume     batch 4, checkpoint " in done.stdout
     assert losses(run_dir) == losses(tmp_path / "whole")
@@ -122,9 +122,7 @@ def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
 SECRET = "DET_DS_CHECKPOINT_STORAGE_SECRET_KEY"
 
 
-def test_a_pipeline_goes_on_by_s3(
-    own_model: Path, storage: dict[str, Any], forked: Forked, tmp_path: Path
-) -> None:
+def test_a_pipeline_goes_on_by_s3(own_model: Path, storage: dict[str, Any], tmp_path: Path) -> None:
     config = yaml.safe_load((own_model / "experiment.yaml").read_text())
     hyperparameters = {**config["hyperparameters"], "pipe_parallel_size": 2}
     entrypoint = config["entrypoint"].replace("TinyTrial", "Stages")
@@ -135,17 +133,17 @@ def test_a_pipeline_goes_on_by_s3(
         (parts, ["--storage", "--set", f"{LENGTH}=2"]),
         (parts, ["--storage", "--resume"]),
     ):
-        done = run(forked, own_model, run_dir, *words)
+        done = run(own_model, run_dir, *words)
         assert done.returncode == 0, done.stderr
     assert len(losses(parts)) == 6
     assert losses(parts) == losses(whole)
 
 
-def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, forked: Forked, tmp_path: Path) -> None:
+def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     changed(own_model, {"type": "shared_fs", "host_path": str(shared), "storage_path": "some"})
     words = ["--storage", "--set", "hyperparameters.fit.save_total_limit=1"]
-    done = run(forked, own_model, tmp_path / "run", *words)
+    done = run(own_model, tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     kept = {index.uuid for index in checkpoints_in(tmp_path / "run/checkpoints")}
     assert kept == {path.name for path in (shared / "some").iterdir()}
@@ -154,10 +152,10 @@ def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, forked: Fork
 
 
 def test_what_cannot_be_written_to_is_refused_before_the_first_batch(
-    own_model: Path, storage: dict[str, Any], forked: Forked, tmp_path: Path
+    own_model: Path, storage: dict[str, Any], tmp_path: Path
 ) -> None:
     changed(own_model, {**storage, "bucket": "of-nobody"})
-    done = run(forked, own_model, tmp_path / "run", "--storage")
+    done = run(own_model, tmp_path / "run", "--storage")
     assert done.returncode == EXIT_CONFIG, done.stderr
     assert "checkpoint_storage = 's3': nothing can be written there and read back" in done.stderr
     assert "Traceback" not in done.stderr

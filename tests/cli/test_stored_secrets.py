@@ -13,7 +13,6 @@ from determined_ds.errors import EXIT_CONFIG
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds
-from tests.forked import Forked
 
 # What the trial is to find: in its environment, and in the configuration.
 TRIAL = """
@@ -53,10 +52,10 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run_dir(secretive: Path, forked: Forked) -> Path:
+def run_dir(secretive: Path) -> Path:
     """Of a run to its end."""
     path = secretive.parent / "run"
-    done = forked.det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path)
+    done = det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path)
     assert done.returncode == 0, done.stderr
     return path
 
@@ -70,24 +69,22 @@ def test_no_file_of_a_run_has_a_secret_in_clear(run_dir: Path) -> None:
     assert files_with_secrets(run_dir) == []
 
 
-def test_a_resumed_run_takes_them_from_the_environment(
-    run_dir: Path, secretive: Path, forked: Forked
-) -> None:
+def test_a_resumed_run_takes_them_from_the_environment(run_dir: Path, secretive: Path) -> None:
     """Those that are missing are named, before anything is changed."""
     words = ["run", run_dir / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume", *LONGER]
-    refused = forked.det_ds(*words)
+    refused = det_ds(*words)
     assert refused.returncode == EXIT_CONFIG
     for name in GIVEN:
         assert f"export {name}=" in refused.stderr
-    done = forked.det_ds(*words, env=GIVEN)
+    done = det_ds(*words, env=GIVEN)
     assert done.returncode == 0, done.stderr
     assert files_with_secrets(run_dir) == []
 
 
-def test_or_from_the_configuration_that_has_them(run_dir: Path, secretive: Path, forked: Forked) -> None:
+def test_or_from_the_configuration_that_has_them(run_dir: Path, secretive: Path) -> None:
     longer = ("--set", "hyperparameters.fit.max_length.batches=10")
     words = ["run", secretive / "experiment.yaml", secretive, "--run-dir", run_dir, "--resume"]
-    done = forked.det_ds(*words, *longer)
+    done = det_ds(*words, *longer)
     assert done.returncode == 0, done.stderr
 
 

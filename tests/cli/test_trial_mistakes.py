@@ -10,15 +10,15 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from tests.forked import Forked
+from tests.command import det_ds
 
 BUILDS = "        return torch.nn.Linear(4, 1)\n"
 PLACE = "        inputs_B4, targets_B1 = batch\n"
 
 
-def run(forked: Forked, context: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run(context: Path, *more: str) -> subprocess.CompletedProcess[str]:
     words = ("run", context / "experiment.yaml", context, "--run-dir", context / "run", "--slots", "1")
-    return forked.det_ds(*words, *more)
+    return det_ds(*words, *more)
 
 
 def broken(folder: Path, line: str) -> Path:
@@ -30,9 +30,9 @@ def broken(folder: Path, line: str) -> Path:
     return folder
 
 
-def test_a_traceback_begins_at_the_authors_line(forked: Forked, own_model: Path) -> None:
+def test_a_traceback_begins_at_the_authors_line(own_model: Path) -> None:
     context = broken(own_model, "raise ArithmeticError('the loss breaks')")
-    done = run(forked, context)
+    done = run(context)
     assert done.returncode == 1
     head, _, shown = done.stderr.partition("Traceback (most recent call last):\n")
     assert "rank 0 failed first" in head
@@ -44,9 +44,9 @@ def test_a_traceback_begins_at_the_authors_line(forked: Forked, own_model: Path)
     assert "determined_ds/train.py" in kept.read_text()
 
 
-def test_with_debug_all_of_a_traceback_is_shown(forked: Forked, own_model: Path) -> None:
+def test_with_debug_all_of_a_traceback_is_shown(own_model: Path) -> None:
     context = broken(own_model, "raise ArithmeticError('the loss breaks')")
-    done = run(forked, context, "--set", "debug=true")
+    done = run(context, "--set", "debug=true")
     assert done.returncode == 1
     assert "determined_ds/train.py" in done.stderr
     assert "full traceback" not in done.stderr
@@ -60,9 +60,9 @@ def test_with_debug_all_of_a_traceback_is_shown(forked: Forked, own_model: Path)
         ("import os; os._exit(0)", "os._exit(0)"),
     ],
 )
-def test_a_trial_that_exits_has_not_completed(forked: Forked, own_model: Path, line: str, call: str) -> None:
+def test_a_trial_that_exits_has_not_completed(own_model: Path, line: str, call: str) -> None:
     context = broken(own_model, line)
-    done = run(forked, context)
+    done = run(context)
     assert done.returncode == 1
     assert f"the trial called {call} at trial.py:" in done.stderr
     assert ", in loss: training had not ended" in done.stderr

@@ -25,7 +25,7 @@ from tests.cluster.agent import Agent, end_all
 from tests.cluster.master import Master
 from tests.cluster.server import Fault, FaultKind
 from tests.cluster.state import TERMINAL, Allocation, Call, Checkpoint, Experiment, Report, Trial
-from tests.command import ROOT
+from tests.command import ROOT, run_forked
 from tests.machines import Machine
 
 DET = Path(sys.executable).with_name("det")
@@ -112,15 +112,19 @@ class Cluster:
         unset = ("XDG_CONFIG_HOME", "DET_USER", "DET_PASS", "DET_USER_TOKEN", "DET_MASTER_CERT_FILE")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment.update(DET_MASTER=self.master.server.url, HOME=str(self._home))
-        done = subprocess.run(
-            [*self._enter, *([f"--wd={cwd}", "--"] if self._enter else []), str(DET), *map(str, arguments)],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        words = [str(argument) for argument in arguments]
+        if self._enter:
+            done = subprocess.run(
+                [*self._enter, f"--wd={cwd}", "--", str(DET), *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
+        else:
+            words = ["--master", self.master.server.url, *words]  # its default is read when it is loaded
+            done = run_forked("tests.forked:det", words, env=environment, cwd=cwd, timeout_s=timeout_s)
         if check:
             assert done.returncode == 0, f"det {' '.join(map(str, arguments))}:\n{done.stdout}{done.stderr}"
         return done

@@ -16,9 +16,8 @@ from determined_ds.check.files import check_files
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.task_log import LOG_POLICIES
-from tests.command import ROOT, det_ds
+from tests.command import ROOT, det_ds, det_ds_program
 from tests.experiments.master_schemas import create_errors, errors
-from tests.forked import Forked
 
 EXPERIMENTS = ROOT / "experiments"
 TEMPLATES = sorted(str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*/*.yaml"))
@@ -94,8 +93,8 @@ def test_every_deepspeed_json_is_used() -> None:
 
 
 @pytest.mark.parametrize("path", RUN_HERE)
-def test_it_runs(path: str, tmp_path: Path, forked: Forked) -> None:
-    start = det_ds if path in STARTED else forked.det_ds
+def test_it_runs(path: str, tmp_path: Path) -> None:
+    start = det_ds_program if path in STARTED else det_ds
     done = start("run", path, ".", "--test", "--run-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

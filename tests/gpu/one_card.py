@@ -13,7 +13,7 @@ from typing import Any
 from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
+from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds_program
 
 FIT = "hyperparameters.fit"
 OVERWRITE = "hyperparameters.overwrite_deepspeed_args"
@@ -91,7 +91,7 @@ def words_of(template: str, run_dir: Path, sets: list[str], *options: str) -> li
 
 def run(template: str, run_dir: Path, accelerator: str, sets: list[str], *options: str) -> str:
     """Run a template on one slot, to its end; what it printed."""
-    done = det_ds(*words_of(template, run_dir, sets, *options), accelerator=accelerator)
+    done = det_ds_program(*words_of(template, run_dir, sets, *options), accelerator=accelerator)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

@@ -13,8 +13,7 @@ import yaml
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.protocol.exhausted import exhausted
-from tests.command import DET_DS, ROOT, TIMEOUT_S
-from tests.forked import Forked
+from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
 from tests.launch.test_trial_process import EXPERIMENT, TRIAL
 
 TRIALS = """
@@ -65,11 +64,11 @@ def check_told(done: subprocess.CompletedProcess[str], *said: str) -> None:
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_begun(
-    tmp_path: Path, forked: Forked, small_disk: Callable[[int], Path]
+    tmp_path: Path, small_disk: Callable[[int], Path]
 ) -> None:
     """The ones before it are whole, and nothing is left of it."""
     run_dir = small_disk(2**20) / "run"
-    done = forked.det_ds(*words(tmp_path, "Endless", run_dir, checkpoint_period={"batches": 1}))
+    done = det_ds(*words(tmp_path, "Endless", run_dir, checkpoint_period={"batches": 1}))
     kept = checkpoints_in(run_dir / "checkpoints")
     assert len(kept) >= 2
     check_told(done, f"no space left on the disk of {run_dir}/checkpoints", "of 1 MiB are free")
@@ -79,34 +78,32 @@ def test_a_checkpoint_that_does_not_fit_is_not_begun(
 
 
 def test_the_first_checkpoint_is_weighed_by_the_model(
-    tmp_path: Path, forked: Forked, small_disk: Callable[[int], Path]
+    tmp_path: Path, small_disk: Callable[[int], Path]
 ) -> None:
     large = "class Large(Endless):\n    def build_model(self):\n        return torch.nn.Sequential("
     run_dir = small_disk(4 * 2**20) / "run"
     given = words(tmp_path, "Large", run_dir, checkpoint_period={"batches": 1})
     with (tmp_path / "trial.py").open("a") as file:
         file.write(f"{large}torch.nn.Linear(4, 2**16), torch.nn.Linear(2**16, 1))\n")
-    done = forked.det_ds(*given)
+    done = det_ds(*given)
     # 6 x 65536 parameters in fp32, and two moments of Adam.
     check_told(done, "a checkpoint takes about 4.5 MiB", "no checkpoint was made yet")
 
 
 @pytest.mark.parametrize("fit", [{}, {"checkpoint_period": {"batches": 1}}], ids=["metrics", "checkpoint"])
 def test_a_disk_that_fills_up(
-    tmp_path: Path, forked: Forked, small_disk: Callable[[int], Path], fit: dict[str, object]
+    tmp_path: Path, small_disk: Callable[[int], Path], fit: dict[str, object]
 ) -> None:
     run_dir = small_disk(2**20) / "run"
-    done = forked.det_ds(*words(tmp_path, "Filling", run_dir, **fit), env={"FILL": str(run_dir.parent)})
+    done = det_ds(*words(tmp_path, "Filling", run_dir, **fit), env={"FILL": str(run_dir.parent)})
     check_told(done, f"no space left on the disk of {run_dir}", "of 1 MiB are free")
     assert (run_dir / "experiment.yaml").stat().st_size > 0
 
 
-def test_a_disk_that_is_full_before_the_start(
-    tmp_path: Path, forked: Forked, small_disk: Callable[[int], Path]
-) -> None:
+def test_a_disk_that_is_full_before_the_start(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
     disk = small_disk(64 * 1024)
     (disk / "filler").write_bytes(bytes(64 * 1024))
-    done = forked.det_ds(*words(tmp_path, "Endless", disk / "run"))
+    done = det_ds(*words(tmp_path, "Endless", disk / "run"))
     assert done.returncode == 2
     assert "cannot be written to: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import alike
-from tests.command import det_ds
+from tests.command import det_ds_program
 from tests.real_cluster.client import TIMEOUT_S, Metrics, RealCluster
 
 # As here: with other threads come other last digits, and trials on one agent of CPU slots share its cores.
@@ -62,7 +62,7 @@ def run_here(tmp_path_factory: pytest.TempPathFactory) -> RunHere:
         if key not in known:
             run_dir = tmp_path_factory.mktemp("here") / "run"
             words = [word for override in overrides for word in ("--set", override)]
-            done = det_ds("run", config, ".", *words, "--run-dir", run_dir, timeout_s=TIMEOUT_S)
+            done = det_ds_program("run", config, ".", *words, "--run-dir", run_dir, timeout_s=TIMEOUT_S)
             assert done.returncode == 0, done.stderr
             known[key] = _metrics_of(run_dir)
         return known[key]

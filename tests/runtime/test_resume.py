@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from tests.command import ROOT, det_ds
-from tests.forked import Forked
 from tests.runtime.victim import differences, last_words
 
 NUM_BATCHES = 17
@@ -75,9 +74,7 @@ def kill_points(strategy: str) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_killed_and_resumed_ends_as_if_never_interrupted(
-    strategy: str, tmp_path: Path, forked: Forked
-) -> None:
+def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, tmp_path: Path) -> None:
     """The last of the kills, the end after it and the run that was never interrupted are processes of their own."""
     config = tmp_path / "victim.yaml"
     config.write_text(yaml.safe_dump(experiment(**STRATEGIES[strategy])))
@@ -86,7 +83,7 @@ def test_killed_and_resumed_ends_as_if_never_interrupted(
     *points, last = kill_points(strategy)
     command: list[str | Path] = ["run", config, ROOT, "--run-dir", tmp_path / "killed"]
     for point in points:
-        killed = forked.det_ds(*command, env={"KILL_AT": point})
+        killed = det_ds(*command, env={"KILL_AT": point})
         assert killed.returncode == 1, (point, killed.stdout, killed.stderr)
         command = [*command[:5], "--resume"]
     killed = run(config, tmp_path / "killed", "--resume", KILL_AT=last)

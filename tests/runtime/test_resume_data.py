@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.command import ROOT
-from tests.forked import Forked
+from tests.command import ROOT, det_ds
 from tests.runtime.test_resume import experiment
 from tests.runtime.victim import differences, last_words
 
@@ -23,9 +22,9 @@ def written(folder: Path, trial: str, **options: Any) -> Path:
     return path
 
 
-def run(forked: Forked, config: Path, run_dir: Path, *options: str, code: int = 0, **env: str) -> str:
+def run(config: Path, run_dir: Path, *options: str, code: int = 0, **env: str) -> str:
     """``det-ds run`` to its end; returns what it printed."""
-    done = forked.det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)
+    done = det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout
 
@@ -43,22 +42,22 @@ def run(forked: Forked, config: Path, run_dir: Path, *options: str, code: int = 
     ],
 )
 def test_killed_and_resumed_ends_as_if_never_interrupted(
-    trial: str, num_workers: int, tmp_path: Path, forked: Forked
+    trial: str, num_workers: int, tmp_path: Path
 ) -> None:
     """Two micro-batches to a batch; the kills are in the first, the second and the third pass over the data."""
     pipe = 2 if trial.startswith("Pipeline") else 1
     config = written(tmp_path, trial, accumulation=2, num_workers=num_workers, pipe=pipe)
-    run(forked, config, tmp_path / "whole")
-    run(forked, config, tmp_path / "killed", code=1, KILL_AT="before:5")
-    run(forked, config, tmp_path / "killed", "--resume", code=1, KILL_AT="saved:9")
-    said = run(forked, config, tmp_path / "killed", "--resume", code=1, KILL_AT="after:16")
+    run(config, tmp_path / "whole")
+    run(config, tmp_path / "killed", code=1, KILL_AT="before:5")
+    run(config, tmp_path / "killed", "--resume", code=1, KILL_AT="saved:9")
+    said = run(config, tmp_path / "killed", "--resume", code=1, KILL_AT="after:16")
     assert ("skipping" in said) == (trial == "StreamVictim")
-    run(forked, config, tmp_path / "killed", "--resume")
+    run(config, tmp_path / "killed", "--resume")
     assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []
 
 
-def test_torchs_loader_trains_what_determineds_does(tmp_path: Path, forked: Forked) -> None:
+def test_torchs_loader_trains_what_determineds_does(tmp_path: Path) -> None:
     """The same samples in each step and in each validation, in the same order."""
     for trial in ("Victim", "TorchVictim"):
-        run(forked, written(tmp_path, trial), tmp_path / trial)
+        run(written(tmp_path, trial), tmp_path / trial)
     assert differences(last_words(tmp_path / "Victim"), last_words(tmp_path / "TorchVictim")) == []
