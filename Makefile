@@ -6,6 +6,7 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 PIP := DS_BUILD_OPS=0 $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DEPENDENCIES := setup.cfg pyproject.toml constraints.txt
 
 # A finished install leaves a stamp that names this folder. Without one, the environment is half made, moved or broken
@@ -15,17 +16,23 @@ UNSOUND := $(shell $(SOUND) || echo unsound)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint bench format clean unsound
+.PHONY: help run test test-all measures lint bench format clean unsound
 
 help:  ## show this list
 	@echo "usage: make TARGET [PYTHON=python3.12] [CONFIG=$(CONFIG)] [PYTEST_ARGS='-k batch']"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 
 run: .venv/.installed  ## set up if need be, then train the example CONFIG here, on GPUs if there are any, without a cluster
 	$(BIN)/det-ds run $(CONFIG) . --slots auto
 
-test: .venv/.installed-dev  ## set up if need be, then run every test; PYTEST_ARGS='-n 0' one after the other
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: .venv/.installed-dev  ## set up if need be, then run all tests but the long ones: minutes; PYTEST_ARGS='-n 0' one by one
+	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
+
+test-all: .venv/.installed-dev  ## run every test, with many examples: half an hour or more
+	$(PYTEST) --hypothesis-profile=many $(PYTEST_ARGS)
+
+measures: .venv/.installed-dev  ## print the measures of the code, with their limits; fails where one is missed
+	@$(BIN)/python -m tests.measures
 
 lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 	$(BIN)/ruff check

@@ -1,12 +1,12 @@
-"""What every test may have: ranks (``ranks.py``), machines (``machines.py``), forks of ``det-ds``, reports.
+"""What every test may have (ranks, machines, S3), and how a session runs: see README.md, beside this file.
 
-``make test`` has pytest-xdist run as many files of tests at once as this machine can, each by one process, in its
-order. A process has ranks, a cluster and temporary folders of its own, and what it starts it knows by them. So that
-any two files may meet, a test must not ask for a port by its number, nor look at processes that it did not start.
+``make test`` has pytest-xdist run as many files at once as there are workers, each file by one worker. So that any two
+files may meet, a test must not ask for a port by its number, nor look at processes that it did not start.
 """
 
 from __future__ import annotations
 
+import collections
 import gc
 import json
 import logging
@@ -21,19 +21,23 @@ import hypothesis
 import psutil
 import pytest
 
-from tests.forked import Forked
+from tests import forked
 from tests.machines import Machine, two_machines, why_no_machines
 from tests.ranks import ROOT, Ranks, compile_nothing
 
 # The same examples each time. How long one takes says nothing of whether it is right.
-hypothesis.settings.register_profile(
-    "pure",
-    deadline=None,
-    derandomize=True,
-    max_examples=100,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
-)
-hypothesis.settings.load_profile("pure")
+for profile, max_examples in (("few", 25), ("many", 200)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=True,
+        max_examples=max_examples,
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.function_scoped_fixture,
+        ],
+    )
+hypothesis.settings.load_profile("few")  # make test-all: --hypothesis-profile=many
 
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -61,12 +65,55 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# ------------------------------------------------------------------------------------------- long tests
+
+_left_out: collections.Counter[str] = collections.Counter()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Hold every mark ``long`` to a reason; side by side, begin with the files that take longest."""
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
+            raise pytest.UsageError(f"{item.nodeid}: write long(reason): what it proves beyond a short test")
+    if hasattr(config, "workerinput"):
+        items.sort(key=_place)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what ``-m 'not long'`` leaves out."""
+    _left_out.update(
+        item.path.relative_to(ROOT).parts[1] for item in items if item.get_closest_marker("long")
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker reports its count to the controller. Every worker collects all tests, so one count is enough."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the controller, keep a worker's count."""
+    _left_out.clear()
+    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many long tests were left out, and how to run them."""
+    if total := sum(_left_out.values()):
+        rooms = ", ".join(f"{room} {count}" for room, count in _left_out.most_common())
+        terminalreporter.write_line(f"{total} long tests left out, run them with make test-all: {rooms}")
+
+
 # ------------------------------------------------------------------------------------------- side by side
 
-# A process of tests with its ranks.
-BYTES_A_WORKER = 2 * 2**30
+# The memory of a worker with its ranks, less what they share with those of the others.
+BYTES_A_WORKER = 3 * 2**29
 # What takes longest begins first, in this order, so that all end together.
-LONG = (
+FIRST = (
     "tests/gpu/",
     "tests/runtime/test_resume.py",
     "tests/experiments/test_templates.py",
@@ -87,7 +134,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of ``-n auto``: one more than there are cores, since ranks that start and clusters that poll leave some idle."""
+    """Of ``-n auto``: one more than there are cores, since clusters that poll leave some idle."""
     if stated := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return int(stated)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -95,20 +142,18 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets are among the parameters: for tests to have the same names in every process, so must hashes be."""
+    """Start what all workers share: the server of forks; and the hashes, since sets are among the parameters."""
+    config.addinivalue_line(
+        "markers", "long(reason): make test leaves it out; what it proves beyond a short one"
+    )
     if getattr(config.option, "tx", None):
         os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
+        forked.address()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where files run side by side, the long ones begin first; where they do not, the order is that of the folders."""
-
-    def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(ROOT).as_posix()
-        return next((number for number, start in enumerate(LONG) if path.startswith(start)), len(LONG))
-
-    if hasattr(config, "workerinput"):
-        items.sort(key=place)
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(ROOT).as_posix()
+    return next((number for number, start in enumerate(FIRST) if path.startswith(start)), len(FIRST))
 
 
 # ------------------------------------------------------------------------------------------- ranks
@@ -139,14 +184,6 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
         pytest.skip(reason)
     with two_machines(tmp_path / "machines") as both:
         yield both
-
-
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    """``det-ds`` started by a fork (see ``forked.py``)."""
-    starts = Forked(tmp_path_factory.mktemp("forked"))
-    yield starts
-    starts.stop()
 
 
 @pytest.fixture(scope="session")

@@ -11,55 +11,67 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from determined_ds.errors import DataError, Problem
 from model_defs.bert.library import module_of, prose_and_code
-from model_defs.bert.tables import Row, read_table
+from model_defs.bert.tables import MAX_PROBLEMS, Row, TableReader
 from model_defs.bert.tokens import SPECIAL_TOKENS, load_tokenizer, trained_tokenizer
-from model_defs.common.records import MAX_PROBLEMS
-from model_defs.common.sections import Section, parse_section
-from model_defs.common.split import overlap_problems, split
+from model_defs.vit.sections import Rule, number, parse_section, text, whole
+from model_defs.vit.splits import held_out
 
 BATCH = 1000
 INTEGER = re.compile(r"\s*[+-]?\d+\s*")
 
 
-def _distinct(names: list[str] | None) -> list[str] | None:
-    if names is not None and not (all(names) and len(set(names)) == len(names)):
-        raise ValueError("empty or repeated names")
-    return names
-
-
-class DataConfig(Section):
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
     """The ``data`` section of the experiment YAML."""
 
-    path: str | None = Field(None, min_length=1)
+    path: str | None = None
     """CSV, TSV, JSON lines or parquet, a file or a folder; None: prose against code, out of the standard library."""
-    validation_path: str | None = Field(None, min_length=1)
+    validation_path: str | None = None
     """Rows for validation; all of ``path`` is then for training."""
-    validation_fraction: float = Field(0.15, gt=0, lt=1)
+    validation_fraction: float = 0.15
     """About this part of the texts (of the standard library's modules) is for validation."""
-    split_seed: int = Field(0, ge=0)
-    """Of that split; apart from the experiment's, so that experiments can be compared."""
-    text_column: str = Field("text", min_length=1)
+    split_seed: int = 0
+    """Of that split; not the experiment's, so that experiments can be compared."""
+    text_column: str = "text"
     """Column or field of the text."""
-    label_column: str = Field("label", min_length=1)
+    label_column: str = "label"
     """Column or field of the label: the name of a class, or its number from 0."""
-    labels: Annotated[list[str] | None, AfterValidator(_distinct)] = Field(
-        None, min_length=2, description="a list of two or more names, each once, or null"
-    )
-    """Names of the classes in the order of their numbers; None: the names in the rows, in alphabetical order."""
-    tokenizer: str | None = Field(None, min_length=1)
+    labels: list[str] | None = None
+    """Names of the classes in the order of their numbers; None: the names there are, in alphabetical order."""
+    tokenizer: str | None = None
     """Folder or hub name; None: that of ``hyperparameters.pretrained``, or else one trained on the training texts."""
-    vocab_size: int = Field(4096, ge=256 + len(SPECIAL_TOKENS))
+    vocab_size: int = 4096
     """Tokens, at most, of a tokenizer that is trained here."""
+
+
+def _are_labels(value: Any) -> bool:
+    if value is None:
+        return True
+    names = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+    return bool(names) and len(value) >= 2 and len(set(value)) == len(value)
+
+
+RULES = {
+    "path": text(),
+    "validation_path": text(),
+    "validation_fraction": number(0, 1, "a number between 0 and 1, both excluded"),
+    "split_seed": whole(0),
+    "text_column": text(optional=False),
+    "label_column": text(optional=False),
+    "labels": Rule(holds=_are_labels, message="is a list of two or more names, each once, or null."),
+    "tokenizer": text(),
+    "vocab_size": whole(256 + len(SPECIAL_TOKENS)),
+}
 
 
 class TokenizedTexts(Dataset[tuple[Tensor, Tensor, int]]):
@@ -108,8 +120,8 @@ class TextData:
         train: For training.
         validation: For validation.
         classes: Names of the classes, by label.
-        tokenizer: Which made their tokens.
-        description: One line for the log.
+        tokenizer: What made tokens of them.
+        description: What this is, for people.
     """
 
     train: TokenizedTexts
@@ -131,9 +143,9 @@ def load_texts(
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type in ``data``, all of them; a tokenizer that cannot pad.
-        DataError: What the section names cannot be read, a split is empty, or a label is invalid.
+        DataError: What the section names cannot be read, a split is empty, or a label is none.
     """
-    config = parse_section(DataConfig, data)
+    config = parse_section(DataConfig, data, RULES)
     train, validation = read_rows(config)
     classes = classes_of(train, config)
     labels = [labels_of(rows, classes, config) for rows in (train, validation)]
@@ -167,29 +179,53 @@ def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     """Rows for training and for validation.
 
     Raises:
-        DataError: Everything that is wrong with either path; no two texts.
+        DataError: Everything that is wrong with either path, or a side without a row.
     """
-    problems = overlap_problems(config.path, config.validation_path)
+    problems = _overlap(config)
     tables: dict[str, list[Row]] = {}
     for key, path in (("data.path", config.path), ("data.validation_path", config.validation_path)):
-        columns = {"text_column": config.text_column, "label_column": config.label_column}
+        if path is None:
+            continue
+        reader = TableReader(
+            key=key, path=path, text_column=config.text_column, label_column=config.label_column
+        )
         try:
-            tables[key] = read_table(key, path, **columns) if path else []
+            tables[key] = reader.read()
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(problems)
-    rows = tables["data.path"] or prose_and_code()
+    rows = tables["data.path"] if config.path is not None else prose_and_code()
     if config.validation_path is not None:
         return rows, tables["data.validation_path"]
-    # A module is on one side with all its texts, and so is a text that occurs twice.
-    names = [module_of(row) if config.path is None else row.text for row in rows]
-    train, validation = split(rows, names, config.validation_fraction, seed=config.split_seed)
-    if not validation:
-        message = f"all {len(rows)} texts are the same, so that none is for validation."
-        fix = "more texts, or a data.validation_path"
-        raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
-    return train, validation
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    for row in rows:
+        # A module is on one side with all its texts, and so is a text that is there twice.
+        unit = module_of(row) if config.path is None else row.text
+        sides[held_out(unit, config.validation_fraction, config.split_seed)].append(row)
+    for side, name in zip(sides, ("training", "validation"), strict=True):
+        if not side:
+            message = f"of {len(rows)} texts none is for {name}."
+            fix = "more texts, another data.validation_fraction, or a data.validation_path"
+            raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
+    return sides
+
+
+def _overlap(config: DataConfig) -> list[Problem]:
+    """The problem of a path within the other, which would train on what it validates."""
+    if config.path is None or config.validation_path is None:
+        return []
+    train, validation = (Path(each).expanduser().resolve() for each in (config.path, config.validation_path))
+    if train != validation and train not in validation.parents and validation not in train.parents:
+        return []
+    return [
+        Problem(
+            key="data.validation_path",
+            value=config.validation_path,
+            message=f"overlaps data.path = {config.path!r}: rows for validation would be trained on.",
+            fix="keep the two apart; or data.validation_path: null, which splits data.path itself",
+        )
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- labels
@@ -226,7 +262,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
     """The number of each row's class.
 
     Raises:
-        DataError: A label is not the name of a class, or its number is out of range.
+        DataError: A label is the name of no class, or a number outside them.
     """
     numbers = {name: number for number, name in enumerate(classes)}
     by_number = _by_number(rows) and not all(str(row.label) in numbers for row in rows)
@@ -243,7 +279,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
                     key="data.labels",
                     value=row.label,
                     origin=row.name,
-                    message=f"must be the label of a class; the classes are {there}.",
+                    message=f"is no label of a class; the classes are {there}.",
                     fix="correct the row; or name every class in data.labels",
                     code="label",
                 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from tests.cluster.cluster import Cluster
 from tests.command import ROOT
+
+pytestmark = pytest.mark.long("a tuning on a cluster; test_emit has what is submitted, test_search a grid")
 
 STEPS, WARMUP = 5, 1
 # Of the forty points that are written, four.

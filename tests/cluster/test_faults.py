@@ -8,6 +8,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.server import FaultKind
 from tests.cluster.state import Trial
 
+pytestmark = pytest.mark.long("a fault at every call of a trial; test_odd_masters has each kind of call")
+
 TRIAL = r"/api/v1/trials/[0-9]+/"
 ALLOCATION = r"/api/v1/allocations/[^/]+/"
 # Before the trial's own processes are there. What Determined does not try again there costs a restart.

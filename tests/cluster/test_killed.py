@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from tests.cluster.agent import marked
 from tests.cluster.cluster import Cluster
@@ -17,6 +18,7 @@ from tests.cluster.state import Allocation, Trial
 CONST = "experiments/gpt2/const.yaml"
 
 
+@pytest.mark.long("three kills, four starts; test_resume has the same kills without a cluster")
 def test_killed_three_times_it_ends_right(cluster: Cluster, run_here: Callable[[str], RunHere]) -> None:
     """Once between checkpoints, once when only one rank is hit, once before there are any."""
     number = cluster.create(CONST, *SHORT, "max_restarts=3", paused=True)

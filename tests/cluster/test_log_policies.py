@@ -24,14 +24,22 @@ def errors_in(log: str) -> list[str]:
     return [line for line in lines if (level := LEVEL.match(line)) and level[1] == "ERROR"]
 
 
+ONCE_MORE = pytest.mark.long("one more start for one more line of the log; test_task_log has all lines")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["hyperparameters.global_batch_size=33"], "hyperparameters.global_batch_size = 33 .*; fix: use "),
-        (["data.path=/nowhere"], "data.path = '/nowhere': no such file or folder.*; fix: "),
-        (
+        pytest.param(
+            ["data.path=/nowhere"],
+            "data.path = '/nowhere': no such file or folder.*; fix: ",
+            marks=ONCE_MORE,
+        ),
+        pytest.param(
             ["searcher.metric=validation_los"],
             "searcher.metric = 'validation_los': the trial reports .*; fix: ",
+            marks=ONCE_MORE,
         ),
         (
             ["hyperparameters.learning_rate=1000000000000000000", BY_DEEPSPEED],
@@ -53,6 +61,7 @@ def test_a_failure_that_another_start_cannot_help_is_started_once(
     assert (trial.run_id, trial.restarts, trial.log_policy) == (1, 0, "No restart helps")
 
 
+@pytest.mark.long("two more starts, that show what the policies prevent")
 def test_without_the_policies_it_is_started_as_often_as_allowed(cluster: Cluster) -> None:
     number = cluster.create(CONST, *SHORT, "data.path=/nowhere", "log_policies=[]", "max_restarts=1")
     cluster.wait(number, "ERROR")

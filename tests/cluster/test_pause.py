@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT, RunHere
 
 PIPELINE = "experiments/gpt2/pipeline.yaml"
 
 
+@pytest.mark.long("the same with a pipeline; test_follow pauses and activates")
 def test_paused_and_activated_it_ends_as_if_it_never_was(
     cluster: Cluster, run_here: Callable[[str], RunHere]
 ) -> None:

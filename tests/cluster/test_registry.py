@@ -21,6 +21,8 @@ ONE_SLOT = "resources.slots_per_trial=1"
 LOADS = """
 import determined as det
 
+pytestmark = pytest.mark.long("forks and downloads on a cluster; test_follow downloads, test_going_on forks")
+
 with det.import_from_path("got/code"):
     import determined_ds
     from determined_ds import load_model_from_checkpoint_path

@@ -15,6 +15,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT, RunHere
 from tests.cluster.state import Checkpoint, Trial
 
+pytestmark = pytest.mark.long("a cluster whose checkpoints are in S3; test_object_storage has them on ranks")
+
 CONST = "experiments/gpt2/const.yaml"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -21,11 +23,11 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def searches(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
-    """An adaptive ASHA and a grid, side by side: whatever slot is free trains one or the other."""
+@pytest.mark.long("four trials; test_stops has how a trial stops, test_searchers which ones")
+def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(cluster: Cluster) -> None:
+    """A loser is told by its state alone. The impossible point is one of the four trials: no other takes its place."""
     # Rungs at 20 and 40 batches; the second point drawn has a micro-batch that 16 samples do not divide by.
-    asha = cluster.create(
+    number = cluster.create(
         SEARCH,
         *SMALL,
         "hyperparameters.micro_batch_size={type: categorical, vals: [4, 5, 8, 16]}",
@@ -38,30 +40,6 @@ def searches(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tupl
         "searcher.max_concurrent_trials=2",
         "reproducibility.experiment_seed=70",
     )
-    config = yaml.safe_load((ROOT / SEARCH).read_text())
-    config["searcher"] = {"name": "grid", "metric": "validation_loss", "smaller_is_better": True}
-    path = tmp_path_factory.mktemp("grid") / "grid.yaml"
-    path.write_text(yaml.safe_dump(config))
-    grid = cluster.create(
-        path,
-        *SMALL,
-        "hyperparameters.micro_batch_size={type: categorical, vals: [5, 8]}",
-        "hyperparameters.zero_stage=1",
-        "hyperparameters.learning_rate=0.003",
-        "hyperparameters.fit.max_length.batches=2",
-        paused=True,
-    )
-    [impossible] = [trial for trial in cluster.trials(grid) if trial.hparams["micro_batch_size"] == 5]
-    cluster.inject("close after", "POST", f"/api/v1/trials/{impossible.id}/early_exit")
-    cluster.activate(grid)
-    return asha, grid
-
-
-def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(
-    cluster: Cluster, searches: tuple[int, int]
-) -> None:
-    """A loser is told by its state alone. The impossible point is one of the four trials: no other takes its place."""
-    number, _ = searches
     cluster.wait(number)
     trials = cluster.trials(number)
     impossible = [trial for trial in trials if trial.hparams["micro_batch_size"] == 5]
@@ -86,11 +64,24 @@ def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(
         assert "stopped     batch 20 of 40, by the searcher (adaptive_asha)" in cluster.log(trial)
 
 
-def test_a_grid_drops_an_impossible_point_and_trains_the_other(
-    cluster: Cluster, searches: tuple[int, int]
-) -> None:
-    """The same experiment with another searcher. That a point is impossible may be said twice."""
-    _, number = searches
+def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    """That a point is impossible may be said twice."""
+    config = yaml.safe_load((ROOT / SEARCH).read_text())
+    config["searcher"] = {"name": "grid", "metric": "validation_loss", "smaller_is_better": True}
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(config))
+    number = cluster.create(
+        path,
+        *SMALL,
+        "hyperparameters.micro_batch_size={type: categorical, vals: [5, 8]}",
+        "hyperparameters.zero_stage=1",
+        "hyperparameters.learning_rate=0.003",
+        "hyperparameters.fit.max_length.batches=2",
+        paused=True,
+    )
+    [impossible] = [trial for trial in cluster.trials(number) if trial.hparams["micro_batch_size"] == 5]
+    cluster.inject("close after", "POST", f"/api/v1/trials/{impossible.id}/early_exit")
+    cluster.activate(number)
     cluster.wait(number)
     trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.trials(number)}
     assert set(trials) == {5, 8}

@@ -20,6 +20,8 @@ CONST = "experiments/gpt2/const.yaml"
 S3 = """
 import json, signal, sys
 from tests.object_storage import s3_server
+
+pytestmark = pytest.mark.long("two machines with an agent each; test_as_rank has two machines under torchrun")
 with s3_server(sys.argv[1]) as storage:
     print(json.dumps(storage), flush=True)
     signal.pause()
