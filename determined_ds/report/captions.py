@@ -27,7 +27,7 @@ def _throughput(results: Results) -> str:
         times = number(fastest.samples_per_second / slowest.samples_per_second, 3)
         text += f" {label(fastest, results)} does {times} times as much as {label(slowest, results)}."
     if max(len(row.repetitions) for row in rows) > 1:
-        return f"{text} Where whiskers overlap, these measurements do not tell which is faster."
+        return f"{text} Where whiskers overlap, these measurements do not show which is faster."
     return f"{text} Each was measured once, so how far such numbers scatter is not known."
 
 

@@ -1,20 +1,70 @@
-"""Results as one HTML file that needs nothing but itself: no network, and no script to be read."""
+"""Results as one HTML file that loads nothing else and can be read without its script."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from html import escape
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from determined_ds.report.captions import caption
-from determined_ds.report.measurements import WINDOW, Results
-from determined_ds.report.page_style import SCRIPT, STYLE
-from determined_ds.report.page_table import measurements
+from determined_ds.report.columns import COLUMNS, UNKNOWN, Column
+from determined_ds.report.measurements import WINDOW, Results, Row
 from determined_ds.report.pictures import PICTURES
-from determined_ds.report.style import svg_of
-from determined_ds.report.words import label, loss_text, memory_note, printable, reason, unmeasured, verdict
+from determined_ds.report.style import (
+    FONTS,
+    GRID,
+    GROUND,
+    INK,
+    MUTED,
+    PALETTE,
+    colours,
+    palette_index,
+    svg_of,
+)
+from determined_ds.report.words import (
+    label,
+    loss_text,
+    memory_note,
+    printable,
+    reason,
+    shortened,
+    squeezed,
+    unmeasured,
+    verdict,
+)
+
+LONGEST_NAME = 120
+LONGEST_REASON = 160  # the whole reason stands below the table
+LIGHT = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
+DARK = {
+    "ink": "#e8ebef",
+    "muted": "#a3adb8",
+    "grid": "#39424d",
+    "ground": "#1a2027",
+    "page": "#11161b",
+    "accent": "#7ab8f5",
+}
+# Columns of the table, each with what stands below its values.
+CELLS = (
+    ("step_median_s", "spread"),
+    ("step_p95_s", ""),
+    ("samples_per_s", "samples_per_s_against_first"),
+    ("tokens_per_s", ""),
+    ("scaling_efficiency", ""),
+    ("peak_memory_bytes", "peak_memory_against_first"),
+    ("model_state_bytes", "estimated_model_state_bytes"),
+    ("bubble", "bubble_ideal"),
+    ("loss", "loss_against_first"),
+    ("seconds_to_target_loss", ""),
+)
+Pair = tuple[Column, Column | None]
 
 
 def report_page(results: Results) -> str:
@@ -26,51 +76,57 @@ def report_page(results: Results) -> str:
     Args:
         results: What was measured, or could not be.
     """
-    title = printable(results.title)
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-<header>
-<h1>{escape(title)}</h1>
-<p class="verdict">{escape(verdict(results))}</p>
-{_run(results)}
-</header>
-{measurements(results)}
-{_pictures(results)}
-{_reasons(results)}
-{_how(results)}
-<footer>All numbers are in results.json and results.csv beside this page.</footer>
-</main>
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
+    here = Path(__file__).parent
+    script = (here / "page.js").read_text(encoding="utf-8")
+    pairs = [(COLUMNS[name], COLUMNS.get(below)) for name, below in CELLS]
+    pairs = [pair for pair in pairs if pair[0].is_known(results)]
+    slots: Pair = (COLUMNS["slots"], None)
+    best = [_best(column, results) for column, _ in pairs]
+    heads = [(COLUMNS["name"], None), slots, *pairs]
+    note = memory_note(results)
+    environment = Environment(
+        loader=FileSystemLoader(here),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.jinja").render(
+        title=printable(results.title),
+        verdict=verdict(results),
+        facts=_facts(results),
+        results=results,
+        repeated=any(len(row.repetitions) > 1 for row in results.measured),
+        first=label(results.first, results) if results.first else "",
+        heads=[_head(pair, results) for pair in heads],
+        rows=[_row(row, results, pairs, best) for row in results.rows],
+        pictures=list(_pictures(results)),
+        unmeasured=[(label(row, results), reason(row)) for row in unmeasured(results)],
+        memory_note=f"{note[0].upper()}{note[1:]}",
+        window=WINDOW,
+        target="" if results.target_loss is None else loss_text(results.target_loss),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        light=_variables(LIGHT, dark=False),
+        dark=_variables(DARK, dark=True),
+        fonts=Markup(FONTS),
+        num_colours=len(PALETTE),
+    )
 
 
-# ------------------------------------------------------------------------------------------- what was run
+def _variables(page: dict[str, str], *, dark: bool) -> Markup:
+    strategies = {f"s{index}": pair[dark] for index, pair in enumerate(PALETTE)}
+    return Markup(" ".join(f"--{name}: {colour};" for name, colour in {**page, **strategies}.items()))
 
 
-def _run(results: Results) -> str:
-    facts = {
-        "command": f"<code>{escape(printable(results.command))}</code>",
-        "machine": escape(printable(results.machine)),
-        "date": escape(_date(results.created)),
-        "measured": escape(_amount(results)),
-        "global batch": escape(_batches(results)),
+def _facts(results: Results) -> dict[str, str]:
+    return {
+        "command": printable(results.command),
+        "machine": printable(results.machine),
+        "date": _date(results.created),
+        "measured": _amount(results),
+        "global batch": _batches(results),
     }
-    items = "\n".join(f"<dt>{name}</dt><dd>{fact}</dd>" for name, fact in facts.items() if fact)
-    return f'<dl class="run card">\n{items}\n</dl>'
 
 
 def _date(created: str) -> str:
@@ -99,68 +155,59 @@ def _range(values: Iterable[int]) -> str:
 
 def _batches(results: Results) -> str:
     sizes = {(row.samples_per_step, row.tokens_per_sample) for row in results.measured}
-    texts = [
+    return "; ".join(
         f"{samples:,} samples" + (f" of {tokens:,} tokens" if tokens else "")
         for samples, tokens in sorted(sizes, key=str)
         if samples is not None
-    ]
-    return "; ".join(texts)
+    )
 
 
-# ---------------------------------------------------------------------------------------- pictures and words
+# ------------------------------------------------------------------------------------------------ the table
 
 
-def _pictures(results: Results) -> str:
-    figures = []
+def _head(pair: Pair, results: Results) -> dict[str, str]:
+    column, below = pair
+    tip = "; below: ".join(each.tip for each in pair if each and each.tip)
+    small = below.head if below else ""
+    return {"text": column.heading(results), "small": small, "tip": tip, "align": column.align}
+
+
+def _best(column: Column, results: Results) -> float | None:
+    values = [value for row in results.measured if (value := column.value(results, row)) is not None]
+    return column.best(values) if column.best and len(set(values)) > 1 else None
+
+
+def _row(row: Row, results: Results, pairs: list[Pair], best: list[float | None]) -> dict[str, Any]:
+    name = squeezed(printable(row.name), LONGEST_NAME)
+    status, _, why = reason(row).partition(": ")
+    below = COLUMNS["layout"].shown(results, row)
+    cells = [_cell((COLUMNS["slots"], None), results, row, None)]
+    if row.is_measured:
+        cells += [_cell(pair, results, row, most) for pair, most in zip(pairs, best, strict=True)]
+    return {
+        "colour": palette_index(colours(results)[row.name]),
+        "name": {"text": name, "small": "" if below == UNKNOWN else below},
+        "cells": cells,
+        "status": status,
+        "why": shortened(why, LONGEST_REASON),
+    }
+
+
+def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[str, Any]:
+    column, below = pair
+    value = column.value(results, row)
+    small = below.shown(results, row) if below else UNKNOWN
+    return {
+        "text": column.shown(results, row),
+        "small": "" if small == UNKNOWN else small,
+        "value": repr(value) if value is not None and math.isfinite(value) else None,
+        "best": value is not None and value == best,
+    }
+
+
+def _pictures(results: Results) -> Iterator[dict[str, Any]]:
     for picture in PICTURES:
         figure = picture.draw(results)
         if figure is not None:
             svg = svg_of(figure, picture.name).replace("<svg ", f'<svg aria-label="{picture.title}" ', 1)
-            said = escape(caption(picture.name, results))
-            figures.append(
-                f'<figure class="card" id="{picture.name}">\n{svg}\n<figcaption>{said}</figcaption>\n</figure>'
-            )
-    if not figures:
-        return ""
-    inside = "\n".join(figures)
-    return f'<section>\n<h2>Pictures</h2>\n<div class="pictures">\n{inside}\n</div>\n</section>'
-
-
-def _reasons(results: Results) -> str:
-    missing = unmeasured(results)
-    if not missing:
-        return ""
-    items = "\n".join(
-        f"<li><strong>{escape(label(row, results))}</strong>: {escape(reason(row))}</li>" for row in missing
-    )
-    return f'<section>\n<h2>Not measured</h2>\n<ul class="reasons card">\n{items}\n</ul>\n</section>'
-
-
-def _how(results: Results) -> str:
-    if not results.measured:
-        return ""
-    memory, turns, spread = memory_note(results), "", ""
-    if any(len(row.repetitions) > 1 for row in results.measured):
-        turns = " Repetitions took turns, so that a machine that slows down or speeds up favours none."
-        spread = " The spread goes from the lowest to the highest of the repetitions' own medians."
-    points = [
-        f"Each was started in fresh processes, on the same model, data, seed and global batch.{turns}",
-        "The steps of the warm-up are left out. A step's time is the median over all timed steps, and p95 is what one"
-        f" step in twenty exceeds.{spread}",
-        f"{memory[0].upper()}{memory[1:]}. It is that of the rank, and of the repetition, that took most.",
-        "Model states are parameters, gradients and optimizer states as they were found in the engine; the estimate"
-        " is what the memory model expects before anything runs.",
-    ]
-    if results.target_loss is not None:
-        points.append(
-            f"The loss is the mean of the last {WINDOW} steps. The loss that times are told to,"
-            f" {loss_text(results.target_loss)}, is the highest that any ended at: the steps until the mean of"
-            f" {WINDOW} is there, each at its median time."
-        )
-    if any(row.bubble is not None for row in results.measured):
-        points.append(
-            "A pipeline's bubble is the share of time in which its stages wait, from the times of the schedule's own"
-            " instructions."
-        )
-    items = "\n".join(f"<li>{escape(each)}</li>" for each in points)
-    return f'<section>\n<h2>How it was measured</h2>\n<ul class="how card">\n{items}\n</ul>\n</section>'
+            yield {"name": picture.name, "svg": Markup(svg), "caption": caption(picture.name, results)}
