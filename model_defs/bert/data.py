@@ -11,67 +11,55 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from determined_ds.errors import DataError, Problem
 from model_defs.bert.library import module_of, prose_and_code
-from model_defs.bert.tables import MAX_PROBLEMS, Row, TableReader
+from model_defs.bert.tables import Row, read_table
 from model_defs.bert.tokens import SPECIAL_TOKENS, load_tokenizer, trained_tokenizer
-from model_defs.vit.sections import Rule, number, parse_section, text, whole
-from model_defs.vit.splits import held_out
+from model_defs.common.records import MAX_PROBLEMS
+from model_defs.common.sections import Section, parse_section
+from model_defs.common.split import overlap_problems, split
 
 BATCH = 1000
 INTEGER = re.compile(r"\s*[+-]?\d+\s*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
+def _distinct(names: list[str] | None) -> list[str] | None:
+    if names is not None and not (all(names) and len(set(names)) == len(names)):
+        raise ValueError("empty or repeated names")
+    return names
+
+
+class DataConfig(Section):
     """The ``data`` section of the experiment YAML."""
 
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """CSV, TSV, JSON lines or parquet, a file or a folder; None: prose against code, out of the standard library."""
-    validation_path: str | None = None
+    validation_path: str | None = Field(None, min_length=1)
     """Rows for validation; all of ``path`` is then for training."""
-    validation_fraction: float = 0.15
+    validation_fraction: float = Field(0.15, gt=0, lt=1)
     """About this part of the texts (of the standard library's modules) is for validation."""
-    split_seed: int = 0
-    """Of that split; not the experiment's, so that experiments can be compared."""
-    text_column: str = "text"
+    split_seed: int = Field(0, ge=0)
+    """Of that split; apart from the experiment's, so that experiments can be compared."""
+    text_column: str = Field("text", min_length=1)
     """Column or field of the text."""
-    label_column: str = "label"
+    label_column: str = Field("label", min_length=1)
     """Column or field of the label: the name of a class, or its number from 0."""
-    labels: list[str] | None = None
-    """Names of the classes in the order of their numbers; None: the names there are, in alphabetical order."""
-    tokenizer: str | None = None
+    labels: Annotated[list[str] | None, AfterValidator(_distinct)] = Field(
+        None, min_length=2, description="a list of two or more names, each once, or null"
+    )
+    """Names of the classes in the order of their numbers; None: the names in the rows, in alphabetical order."""
+    tokenizer: str | None = Field(None, min_length=1)
     """Folder or hub name; None: that of ``hyperparameters.pretrained``, or else one trained on the training texts."""
-    vocab_size: int = 4096
+    vocab_size: int = Field(4096, ge=256 + len(SPECIAL_TOKENS))
     """Tokens, at most, of a tokenizer that is trained here."""
-
-
-def _are_labels(value: Any) -> bool:
-    if value is None:
-        return True
-    names = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
-    return bool(names) and len(value) >= 2 and len(set(value)) == len(value)
-
-
-RULES = {
-    "path": text(),
-    "validation_path": text(),
-    "validation_fraction": number(0, 1, "a number between 0 and 1, both excluded"),
-    "split_seed": whole(0),
-    "text_column": text(optional=False),
-    "label_column": text(optional=False),
-    "labels": Rule(holds=_are_labels, message="is a list of two or more names, each once, or null."),
-    "tokenizer": text(),
-    "vocab_size": whole(256 + len(SPECIAL_TOKENS)),
-}
 
 
 class TokenizedTexts(Dataset[tuple[Tensor, Tensor, int]]):
@@ -120,8 +108,8 @@ class TextData:
         train: For training.
         validation: For validation.
         classes: Names of the classes, by label.
-        tokenizer: What made tokens of them.
-        description: What this is, for people.
+        tokenizer: Which made their tokens.
+        description: One line for the log.
     """
 
     train: TokenizedTexts
@@ -143,9 +131,9 @@ def load_texts(
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type in ``data``, all of them; a tokenizer that cannot pad.
-        DataError: What the section names cannot be read, a split is empty, or a label is none.
+        DataError: What the section names cannot be read, a split is empty, or a label is invalid.
     """
-    config = parse_section(DataConfig, data, RULES)
+    config = parse_section(DataConfig, data)
     train, validation = read_rows(config)
     classes = classes_of(train, config)
     labels = [labels_of(rows, classes, config) for rows in (train, validation)]
@@ -179,53 +167,29 @@ def read_rows(config: DataConfig) -> tuple[list[Row], list[Row]]:
     """Rows for training and for validation.
 
     Raises:
-        DataError: Everything that is wrong with either path, or a side without a row.
+        DataError: Everything that is wrong with either path; no two texts.
     """
-    problems = _overlap(config)
+    problems = overlap_problems(config.path, config.validation_path)
     tables: dict[str, list[Row]] = {}
     for key, path in (("data.path", config.path), ("data.validation_path", config.validation_path)):
-        if path is None:
-            continue
-        reader = TableReader(
-            key=key, path=path, text_column=config.text_column, label_column=config.label_column
-        )
+        columns = {"text_column": config.text_column, "label_column": config.label_column}
         try:
-            tables[key] = reader.read()
+            tables[key] = read_table(key, path, **columns) if path else []
         except DataError as error:
             problems += error.problems
     if problems:
         raise DataError(problems)
-    rows = tables["data.path"] if config.path is not None else prose_and_code()
+    rows = tables["data.path"] or prose_and_code()
     if config.validation_path is not None:
         return rows, tables["data.validation_path"]
-    sides: tuple[list[Row], list[Row]] = ([], [])
-    for row in rows:
-        # A module is on one side with all its texts, and so is a text that is there twice.
-        unit = module_of(row) if config.path is None else row.text
-        sides[held_out(unit, config.validation_fraction, config.split_seed)].append(row)
-    for side, name in zip(sides, ("training", "validation"), strict=True):
-        if not side:
-            message = f"of {len(rows)} texts none is for {name}."
-            fix = "more texts, another data.validation_fraction, or a data.validation_path"
-            raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
-    return sides
-
-
-def _overlap(config: DataConfig) -> list[Problem]:
-    """The problem of a path within the other, which would train on what it validates."""
-    if config.path is None or config.validation_path is None:
-        return []
-    train, validation = (Path(each).expanduser().resolve() for each in (config.path, config.validation_path))
-    if train != validation and train not in validation.parents and validation not in train.parents:
-        return []
-    return [
-        Problem(
-            key="data.validation_path",
-            value=config.validation_path,
-            message=f"overlaps data.path = {config.path!r}: rows for validation would be trained on.",
-            fix="keep the two apart; or data.validation_path: null, which splits data.path itself",
-        )
-    ]
+    # A module is on one side with all its texts, and so is a text that occurs twice.
+    names = [module_of(row) if config.path is None else row.text for row in rows]
+    train, validation = split(rows, names, config.validation_fraction, seed=config.split_seed)
+    if not validation:
+        message = f"all {len(rows)} texts are the same, so that none is for validation."
+        fix = "more texts, or a data.validation_path"
+        raise DataError(Problem(key="data.path", value=config.path, message=message, fix=fix))
+    return train, validation
 
 
 # -------------------------------------------------------------------------------------------------- labels
@@ -262,7 +226,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
     """The number of each row's class.
 
     Raises:
-        DataError: A label is the name of no class, or a number outside them.
+        DataError: A label is not the name of a class, or its number is out of range.
     """
     numbers = {name: number for number, name in enumerate(classes)}
     by_number = _by_number(rows) and not all(str(row.label) in numbers for row in rows)
@@ -279,7 +243,7 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
                     key="data.labels",
                     value=row.label,
                     origin=row.name,
-                    message=f"is no label of a class; the classes are {there}.",
+                    message=f"must be the label of a class; the classes are {there}.",
                     fix="correct the row; or name every class in data.labels",
                     code="label",
                 )

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 from model_defs.bert.tables import Row
-from model_defs.gpt2.documents import Document, standard_library_files
+from model_defs.common.documents import Document, standard_library_files
 
 PROSE, CODE = "prose", "code"
 # Of either: what is shorter says little, and what is longer only takes time.

@@ -14,13 +14,14 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from determined_ds.errors import ConfigError, DataError, Problem
+from model_defs.common.huggingface import first_line
 
 KEY = "data.tokenizer"
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def trained_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """A tokenizer of byte pairs, the same for the same texts, on every rank and on every start.
+    """A tokenizer of byte pairs, the same for the same texts, on every rank and in every process.
 
     Not WordPiece, which BERT was published with: its trainer in tokenizers 0.23 numbers the tokens in the order of a
     hash table, another one in every process.
@@ -67,33 +68,22 @@ def load_tokenizer(source: str, *, key: str = KEY) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     except Exception as error:  # What it raises differs by the file that is missing or broken.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        there = Path(source).expanduser().is_dir()
+        what = "the folder holds no tokenizer" if Path(source).expanduser().is_dir() else "no tokenizer"
         fix = "a folder written by the tokenizer's save_pretrained, or a name on the hub if it can be reached"
-        raise DataError(
-            Problem(
-                key=key,
-                value=source,
-                message=f"{'the folder holds no tokenizer' if there else 'no tokenizer'} that can be loaded: {reason}",
-                fix=fix if key == KEY else f"{fix}, as {KEY}",
-                code="tokenizer",
-            )
-        ) from error
-    if len(tokenizer) <= len(
-        set(tokenizer.all_special_ids)
-    ):  # transformers makes an empty one of a bare config.json
+        message = f"{what} that can be loaded: {first_line(error)}"
+        raise DataError(_problem(key, source, message, fix if key == KEY else f"{fix}, as {KEY}")) from error
+    # transformers makes an empty tokenizer of a bare config.json.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         message = "there is no vocabulary in it, only special tokens."
         fix = f"save the tokenizer there, too; or name another as {KEY}"
-        raise DataError(Problem(key=key, value=source, message=message, fix=fix, code="tokenizer"))
+        raise DataError(_problem(key, source, message, fix))
     if tokenizer.pad_token_id is None:
-        raise ConfigError(
-            Problem(
-                key=key,
-                value=source,
-                message="the tokenizer has no pad token, to make short texts as long as the others with.",
-                fix="tokenizer.pad_token = tokenizer.eos_token, or tokenizer.add_special_tokens"
-                f'({{"pad_token": "{PAD}"}}); and save it again',
-                code="tokenizer-pad",
-            )
-        )
+        message = "the tokenizer has no pad token, which fills up short texts."
+        add = f'tokenizer.add_special_tokens({{"pad_token": "{PAD}"}})'
+        fix = f"tokenizer.pad_token = tokenizer.eos_token, or {add}; and save it again"
+        raise ConfigError(_problem(key, source, message, fix))
     return tokenizer
+
+
+def _problem(key: str, source: str, message: str, fix: str) -> Problem:
+    return Problem(key=key, value=source, message=message, fix=fix, code="tokenizer")

@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.bert.data import load_texts
-from model_defs.bert.model import bert_config, build_bert, parse_options
+from model_defs.bert.model import Options, bert_config, build_bert
 from model_defs.bert.reducers import count_f1
-from model_defs.vit.model import parameter_groups
+from model_defs.common.classifier import parse_options
+from model_defs.common.parameters import decay_groups
 
 TOKENIZER = "tokenizer"
 
@@ -29,7 +30,7 @@ class BertTrial(DataParallelTrial):
 
     def prepare(self) -> None:
         only_sizes = self.context.device.type == "meta"
-        self.options = parse_options(self.context.get_hparams())
+        self.options = parse_options(Options, self.context.get_hparams())
         self.data = load_texts(
             self.context.get_data_config(),
             self.options.sequence_length,
@@ -40,14 +41,14 @@ class BertTrial(DataParallelTrial):
             self.data.classes,
             vocab_size=len(self.data.tokenizer),
             pad_token_id=self.data.tokenizer.pad_token_id,
-            from_size=only_sizes,
+            only_sizes=only_sizes,
         )
 
     def build_model(self) -> torch.nn.Module:
         return build_bert(self.options, self.config, self.context.get_trial_seed())
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        return parameter_groups(model)
+        return decay_groups(model)
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         tokens_BT, mask_BT, labels_B = batch

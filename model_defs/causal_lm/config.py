@@ -1,4 +1,4 @@
-"""The configuration of the model: read from where its weights are, or written out in the hyperparameters."""
+"""The configuration of the model: that of its checkpoint, or written out in the hyperparameters."""
 
 from __future__ import annotations
 
@@ -11,34 +11,27 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from determined_ds.errors import ConfigError, Problem
-from model_defs.causal_lm.source import Source, locate
+from model_defs.causal_lm.source import KEY as MODEL_KEY
+from model_defs.causal_lm.source import Source, locate, model_error
+from model_defs.common.huggingface import first_line
 
 CONFIG_KEY = "hyperparameters.model_config"
 SMALL = "model_config: {model_type: llama, hidden_size: 128, num_hidden_layers: 4, ...}"
 
 
 def find_model(hparams: Mapping[str, Any]) -> Source | None:
-    """Where the weights are; None where the model begins at random, by ``model_config``.
+    """Where the weights are; None for random weights, by ``model_config``.
 
     Raises:
         ConfigError: Both or neither are given, or there is nothing at ``model``.
     """
     model, model_config = hparams.get("model"), hparams.get("model_config")
     if model is not None and model_config is not None:
-        raise _error(
-            CONFIG_KEY,
-            model_config,
-            "a model that is loaded brings its own configuration.",
-            "leave out model_config, or model",
-        )
+        message, fix = "a model that is loaded has its own configuration.", "leave out model_config, or model"
+        raise model_error(CONFIG_KEY, model_config, message, fix)
     if model is None and model_config is None:
-        raise ConfigError(
-            Problem(
-                key="hyperparameters.model",
-                message="there is neither model nor model_config.",
-                fix=f"model: a folder or a name on the hub; or, from random weights, {SMALL}",
-            )
-        )
+        fix = f"model: a folder or a name on the hub; or, from random weights, {SMALL}"
+        raise ConfigError(Problem(key=MODEL_KEY, message="neither model nor model_config is given.", fix=fix))
     return None if model is None else locate(model)
 
 
@@ -54,16 +47,14 @@ def read_config(source: Source | None, model_config: Any, *, vocab_size: int) ->
         A ``transformers.PreTrainedConfig`` of a causal language model.
 
     Raises:
-        ConfigError: It cannot be read, names what does not exist, or is of no causal language model.
+        ConfigError: It cannot be read, has unknown keys, or is not of a causal language model.
     """
     config = _written(model_config, vocab_size) if source is None else _loaded(source)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise _error(
-            CONFIG_KEY if source is None else "hyperparameters.model",
-            config.model_type if source is None else source.name,
-            f"transformers has no causal language model of the type {config.model_type!r}.",
-            "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2",
-        )
+        key, value = (CONFIG_KEY, config.model_type) if source is None else (MODEL_KEY, source.name)
+        message = f"transformers has no causal language model of the type {config.model_type!r}."
+        fix = "a model that AutoModelForCausalLM loads, such as llama, mistral, qwen3 or gpt2"
+        raise model_error(key, value, message, fix)
     return config
 
 
@@ -71,24 +62,20 @@ def _loaded(source: Source) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(source.name, **source.options)
     except Exception as error:  # What it raises differs by what is wrong with the file.
-        raise _error(
-            "hyperparameters.model",
-            source.name,
-            f"its configuration cannot be read: {first_line(error)}",
-            "save it again with save_pretrained, or take another transformers where it names a newer model_type",
-        ) from error
+        message = f"its configuration cannot be read: {first_line(error)}"
+        fix = "save it again with save_pretrained; or install a newer transformers for a newer model_type"
+        raise model_error(MODEL_KEY, source.name, message, fix) from error
 
 
 def _written(given: Any, vocab_size: int) -> Any:
     if not isinstance(given, Mapping) or "model_type" not in given:
-        raise _error(CONFIG_KEY, given, "is a mapping with a model_type.", SMALL)
+        raise model_error(CONFIG_KEY, given, "must be a mapping with a model_type.", SMALL)
     keys = dict(given)
     model_type = keys.pop("model_type")
     if model_type not in CONFIG_MAPPING:
         types = sorted(kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING)
-        raise _error(
-            f"{CONFIG_KEY}.model_type", model_type, "no such type of model.", nearest(model_type, types)
-        )
+        fix = nearest(model_type, types)
+        raise model_error(f"{CONFIG_KEY}.model_type", model_type, "no such type of model.", fix)
     kind = CONFIG_MAPPING[model_type]
     known = {*kind().to_dict(), *kind.attribute_map, "vocab_size"}
     wrong = [key for key in keys if key not in known]
@@ -105,28 +92,25 @@ def _written(given: Any, vocab_size: int) -> Any:
     try:
         return kind(**{"vocab_size": vocab_size, **_own_special_tokens(kind, keys), **keys})
     except Exception as error:
-        raise _error(
-            CONFIG_KEY,
-            dict(given),
-            f"{kind.__name__} refuses it: {first_line(error)}",
-            "sizes that go together, as in a published model's config.json",
-        ) from error
+        message = f"{kind.__name__} rejects it: {first_line(error)}"
+        fix = "sizes that go together, as in a published model's config.json"
+        raise model_error(CONFIG_KEY, dict(given), message, fix) from error
 
 
 def _own_special_tokens(kind: Any, keys: Mapping[str, Any]) -> dict[str, None]:
-    """No special tokens but those given: a class's defaults are those of a vocabulary that is not this one."""
+    """No special tokens but those given: a class's defaults belong to another vocabulary."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     return {} if "vocab_size" in keys else {name: None for name in names if hasattr(kind(), name)}
 
 
-def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str | None) -> None:
-    """That the text's tokens are words of the model, and its sequences no longer than the model has positions.
+def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: str) -> None:
+    """Check that the model's vocabulary has the text's tokens, and its positions the sequences.
 
     Args:
         config: The model's configuration.
         vocab_size: Tokens that the tokenizer knows.
         sequence_length: T.
-        tokenizer: Name of the tokenizer; None: bytes.
+        tokenizer: Name of the tokenizer.
 
     Raises:
         ConfigError: Everything that does not fit.
@@ -138,9 +122,9 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
             Problem(
                 key="data.tokenizer",
                 value=tokenizer,
-                message=f"has {vocab_size} tokens, and the model's vocabulary is of {text.vocab_size}.",
+                message=f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}.",
                 fix="the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
-                f"or model_config.vocab_size: {vocab_size} for a model that begins at random",
+                f"or model_config.vocab_size: {vocab_size} for a model with random weights",
             )
         )
     positions = getattr(text, "max_position_embeddings", None)
@@ -149,7 +133,7 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
             Problem(
                 key="hyperparameters.sequence_length",
                 value=sequence_length,
-                message=f"the model has {positions} positions.",
+                message=f"must be at most {positions}, the positions that the model has.",
                 fix=f"sequence_length: {positions} or less",
             )
         )
@@ -164,12 +148,3 @@ def nearest(word: Any, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"one of {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in a line."""
-    return " ".join((str(error).strip() or type(error).__name__).split("\n\n")[0].split())[:300]
-
-
-def _error(key: str, value: Any, message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(key=key, value=value, message=message, fix=fix))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,17 +15,20 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional
 
-from determined_ds.errors import ConfigError, Problem
-from model_defs.causal_lm.config import first_line
-from model_defs.causal_lm.source import Source
+from model_defs.causal_lm.config import CONFIG_KEY
+from model_defs.causal_lm.source import KEY, Source, model_error
+from model_defs.common.huggingface import (
+    enable_activation_checkpointing,
+    first_line,
+    misfits,
+    quiet,
+    shortened,
+)
 
-NUM_SHOWN = 5
 # On the meta device there is nothing to mask: attention of this name is given no mask, which would be computed
 # from the values of tensors.
 UNMASKED = "sdpa_unmasked"
-ATTENTION = ("sdpa", "eager", "flash_attention_2")  # the last needs its package, a GPU and 16 bits
 
 
 def build_model(
@@ -47,7 +49,7 @@ def build_model(
         dtype: What loaded weights are turned into.
         zero3: The DeepSpeed configuration of ZeRO 3, to hold no more than this rank's share of each parameter; of
             weights that are loaded rank 0 reads the values, and hands each parameter on. None: the model is whole.
-        attention: Of :data:`ATTENTION`.
+        attention: The attention kernel, by transformers' name.
 
     Returns:
         A ``transformers.PreTrainedModel``, in evaluation mode where it was loaded.
@@ -57,26 +59,21 @@ def build_model(
     """
     if on_meta_device():
         return _unmasked(config)
-    with _partitioning(zero3), _without_reports():
+    with _partitioning(zero3), quiet():
         if source is not None:
             return _load(config, source, dtype, zero3 is not None, attention)
         try:
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError, ImportError) as error:
-            raise ConfigError(
-                Problem(
-                    key="hyperparameters.model_config",
-                    value=config.model_type,
-                    message=f"cannot be built: {first_line(error)}",
-                    fix="sizes that go together, as in a published model's config.json",
-                )
-            ) from error
+            fix = "sizes that go together, as in a published model's config.json"
+            message = f"cannot be built: {first_line(error)}"
+            raise model_error(CONFIG_KEY, config.model_type, message, fix) from error
         load_initial_weights(model, seed)
     return model
 
 
 def on_meta_device() -> bool:
-    """Whether only the sizes of what is built are asked for."""
+    """Whether only the sizes of what is built are needed."""
     return torch.empty(0).is_meta
 
 
@@ -101,21 +98,6 @@ def _partitioning(ds_config: dict[str, Any] | None) -> Iterator[None]:
         del known_while_it_lives
 
 
-@contextlib.contextmanager
-def _without_reports() -> Iterator[None]:
-    """Without the bars and tables of transformers: what is wrong is said once, by an error."""
-    logger = logging.getLogger("transformers")
-    level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
-
-
 # -------------------------------------------------------------------------------------------- weights
 
 
@@ -128,11 +110,11 @@ def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool, at
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
-            # They are told from the others below; under ZeRO 3, transformers refuses them itself.
+            # They are reported below; under ZeRO 3, transformers rejects them itself.
             ignore_mismatched_sizes=not partitioned,
             **source.options,
         )
-        reason = _misfit(info)
+        reason = shortened(misfits(info))
     except (
         Exception
     ) as error:  # What it raises differs by the file that is missing, broken or of another model.
@@ -140,26 +122,10 @@ def _load(config: Any, source: Source, dtype: torch.dtype, partitioned: bool, at
     if partitioned:
         reason = _said_by_any(reason)
     if reason:
-        raise ConfigError(
-            Problem(
-                key="hyperparameters.model",
-                value=source.name,
-                message=f"its weights do not load into the model of its config.json: {reason}",
-                fix="a folder that save_pretrained has written whole; all of an unfinished copy again",
-            )
-        )
+        message = f"its weights do not load into the model of its config.json: {reason}"
+        fix = "a folder that save_pretrained has written; an unfinished copy must be copied again"
+        raise model_error(KEY, source.name, message, fix)
     return model
-
-
-def _misfit(info: dict[str, Any]) -> str:
-    """What the weights lack, or have in another shape: transformers would draw those at random."""
-    wrong = [
-        f"{name} is {tuple(there)} there and {tuple(here)} in the model"
-        for name, there, here in sorted(info["mismatched_keys"])
-    ]
-    wrong += [f"{name} is missing" for name in sorted(info["missing_keys"])]
-    shown = "; ".join(wrong[:NUM_SHOWN])
-    return shown + (f"; and {len(wrong) - NUM_SHOWN} more" if len(wrong) > NUM_SHOWN else "")
 
 
 def _said_by_any(reason: str) -> str:
@@ -228,34 +194,24 @@ def _seed_of(seed: int, name: str) -> int:
 # ------------------------------------------------------------------------------------------- training
 
 
-def enable_activation_checkpointing(model: Any) -> None:
-    """Compute each block again in the backward pass instead of keeping what it computed.
-
-    By torch's reentrant form: the other compares tensors then and now, and ZeRO 3 takes parameters away between.
-    """
-    # transformers has given it another name in the course of its fifth version.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": True})
-    # It computes again what has an input with a gradient: so must the first block, where its weights are frozen.
+def checkpoint_blocks(model: Any) -> None:
+    """Compute each block again in the backward pass instead of keeping what it computed."""
+    enable_activation_checkpointing(model)
+    # Only what has an input with a gradient is computed again: so must the first block, where its weights are frozen.
     model.enable_input_require_grads()
 
 
 def check_isolation(model: nn.Module) -> None:
-    """That a model attends within documents where its positions start again, as most of transformers' do.
+    """Check that a model attends within documents where its positions restart, as most of transformers' do.
 
     Raises:
-        ConfigError: Its masks are made another way.
+        ConfigError: It makes its masks in another way.
     """
     masks = hasattr(sys.modules[type(model).__module__], "create_causal_mask")
     if not masks or "position_ids" not in inspect.signature(type(model).forward).parameters:
-        raise ConfigError(
-            Problem(
-                key="hyperparameters.attend_across_documents",
-                value=False,
-                message=f"{type(model).__name__} makes its masks in a way of its own, which knows no documents.",
-                fix="attend_across_documents: true",
-            )
-        )
+        message = f"{type(model).__name__} makes its own attention masks, which do not separate documents."
+        key, fix = "hyperparameters.attend_across_documents", "attend_across_documents: true"
+        raise model_error(key, False, message, fix)
 
 
 def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:
@@ -268,18 +224,3 @@ def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:
     first_BT = torch.zeros_like(tokens_BT)
     first_BT[:, 1:] = torch.where(tokens_BT[:, :-1] == separator, index_T[1:], 0)
     return index_T - first_BT.cummax(dim=1).values
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy in nats a token, a float32 scalar whatever the logits' type."""
-    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
-
-
-def decaying_and_not(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Groups for an optimizer: matrices decay; biases and norms, which are vectors, do not."""
-    # Under ZeRO 3 every parameter is a vector, and its shape is told apart.
-    matrices = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2]
-    kept = {id(p) for p in matrices}
-    vectors = [p for p in parameters if id(p) not in kept]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]

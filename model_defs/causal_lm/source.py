@@ -1,4 +1,4 @@
-"""Where a model is: a folder here, or a name on the Hugging Face hub. Asked before anything is loaded."""
+"""Where a model is: a folder here, or a name on the Hugging Face hub. Checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from determined_ds.errors import ConfigError, Problem
 
 KEY = "hyperparameters.model"
-# To hear from the hub whether it knows a name. Loading itself would try for half a minute.
+# For the hub to say whether it knows a name. Loading itself would try for half a minute.
 TIMEOUT_S = 5.0
 
 
@@ -32,70 +32,60 @@ class Source:
         return {"local_files_only": True} if self.local_files_only else {}
 
 
-def locate(name: Any, *, key: str = KEY) -> Source:
+def locate(name: Any) -> Source:
     """Find a model's folder or its name on the hub; nothing is loaded.
 
     Args:
         name: A folder written by ``save_pretrained``, or a name on the hub such as ``Qwen/Qwen3-0.6B``.
-        key: The hyperparameter that named it, for errors.
 
     Raises:
         ConfigError: It is neither, or the hub cannot be reached and nothing of it was downloaded before.
     """
     if not isinstance(name, str) or not name:
-        raise _error(key, name, "is a folder, or a name on the hub.", "model: Qwen/Qwen3-0.6B")
+        message = "must be a folder, or a name on the hub."
+        raise model_error(KEY, name, message, "model: Qwen/Qwen3-0.6B")
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise _error(
-                key, name, "the folder holds no config.json.", "a folder that save_pretrained has written"
-            )
+            fix = "a folder that save_pretrained has written"
+            raise model_error(KEY, name, "the folder holds no config.json.", fix)
         return Source(name=str(folder))
     if folder.exists():
-        raise _error(key, name, "is a file.", "the folder that holds config.json and the weights")
+        raise model_error(KEY, name, "is a file.", "the folder that holds config.json and the weights")
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise _error(
-            key,
-            name,
-            f"no such folder, seen from {os.getcwd()}.",
-            "a folder that every slot can read, or a name on the hub such as Qwen/Qwen3-0.6B",
-        )
-    return _on_the_hub(name, key)
+        message = f"no such folder, seen from {os.getcwd()}."
+        fix = "a folder that every slot can read, or a name on the hub such as Qwen/Qwen3-0.6B"
+        raise model_error(KEY, name, message, fix)
+    return _on_the_hub(name)
 
 
-def _on_the_hub(name: str, key: str) -> Source:
+def _on_the_hub(name: str) -> Source:
     import huggingface_hub as hub
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         hub.model_info(name, timeout=TIMEOUT_S)
         return Source(name=name)
-    except GatedRepoError as error:
-        raise _error(
-            key,
-            name,
-            "no such folder here, and on the Hugging Face hub it is gated: your token may not read it.",
-            f"accept its terms on https://huggingface.co/{name}, and set HF_TOKEN on every slot",
-        ) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise _error(
-            key,
-            name,
-            "no such folder here, and no such name on the Hugging Face hub (or a private one).",
-            "a folder that every slot can read, or OWNER/NAME as the hub spells it; HF_TOKEN where it is private",
-        ) from error
-    except Exception as error:  # Whatever keeps it from answering: no network, a proxy, HF_HUB_OFFLINE.
+    except GatedRepoError as gated:
+        error: Exception = gated
+        message = "no such folder here, and on the Hugging Face hub it is gated: your token may not read it."
+        fix = f"accept its terms on https://huggingface.co/{name}, and set HF_TOKEN on every slot"
+    except (RepositoryNotFoundError, HFValidationError) as unknown:
+        error = unknown
+        message = "no such folder here, and no such name on the Hugging Face hub (or a private one)."
+        fix = "a folder that every slot can read, or OWNER/NAME as the hub spells it; HF_TOKEN where it is private"
+    except Exception as other:  # no network, a proxy, HF_HUB_OFFLINE
         if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
             return Source(name=name, local_files_only=True)
-        raise _error(
-            key,
-            name,
-            "no such folder here, and the Hugging Face hub cannot be reached "
-            f"({type(error).__name__}); it was not downloaded before either.",
+        error, kind = other, type(other).__name__
+        message = f"no such folder here, the Hugging Face hub cannot be reached ({kind}), and no download is cached."
+        fix = (
             "a folder that every slot can read; or download it where there is a network "
-            f"(hf download {name} --local-dir FOLDER) and name that folder",
-        ) from error
+            f"(hf download {name} --local-dir FOLDER) and name that folder"
+        )
+    raise model_error(KEY, name, message, fix) from error
 
 
-def _error(key: str, value: Any, message: str, fix: str) -> ConfigError:
+def model_error(key: str, value: Any, message: str, fix: str) -> ConfigError:
+    """The error of one hyperparameter that names or sizes the model."""
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix))

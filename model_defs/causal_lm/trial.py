@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from determined_ds import DataLoader, DataParallelTrial
-from determined_ds.errors import ConfigError, Problem
 from model_defs.causal_lm.config import check_fit, find_model, read_config
-from model_defs.causal_lm.data import load_packed_text
 from model_defs.causal_lm.lora import ADAPTER_FOLDER, lora_section, parse_lora, save_adapter, with_lora
 from model_defs.causal_lm.metrics import TokenLoss
 from model_defs.causal_lm.model import (
-    ATTENTION,
     build_model,
     check_isolation,
-    decaying_and_not,
-    enable_activation_checkpointing,
-    next_token_loss,
+    checkpoint_blocks,
     on_meta_device,
     positions_in_documents,
 )
+from model_defs.common.parameters import decay_groups
+from model_defs.common.sections import Section, parse_section
+from model_defs.common.text import load_text, next_token_loss
 
-BOOLEANS = {"activation_checkpointing": False, "attend_across_documents": True}
+
+class Options(Section):
+    """The hyperparameters that the trial reads, beside those that say what the model is."""
+
+    sequence_length: int = Field(128, ge=1)
+    """T, tokens of a sequence."""
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass instead of keeping what it computed."""
+    attend_across_documents: bool = True
+    """Whether a token attends to earlier documents of its sequence."""
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
+    """The attention kernel; None: sdpa. The last one needs its package, a GPU and 16 bits."""
 
 
 class CausalLMTrial(DataParallelTrial):
     """A causal language model on packed text.
 
     Hyperparameters: ``model`` (a folder, or a name on the hub) or ``model_config`` (a configuration, for random
-    weights), ``sequence_length``, ``lora`` (``r``, ``alpha``, ``dropout``, ``target_modules``; the last one
-    beside it just as well), ``activation_checkpointing``, ``attend_across_documents``, ``attn_implementation``
-    (``sdpa``, ``eager``, ``flash_attention_2``).
+    weights), ``lora`` (``r``, ``alpha``, ``dropout``, ``target_modules``; the last one may also stand beside it), and
+    those of :class:`Options`.
     """
 
     validation_metrics = ("validation_loss", "validation_perplexity")
@@ -44,23 +53,19 @@ class CausalLMTrial(DataParallelTrial):
 
     def prepare(self) -> None:
         hparams = self.context.get_hparams()
-        _check_booleans(hparams)
+        self.options = parse_section(Options, hparams, section="hyperparameters", closed=False)
         self.lora = parse_lora(lora_section(hparams))
         self.source = find_model(hparams)
-        self.sequence_length = hparams.get("sequence_length", 128)
-        self.data, tokenizer = load_packed_text(
-            self.context.get_data_config(), self.sequence_length, self.source
-        )
-        vocab_size = self.data.vocab_size
+        length = self.options.sequence_length
+        own = None if self.source is None else self.source.name
+        self.data = load_text(self.context.get_data_config(), length, default_tokenizer=own)
+        vocab_size, tokenizer = self.data.vocab_size, self.data.tokenizer
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
-        check_fit(
-            self.config, vocab_size=vocab_size, sequence_length=self.sequence_length, tokenizer=tokenizer
-        )
-        self.isolated = not hparams.get("attend_across_documents", True)
-        self.attention = _attention(hparams.get("attn_implementation"))
+        check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
+        self.isolated = not self.options.attend_across_documents
 
     def build_model(self) -> torch.nn.Module:
-        # Without an engine to come, a checkpoint's weights are: neither those to start from nor partitions.
+        # Without an engine, a checkpoint's weights are loaded later, and need no partitions.
         to_train = getattr(self.context, "distributed", None) is not None
         seed = self.context.get_trial_seed()
         model = build_model(
@@ -69,16 +74,16 @@ class CausalLMTrial(DataParallelTrial):
             seed=seed,
             dtype=_dtype(self.resolved.ds_config) if to_train else torch.float32,
             zero3=self.resolved.ds_config if to_train and self.resolved.zero_stage == 3 else None,
-            attention=self.attention,
+            attention=self.options.attn_implementation or "sdpa",
         )
         if self.isolated and not on_meta_device():
             check_isolation(model)
-        if self.context.get_hparams().get("activation_checkpointing", False):
-            enable_activation_checkpointing(model)
+        if self.options.activation_checkpointing:
+            checkpoint_blocks(model)
         return model if self.lora is None else with_lora(model, self.lora, seed=seed)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        return decaying_and_not([p for p in model.parameters() if p.requires_grad])
+        return decay_groups(model)
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         tokens_BT, targets_BT = batch
@@ -99,7 +104,7 @@ class CausalLMTrial(DataParallelTrial):
         return self.validation_loader(self.data.validation)
 
     def tokens_per_sample(self) -> int:
-        return int(self.sequence_length)
+        return self.options.sequence_length
 
     def save(self, context: Any, path: Path) -> None:
         """A checkpoint; with LoRA, the adapters also in ``peft``'s own form."""
@@ -112,31 +117,3 @@ def _dtype(ds_config: dict[str, Any]) -> torch.dtype:
     """What the engine computes in, and holds the weights in."""
     enabled = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled") is True]
     return {"bf16": torch.bfloat16, "fp16": torch.float16}[enabled[0]] if enabled else torch.float32
-
-
-def _attention(stated: Any) -> str:
-    """The attention kernel; torch's own where none is stated."""
-    if stated in (None, *ATTENTION):
-        return stated or ATTENTION[0]
-    problem = Problem(
-        key="hyperparameters.attn_implementation",
-        value=stated,
-        message="no such attention kernel.",
-        fix=f"one of {', '.join(ATTENTION)}",
-    )
-    raise ConfigError(problem)
-
-
-def _check_booleans(hparams: dict[str, Any]) -> None:
-    problems = [
-        Problem(
-            key=f"hyperparameters.{name}",
-            value=hparams[name],
-            message="is true or false.",
-            fix=f"{name}: {str(default).lower()}",
-        )
-        for name, default in BOOLEANS.items()
-        if not isinstance(hparams.get(name, default), bool)
-    ]
-    if problems:
-        raise ConfigError(problems)

@@ -5,7 +5,6 @@ Legend of shape suffixes: N images, C colours, H height and W width in pixels.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from determined_ds.errors import DataError, Problem
+from model_defs.common.images import KEY, handwritten_digits, opened
+from model_defs.common.split import split
 
-KEY = "data.path"
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 # Of more problems than this, those beyond are cut.
 MAX_PROBLEMS = 10
@@ -42,7 +42,7 @@ class Images(Dataset[Tensor]):
 
 
 class ImageFiles(Dataset[Tensor]):
-    """Images on disk, read when asked for; the shorter side is scaled to the size, and the middle cut out.
+    """Images on disk, read on access; the shorter side is scaled to the size, and the middle cut out.
 
     Args:
         files: Their paths.
@@ -59,13 +59,9 @@ class ImageFiles(Dataset[Tensor]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> Tensor:
-        path = self.files[index]
-        try:
-            with Image.open(path) as opened:
-                image = opened.convert("L" if self.num_colours == 1 else "RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(_unreadable(path, error)) from error
-        return to_tensor(_squared(image, self.image_size))
+        with opened(self.files[index]) as image:
+            pixels_HWC = _squared(image.convert("L" if self.num_colours == 1 else "RGB"), self.image_size)
+        return to_tensor(pixels_HWC)
 
 
 def _squared(image: Image.Image, size: int) -> np.ndarray:
@@ -83,7 +79,7 @@ def to_tensor(pixels_HWC: np.ndarray) -> Tensor:
 
 
 class WithLatents(Dataset[tuple[Tensor, Tensor]]):
-    """Real images for validation, each with the latents of a generated one to set beside it.
+    """Real images for validation, each with the latents of a generated one.
 
     Item ``i`` is ``(image_CHW, latents_Z)``; the latents are decided by (seed, i), so every validation generates the
     same ones, whichever rank it is on.
@@ -113,13 +109,7 @@ def digits(image_size: int) -> tuple[Images, Images]:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError as error:
-        message = "the default, handwritten digits, comes with scikit-learn, which is not installed."
-        fix = "pip install scikit-learn; or data.path: a folder of images"
-        raise DataError(Problem(key=KEY, value=None, message=message, fix=fix)) from error
-    bytes_NHW = (load_digits().images * (255 / 16)).round().astype(np.uint8)
+    bytes_NHW, _ = handwritten_digits()
     pixels = np.stack([_squared(Image.fromarray(digit), image_size) for digit in bytes_NHW])
     held_out = np.arange(len(pixels)) % DIGITS_EVERY == 0
     return Images(pixels[~held_out]), Images(pixels[held_out])
@@ -129,7 +119,7 @@ def image_files(path: str, validation_fraction: float) -> tuple[list[Path], list
     """The images of a folder, recursively: for training, and by a hash of each one's name for validation.
 
     Raises:
-        DataError: No such folder, files that are no images (the first ten), or a split without any.
+        DataError: No such folder, files that are not images (the first ten), or a single image.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -147,35 +137,19 @@ def image_files(path: str, validation_fraction: float) -> tuple[list[Path], list
     problems: list[Problem] = []
     for file in files:
         try:
-            with Image.open(file):
-                pass  # the header; what is cut short further on is found when it is read
-        except (OSError, SyntaxError, ValueError) as error:
-            problems.append(_unreadable(file, error))
+            with opened(file):
+                pass  # the header; a file that is cut short is found when it is read
+        except DataError as error:
+            problems += error.problems
             if len(problems) >= MAX_PROBLEMS:
                 break
     if problems:
         raise DataError(problems)
-    held_out = [_place(file.relative_to(root).as_posix()) < validation_fraction for file in files]
-    train = [file for file, held in zip(files, held_out, strict=True) if not held]
-    validation = [file for file, held in zip(files, held_out, strict=True) if held]
-    if not train or not validation:
-        message = (
-            f"{len(train)} of its {len(files)} images are for training, {len(validation)} for validation."
-        )
-        raise DataError(_problem(path, message, "more images, or another data.validation_fraction"))
+    names = [file.relative_to(root).as_posix() for file in files]
+    train, validation = split(files, names, validation_fraction)
+    if not validation:
+        raise DataError(_problem(path, "has one image, and validation needs another.", "more images"))
     return train, validation
-
-
-def _place(name: str) -> float:
-    """A number in [0, 1) that the name decides."""
-    digest = hashlib.sha256(name.encode("utf-8", errors="surrogateescape")).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
-
-
-def _unreadable(path: Path, error: Exception) -> Problem:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    fix = "copy or make it again, or take it out"
-    return _problem(str(path), f"is not an image that can be read: {reason}.", fix)
 
 
 def _problem(path: str, message: str, fix: str) -> Problem:

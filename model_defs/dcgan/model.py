@@ -9,17 +9,18 @@ Legend of shape suffixes: B images, Z latent numbers, C colours, H height and W 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from determined_ds.errors import ConfigError, Problem
+from model_defs.common.parameters import generator_of
+from model_defs.common.sections import Section, parse_section
 
 SMALLEST = 4  # height and width where the generator begins and the discriminator ends
 INIT_STD = 0.02
@@ -27,10 +28,8 @@ SLOPE = 0.2
 MAX_GROUPS = 8
 
 
-class DCGANConfig(BaseModel):
+class DCGANConfig(Section):
     """The hyperparameters of both models, under their own names."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     image_size: int = Field(64, ge=1)
     """Height and width of an image in pixels: 8, 16, 32, 64, ..."""
@@ -53,26 +52,14 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
     """The configuration of the models, out of all the hyperparameters.
 
     Args:
-        hyperparameters: Of the trial; those that are not the models' are left alone.
+        hyperparameters: Of the trial; those that the models do not read are ignored.
         of_the_data: ``num_colours``.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    fields = DCGANConfig.model_fields
-    given = {name: hyperparameters[name] for name in fields if name in hyperparameters}
-    try:
-        config = DCGANConfig(**{**given, **of_the_data})
-    except ValidationError as error:
-        raise ConfigError(
-            Problem(
-                key=f"hyperparameters.{item['loc'][0]}",
-                value=item["input"],
-                message=item["msg"].lower() + ".",
-                fix=f"{item['loc'][0]}: {fields[str(item['loc'][0])].default}",
-            )
-            for item in error.errors()
-        ) from None
+    given = {**hyperparameters, **of_the_data}
+    config = parse_section(DCGANConfig, given, section="hyperparameters", closed=False)
     size = config.image_size
     if size < 2 * SMALLEST or size & (size - 1):
         below = max(2 * SMALLEST, 2 ** int(math.log2(size)))
@@ -80,7 +67,7 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
             Problem(
                 key="hyperparameters.image_size",
                 value=size,
-                message="is a power of two, at least 8: each layer doubles the height and width.",
+                message="must be a power of two, at least 8: each layer doubles the height and width.",
                 fix=f"image_size: {below}" + (f" or {2 * below}" if size > below else ""),
             )
         )
@@ -157,9 +144,7 @@ def _initialize(model: nn.Module, seed: int, prefix: str) -> None:
     """Convolutions from N(0, 0.02²), as published; norms start at one and zero, as torch has them."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 4 and not parameter.is_meta:
-            digest = hashlib.sha256(f"{seed}/{prefix}.{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-            parameter.normal_(0.0, INIT_STD, generator=generator)
+            parameter.normal_(0.0, INIT_STD, generator=generator_of(seed, f"{prefix}.{name}"))
 
 
 def discriminator_loss(real_B: Tensor, generated_B: Tensor) -> Tensor:

@@ -8,17 +8,16 @@ Legend of shape suffixes: M moments, V views, C colours, H height and W width in
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from determined_ds.errors import ConfigError, Problem
+from model_defs.common.sections import Section, parse_section
 from model_defs.drivable_vit.frames import FrameWindows, read_frames, to_tensors
 from model_defs.drivable_vit.renderer import MAX_VIEWS, draw_scene, render
 
@@ -26,10 +25,8 @@ NOISE = 0.03  # of the drawn cameras, standard deviation of a colour in [0, 1]
 TRAIN, VALIDATION = 0, 1
 
 
-class DataConfig(BaseModel):
+class DataConfig(Section):
     """The ``data`` section of the experiment YAML."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     path: str | None = Field(None, min_length=1)
     """Folder of frames, see ``frames.py``; None: drawn scenes."""
@@ -47,34 +44,8 @@ class DataConfig(BaseModel):
     """Processes a rank that read or draw ahead."""
 
 
-def parse_data_config(data: Mapping[str, Any] | None) -> DataConfig:
-    """Check the section's keys and values, before any file is read.
-
-    Raises:
-        ConfigError: Everything that is wrong.
-    """
-    if data is not None and not isinstance(data, Mapping):
-        message = "is a mapping of keys to values."
-        raise ConfigError(Problem(key="data", value=data, message=message, fix="data: {path: null}"))
-    try:
-        return DataConfig(**(data or {}))
-    except ValidationError as error:
-        raise ConfigError(_problem(item["loc"][0], item["input"], item) for item in error.errors()) from None
-
-
-def _problem(name: Any, value: Any, item: Any) -> Problem:
-    fields = DataConfig.model_fields
-    if item["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(str(name), fields, n=1)
-        fix = f"did you mean data.{nearest[0]}?" if nearest else f"one of {', '.join(fields)}"
-        return Problem(key=f"data.{name}", value=value, message="no such key.", fix=fix)
-    default = "null" if fields[name].default is None else fields[name].default
-    message = f"{item['msg'].lower()}."
-    return Problem(key=f"data.{name}", value=value, message=message, fix=f"data.{name}: {default}")
-
-
 class DrawnScenes(Dataset[tuple[Tensor, Tensor]]):
-    """Road scenes that are drawn when they are asked for.
+    """Road scenes, drawn on access.
 
     Item ``i`` is ``(pixels_MVCHW, masks_MVHW)``: float32 in [-1, 1], and uint8, 1 where one can drive.
 
@@ -149,37 +120,25 @@ def load_data(data: Mapping[str, Any] | None, *, img_size: int, seed: int) -> Dr
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type, all of them.
-        DataError: The folder is not what it should be.
+        DataError: The folder does not have the layout, or a file in it cannot be read.
     """
-    config = parse_data_config(data)
+    config = parse_section(DataConfig, data)
+    num_views, num_moments = config.num_views, config.num_moments
     train: Dataset[tuple[Tensor, Tensor]]
     validation: Dataset[tuple[Tensor, Tensor]]
     if config.path is None:
-        num_views = config.num_views
-        train, validation = (
-            DrawnScenes(
-                number,
-                seed=seed,
-                split=split,
-                img_size=img_size,
-                num_views=num_views,
-                num_moments=config.num_moments,
-            )
-            for number, split in (
-                (config.num_train_scenes, TRAIN),
-                (config.num_validation_scenes, VALIDATION),
-            )
-        )
+        shape = {"img_size": img_size, "num_views": num_views, "num_moments": num_moments}
+        train = DrawnScenes(config.num_train_scenes, seed=seed, split=TRAIN, **shape)
+        validation = DrawnScenes(config.num_validation_scenes, seed=seed, split=VALIDATION, **shape)
     else:
-        frames = read_frames(config.path, config.validation_fraction, config.num_moments)
+        frames = read_frames(config.path, config.validation_fraction, num_moments)
         num_views = len(frames.views)
-        train, validation = (
-            FrameWindows(scenes, config.num_moments, img_size) for scenes in (frames.train, frames.validation)
-        )
+        train = FrameWindows(frames.train, num_moments, img_size)
+        validation = FrameWindows(frames.validation, num_moments, img_size)
     return DrivableData(
         train=train,
         validation=validation,
         num_views=num_views,
-        num_moments=config.num_moments,
+        num_moments=num_moments,
         num_workers=config.num_workers,
     )

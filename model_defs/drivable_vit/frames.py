@@ -13,21 +13,22 @@ The moments of a scene are in the order of their names; every moment of every sc
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from determined_ds.errors import DataError, Problem
+from model_defs.common.images import KEY, opened, unreadable
+from model_defs.common.split import split
 
-KEY = "data.path"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+SPLITS = ("train", "validation")
 MASK = "_mask"
 # Of more problems than this, those beyond are cut: one wrong habit of naming makes every file a problem.
 MAX_PROBLEMS = 10
@@ -72,21 +73,15 @@ class FrameWindows(Dataset[tuple[Tensor, Tensor]]):
         return to_tensors(np.array(pixels), np.array(masks))
 
     def _image(self, path: Path) -> np.ndarray:
-        size = (self.img_size, self.img_size)
-        try:
-            with Image.open(path) as opened:
-                return np.asarray(opened.convert("RGB").resize(size, Image.Resampling.BILINEAR))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(_unreadable(path, error)) from error
+        with opened(path) as image:
+            size = (self.img_size, self.img_size)
+            return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
 
     def _mask(self, path: Path) -> np.ndarray:
-        size = (self.img_size, self.img_size)
-        try:
-            with Image.open(path) as opened:
-                # By the nearest pixel: between drivable and not there is nothing.
-                return np.asarray(_grey(opened).resize(size, Image.Resampling.NEAREST)) > 0
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(_unreadable(path, error)) from error
+        with opened(path) as image:
+            # By the nearest pixel: between drivable and not there is nothing.
+            size = (self.img_size, self.img_size)
+            return np.asarray(_grey(image).resize(size, Image.Resampling.NEAREST)) > 0
 
 
 def _grey(image: Image.Image) -> Image.Image:
@@ -102,7 +97,7 @@ def to_tensors(pixels_MVHWC: np.ndarray, masks_MVHW: np.ndarray) -> tuple[Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """A folder that was found sound.
+    """The scenes of a folder, checked.
 
     Args:
         train: Scenes for training, each with its moments.
@@ -116,38 +111,40 @@ class Frames:
 
 
 def read_frames(path: str, validation_fraction: float, num_moments: int) -> Frames:
-    """Find the files of a folder and check them as far as their headers tell.
+    """Find the files of a folder and check their headers.
 
     Args:
         path: The folder, in the layout above.
-        validation_fraction: About this part of the scenes, where no text files say it.
+        validation_fraction: About this part of the scenes, where no text files list them.
         num_moments: A scene with fewer moments gives no sample.
 
     Raises:
-        DataError: All that is wrong (the first ten): a file that is missing or no image, a mask of another size,
-            a view that a moment lacks, a scene that is not there, a split without a sample.
+        DataError: All that is wrong (the first ten): a missing file, one that is not an image, a mask of another size,
+            a view that a moment lacks, an unknown scene, a split without a sample.
     """
     root = Path(path).expanduser()
     scenes_dir = root / "scenes"
     if not scenes_dir.is_dir():
-        raise DataError(
-            _problem(scenes_dir, "no such folder.", f"lay the data out as {LAYOUT}; or data.path: null")
-        )
+        fix = f"lay the data out as {LAYOUT}; or data.path: null"
+        raise DataError(_problem(scenes_dir, "no such folder.", fix))
     names = sorted(entry.name for entry in scenes_dir.iterdir() if entry.is_dir())
     problems: list[Problem] = []
-    chosen = {name: _split(root, name, names, validation_fraction, problems) for name in SPLITS}
-    _check_apart(root, chosen, problems)
+    if any((root / f"{name}.txt").is_file() for name in SPLITS):
+        chosen = {name: _listed(root / f"{name}.txt", names, problems) for name in SPLITS}
+        _check_apart(root, chosen, problems)
+    else:
+        chosen = dict(zip(SPLITS, split(names, names, validation_fraction), strict=True))
     found: dict[str, list[list[Moment]]] = {}
     views: tuple[str, ...] = ()
-    for split, of_split in chosen.items():
-        found[split] = []
+    for name, of_split in chosen.items():
+        found[name] = []
         for scene in of_split:
             moments, views = _scene(scenes_dir / scene, views, problems)
-            found[split].append(moments)
-        if not problems and not any(len(moments) >= num_moments for moments in found[split]):
-            message = f"{split} has no sample: none of its {len(of_split)} scenes has {num_moments} moments."
+            found[name].append(moments)
+        if not problems and not any(len(moments) >= num_moments for moments in found[name]):
+            message = f"{name} has no sample: none of its {len(of_split)} scenes has {num_moments} moments."
             fix = (
-                "more scenes, or fewer data.num_moments; where no text files say it: data.validation_fraction"
+                "more scenes, or fewer data.num_moments; without text files, another data.validation_fraction"
             )
             problems.append(_problem(root, message, fix))
         if len(problems) >= MAX_PROBLEMS:
@@ -157,33 +154,20 @@ def read_frames(path: str, validation_fraction: float, num_moments: int) -> Fram
     return Frames(train=found["train"], validation=found["validation"], views=views)
 
 
-SPLITS = ("train", "validation")
-
-
-def _split(
-    root: Path, split: str, names: list[str], validation_fraction: float, problems: list[Problem]
-) -> list[str]:
-    """The scenes of a split: those its text file names, or those its hash chooses."""
-    listed = {name: root / f"{name}.txt" for name in SPLITS}
-    if not any(file.is_file() for file in listed.values()):
-        wanted = split == "validation"
-        return [name for name in names if (_place(name) < validation_fraction) == wanted]
-    file = listed[split]
+def _listed(file: Path, names: list[str], problems: list[Problem]) -> list[str]:
+    """The scenes that a text file names."""
     try:
         chosen = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(
-            _problem(file, f"cannot be read: {error}.", f"a text file of scenes' names, for {split}")
-        )
+        problems.append(_problem(file, f"cannot be read: {error}.", "a text file with one scene a line"))
         return []
     if not chosen:
-        problems.append(_problem(file, "names no scene.", "one name of a scene a line"))
-    missing = [name for name in chosen if name not in set(names)]
-    for name in missing:
-        problems.append(
-            _problem(file, f"scene {name!r} is not in scenes/.", "add it, or take it out of the list")
-        )
-    return [name for name in chosen if name not in missing]
+        problems.append(_problem(file, "names no scene.", "one scene a line"))
+    for name in chosen:
+        if name not in names:
+            message = f"scene {name!r} is not in scenes/."
+            problems.append(_problem(file, message, "add it, or take it out of the list"))
+    return [name for name in chosen if name in names]
 
 
 def _check_apart(root: Path, chosen: dict[str, list[str]], problems: list[Problem]) -> None:
@@ -192,12 +176,6 @@ def _check_apart(root: Path, chosen: dict[str, list[str]], problems: list[Proble
         shown = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
         message = f"scenes for training and for validation at once: {shown}."
         problems.append(_problem(root / "validation.txt", message, "keep each in one of the two lists"))
-
-
-def _place(name: str) -> float:
-    """A number in [0, 1) that the name decides."""
-    digest = hashlib.sha256(name.encode("utf-8", errors="surrogateescape")).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def _scene(
@@ -227,7 +205,7 @@ def _scene(
 
 
 def _file_problems(image: Path, mask: Path) -> list[Problem]:
-    """What the headers of an image and its mask say against them."""
+    """What is wrong with the headers of an image and its mask."""
     problems: list[Problem] = []
     sizes = []
     for path in (image, mask):
@@ -236,20 +214,13 @@ def _file_problems(image: Path, mask: Path) -> list[Problem]:
                 sizes.append(opened.size)
         except FileNotFoundError:
             problems.append(_problem(path, "is missing.", f"a mask beside each image: {mask.name}"))
-        except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-            problems.append(_unreadable(path, error))
+        except (OSError, SyntaxError, ValueError) as error:
+            problems.append(unreadable(path, error))
     if len(sizes) == 2 and sizes[0] != sizes[1]:
         (width, height), (mask_width, mask_height) = sizes
         message = f"is {mask_width} x {mask_height}, and {image.name} is {width} x {height}."
-        problems.append(_problem(mask, message, "a mask of its image's own size"))
+        problems.append(_problem(mask, message, "a mask of the size of its image"))
     return problems
-
-
-def _unreadable(path: Path, error: Exception) -> Problem:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return _problem(
-        path, f"is not an image that can be read: {reason}.", "copy or make it again, or take it out"
-    )
 
 
 def _problem(path: Path, message: str, fix: str) -> Problem:

@@ -1,4 +1,4 @@
-"""A multi-view drivable-space vision transformer: torch only, and nothing for ZeRO 3 to be told.
+"""A multi-view drivable-space vision transformer: torch only, without anything special for ZeRO 3.
 
 Patches attend within their image, then across the views of a moment, then across moments; a light decoder turns
 them back into pixels. Every parameter is used in the forward of the module that owns it and nowhere else, which is
@@ -10,26 +10,25 @@ N patches of an image, T tokens that attend to each other, D embedding width, S 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from determined_ds.errors import ConfigError, Problem
+from model_defs.common.parameters import generator_of
+from model_defs.common.sections import Section, parse_section
 
 COLOURS = 3
 INIT_STD = 0.02
 Run = Callable[..., Tensor]
 
 
-class DrivableViTConfig(BaseModel):
+class DrivableViTConfig(Section):
     """The hyperparameters of the model, under their own names."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     img_size: int = Field(256, ge=1)
     """Height and width of an image, in pixels."""
@@ -67,27 +66,14 @@ def model_config(hyperparameters: dict[str, Any], **of_the_data: int) -> Drivabl
     """The model's configuration, out of all the hyperparameters.
 
     Args:
-        hyperparameters: Of the trial; those that are not the model's are left alone.
+        hyperparameters: Of the trial; those that the model does not read are ignored.
         of_the_data: ``num_views`` and ``num_moments``.
 
     Raises:
         ConfigError: Everything that is wrong.
     """
-    given = {
-        name: hyperparameters[name] for name in DrivableViTConfig.model_fields if name in hyperparameters
-    }
-    try:
-        config = DrivableViTConfig(**{**given, **of_the_data})
-    except ValidationError as error:
-        raise ConfigError(
-            Problem(
-                key=f"hyperparameters.{item['loc'][0]}",
-                value=item["input"],
-                message=item["msg"].lower() + ".",
-                fix=f"{item['loc'][0]}: {DrivableViTConfig.model_fields[str(item['loc'][0])].default}",
-            )
-            for item in error.errors()
-        ) from None
+    given = {**hyperparameters, **of_the_data}
+    config = parse_section(DrivableViTConfig, given, section="hyperparameters", closed=False)
     problems = [
         *_must_divide("patch_size", config.patch_size, "img_size", config.img_size),
         *_must_divide("num_heads", config.num_heads, "embed_dim", config.embed_dim),
@@ -237,9 +223,9 @@ class DrivableViT(nn.Module):
                 continue
             if name.startswith("decoder.") and name.endswith("weight") and parameter.ndim == 4:
                 bound = (3 / parameter[0].numel()) ** 0.5
-                parameter.uniform_(-bound, bound, generator=_generator(seed, name))
+                parameter.uniform_(-bound, bound, generator=generator_of(seed, name))
             elif parameter.ndim >= 2:
-                nn.init.trunc_normal_(parameter, std=INIT_STD, generator=_generator(seed, name))
+                nn.init.trunc_normal_(parameter, std=INIT_STD, generator=generator_of(seed, name))
             elif name.endswith("bias"):
                 parameter.zero_()
 
@@ -271,11 +257,6 @@ class DrivableViT(nn.Module):
 
 def _keeping(block: nn.Module, hidden_STD: Tensor) -> Tensor:
     return block(hidden_STD)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def mask_loss(logits_BMVHW: Tensor, masks_BMVHW: Tensor) -> Tensor:

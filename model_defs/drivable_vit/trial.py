@@ -8,6 +8,7 @@ import deepspeed
 import torch
 
 from determined_ds import DataLoader, DataParallelTrial
+from model_defs.common.parameters import decay_groups
 from model_defs.drivable_vit.data import load_data
 from model_defs.drivable_vit.iou import IoU
 from model_defs.drivable_vit.model import DrivableViT, mask_loss, model_config
@@ -42,10 +43,7 @@ class DrivableViTTrial(DataParallelTrial):
         return super().initialize(model, ds_config)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        """Matrices decay; biases and norms, which are vectors, do not."""
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-        return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        return decay_groups(model)
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         pixels_BMVCHW, masks_BMVHW = batch

@@ -1,4 +1,4 @@
-"""How the work is cut: the blocks that are computed again together, and the layers of a pipeline's stages."""
+"""How the model is cut: into blocks that are computed again together, and into pipeline stages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from determined_ds.errors import ConfigError, Problem
+from pydantic import Field
 
-KEY = "hyperparameters.activation_checkpoint_interval"
+from determined_ds.errors import ConfigError, Problem
+from model_defs.common.sections import Section, parse_section
+
+
+class _Checkpointing(Section):
+    activation_checkpointing: bool | None = None
+    activation_checkpoint_interval: int | None = Field(None, ge=0)
 
 
 def checkpoint_interval(hparams: Mapping[str, Any]) -> int:
@@ -18,30 +24,22 @@ def checkpoint_interval(hparams: Mapping[str, Any]) -> int:
         hparams: ``activation_checkpoint_interval``, or ``activation_checkpointing: true`` for an interval of 1.
 
     Raises:
-        ConfigError: Neither is what it can be, or they contradict each other.
+        ConfigError: A value is invalid, or they contradict each other.
     """
-    problems = []
-    switch, interval = hparams.get("activation_checkpointing"), hparams.get("activation_checkpoint_interval")
-    if switch is not None and not isinstance(switch, bool):
-        key = "hyperparameters.activation_checkpointing"
-        fix = "activation_checkpointing: true"
-        problems.append(Problem(key=key, value=switch, message="is true or false.", fix=fix))
-    elif interval is None:
+    given = parse_section(_Checkpointing, hparams, section="hyperparameters", closed=False)
+    switch, interval = given.activation_checkpointing, given.activation_checkpoint_interval
+    if interval is None:
         return int(switch or False)
-    if isinstance(interval, bool) or not isinstance(interval, int | None) or (interval or 0) < 0:
-        message, fix = "is a whole number of blocks, 0 for none.", "activation_checkpoint_interval: 1"
-        problems.append(Problem(key=KEY, value=interval, message=message, fix=fix))
-    elif isinstance(switch, bool) and switch != bool(interval):
+    if switch not in (None, bool(interval)):
         message = f"contradicts activation_checkpointing: {str(switch).lower()}."
-        fix = "leave out activation_checkpointing: the interval says it all"
-        problems.append(Problem(key=KEY, value=interval, message=message, fix=fix))
-    if problems:
-        raise ConfigError(problems)
-    return int(interval or 0)
+        fix = "leave out activation_checkpointing: the interval is enough"
+        key = "hyperparameters.activation_checkpoint_interval"
+        raise ConfigError(Problem(key=key, value=interval, message=message, fix=fix))
+    return interval
 
 
 def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) -> None:
-    """That DeepSpeed can share the layers out by this method, and every stage gets of what it counts.
+    """Check that DeepSpeed can divide the layers by this method, with at least one counted layer a stage.
 
     Args:
         method: ``type:REGEX`` of class names, ``parameters`` or ``uniform``.
@@ -49,34 +47,25 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
         num_stages: ``pipe_parallel_size``.
 
     Raises:
-        ConfigError: It is none of these, no layer matches it, or there are more stages than layers that do.
+        ConfigError: It is another method, no layer matches it, or there are more stages than matching layers.
 
     Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8.
     """
     if method in ("parameters", "uniform"):
         return
-    key = "hyperparameters.partition_method"
     kinds = ", ".join(dict.fromkeys(layer_names))
     pattern = method.removeprefix("type:") if isinstance(method, str) and method.startswith("type:") else ""
     try:
         matching = [name for name in layer_names if pattern and re.search(pattern, name, re.IGNORECASE)]
     except re.error as error:
-        matching, kinds = [], f"{kinds} (it is no regular expression: {error})"
+        matching, kinds = [], f"{kinds} (not a regular expression: {error})"
     if not matching:
-        raise ConfigError(
-            Problem(
-                key=key,
-                value=method,
-                message=f"is none of parameters, uniform, and type: of a layer's class; these are {kinds}.",
-                fix="partition_method: type:Block",
-            )
-        )
-    if num_stages > len(matching):
-        raise ConfigError(
-            Problem(
-                key="hyperparameters.pipe_parallel_size",
-                value=num_stages,
-                message=f"{method} matches {len(matching)} layers, less than there are stages.",
-                fix=f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks",
-            )
-        )
+        key, value, fix = "partition_method", method, "partition_method: type:Block"
+        message = f"must be parameters, uniform, or type: and the class of a layer, one of {kinds}."
+    elif num_stages > len(matching):
+        key, value = "pipe_parallel_size", num_stages
+        message = f"must be at most {len(matching)}, the layers that {method} matches."
+        fix = f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks"
+    else:
+        return
+    raise ConfigError(Problem(key=f"hyperparameters.{key}", value=value, message=message, fix=fix))

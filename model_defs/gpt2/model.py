@@ -9,21 +9,22 @@ Legend of shape suffixes: B batch, T tokens of a sequence, V vocabulary, C embed
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from determined_ds.errors import ConfigError, Problem
+from model_defs.common.parameters import generator_of
+from model_defs.common.sections import Section, parse_section
 
 # The sizes of the paper, as published on the Hugging Face hub; "tiny" is ours, for tests and laptops.
 MODEL_SIZES: dict[str, dict[str, int]] = {
@@ -37,48 +38,37 @@ PUBLISHED_VOCAB_SIZE = 50257
 PUBLISHED_POSITIONS = 1024
 
 
-def gpt2_config(
-    model_size: str = "tiny", *, vocab_size: int, sequence_length: int, dropout: float = 0.0
-) -> transformers.GPT2Config:
+class Options(Section):
+    """The hyperparameters that decide the model's size."""
+
+    model_size: Literal["tiny", "small", "medium", "large", "xl"] = "tiny"
+    """One of :data:`MODEL_SIZES`."""
+    sequence_length: int = Field(128, ge=1)
+    """T, the longest sequence that is trained on. The published sizes keep room for 1024, so that weights fit."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Of embeddings, attention and residual paths alike."""
+
+
+def gpt2_config(model_size: str = "tiny", *, vocab_size: int, **options: Any) -> transformers.GPT2Config:
     """The configuration of a GPT-2 of a named size.
 
     Args:
         model_size: One of :data:`MODEL_SIZES`.
         vocab_size: V, at least 1.
-        sequence_length: T, the longest sequence that will be trained on, at least 1. The published sizes keep
-            room for 1024 positions, so that published weights fit.
-        dropout: Probability in [0, 1), for embeddings, attention and residual paths alike.
+        options: Keys as in :class:`Options`, all of them optional.
 
     Raises:
-        ConfigError: An unknown size, a sequence length below 1 or a dropout outside [0, 1).
+        ConfigError: Everything that is wrong with the options.
     """
-    problems = _size_problems(model_size)
-    if sequence_length < 1:
-        problems.append(
-            Problem(
-                key="hyperparameters.sequence_length",
-                value=sequence_length,
-                message="a sequence has at least one token.",
-                fix="sequence_length: 128",
-            )
-        )
-    if not 0.0 <= dropout < 1.0:
-        problems.append(
-            Problem(
-                key="hyperparameters.dropout",
-                value=dropout,
-                message="a dropout probability lies in [0, 1).",
-                fix="dropout: 0.1",
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
-    # Ids that lie outside the vocabulary would be saved with the model and mislead whoever loads it.
+    options["model_size"] = model_size
+    chosen = parse_section(Options, options, section="hyperparameters")
+    dropout, positions = chosen.dropout, chosen.sequence_length
+    # Ids that lie outside the vocabulary would be saved with the model and mislead its users.
     end_of_text = vocab_size - 1 if vocab_size == PUBLISHED_VOCAB_SIZE else None
     return transformers.GPT2Config(
         **MODEL_SIZES[model_size],
         vocab_size=vocab_size,
-        n_positions=sequence_length if model_size == "tiny" else max(sequence_length, PUBLISHED_POSITIONS),
+        n_positions=positions if model_size == "tiny" else max(positions, PUBLISHED_POSITIONS),
         embd_pdrop=dropout,
         attn_pdrop=dropout,
         resid_pdrop=dropout,
@@ -97,36 +87,16 @@ def vocab_size_of(hparams: Mapping[str, Any], num_tokens: int) -> int:
         num_tokens: Tokens that the tokenizer knows.
 
     Raises:
-        ConfigError: It is no number, or less than the tokens.
+        ConfigError: It is not a number, or less than the tokens.
     """
     given = hparams.get("vocab_size")
     if given is None:
         return num_tokens
     if isinstance(given, int) and not isinstance(given, bool) and given >= num_tokens:
         return given
-    raise ConfigError(
-        Problem(
-            key="hyperparameters.vocab_size",
-            value=given,
-            message=f"is a whole number, and the tokenizer has {num_tokens} tokens.",
-            fix=f"vocab_size: {num_tokens} or more; or leave it out",
-        )
-    )
-
-
-def _size_problems(model_size: Any) -> list[Problem]:
-    if isinstance(model_size, str) and model_size in MODEL_SIZES:
-        return []
-    nearest = difflib.get_close_matches(str(model_size).lower(), MODEL_SIZES, n=1)
-    hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
-    return [
-        Problem(
-            key="hyperparameters.model_size",
-            value=model_size,
-            message="no such size of GPT-2.",
-            fix=f"one of {', '.join(MODEL_SIZES)}{hint}",
-        )
-    ]
+    message = f"must be a whole number at least {num_tokens}, the tokens of the tokenizer."
+    fix = f"vocab_size: {num_tokens} or more; or leave it out"
+    raise ConfigError(Problem(key="hyperparameters.vocab_size", value=given, message=message, fix=fix))
 
 
 class HuggingFaceNamed:
@@ -320,9 +290,7 @@ def initial_tensor(name: str, shape: Sequence[int], config: transformers.GPT2Con
     if name.endswith(".c_proj.weight"):
         # Two residual paths a block add up along the depth; this keeps their sum's variance at one block's.
         std /= math.sqrt(2 * config.n_layer)
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.empty(*shape, device="cpu").normal_(mean=0.0, std=std, generator=generator)
+    return torch.empty(*shape, device="cpu").normal_(mean=0.0, std=std, generator=generator_of(seed, name))
 
 
 @torch.no_grad()
@@ -330,13 +298,3 @@ def load_initial_weights(module: nn.Module, config: transformers.GPT2Config, see
     """Fill ``module`` with its initial weights, bit for bit the same in either form and on any partition."""
     for name, parameter in parameters_by_huggingface_name(module).items():
         parameter.copy_(initial_tensor(name, parameter.shape, config, seed))
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy in nats a token, a float32 scalar whatever the logits' type.
-
-    Args:
-        logits_BTV: Floating point of any width.
-        targets_BT: int64 token ids in [0, V).
-    """
-    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())

@@ -16,11 +16,10 @@ import transformers
 from torch import Tensor, nn
 
 from determined_ds.errors import ConfigError, Problem
+from model_defs.common.huggingface import first_line, is_path, misfit, pretrained_error, shortened
 from model_defs.gpt2.model import MODEL_SIZES, parameters_by_huggingface_name
 
-KEY = "hyperparameters.pretrained"
 INDEX_NAME = "model.safetensors.index.json"
-NUM_SHOWN = 5
 
 
 @torch.no_grad()
@@ -39,20 +38,13 @@ def load_pretrained(module: nn.Module, source: str | Path) -> None:
     parameters = parameters_by_huggingface_name(module)
     tensors = _read_checkpoint(str(source), parameters)
     wrong = [
-        f"{name} is missing"
-        if name not in tensors
-        else f"{name} is {tuple(tensors[name].shape)} there and {tuple(parameter.shape)} in the model"
+        f"{name} is missing" if name not in tensors else misfit(name, tensors[name].shape, parameter.shape)
         for name, parameter in parameters.items()
         if name not in tensors or tensors[name].shape != parameter.shape
     ]
     if wrong:
-        shown = "; ".join(wrong[:NUM_SHOWN])
-        more = f"; and {len(wrong) - NUM_SHOWN} more" if len(wrong) > NUM_SHOWN else ""
-        raise _error(
-            source,
-            f"{len(wrong)} of {len(parameters)} tensors do not fit: {shown}{more}.",
-            _fix_of_misfit(Path(source)),
-        )
+        message = f"{len(wrong)} of {len(parameters)} tensors do not fit: {shortened(wrong)}."
+        raise pretrained_error(source, message, _fix_of_misfit(Path(source)))
     for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 
@@ -65,18 +57,13 @@ def _read_checkpoint(source: str, wanted: Collection[str]) -> dict[str, Tensor]:
         if files:
             return _read_safetensors(source, files, wanted)
         if not any(folder.glob("*.bin")):
-            raise _error(
-                source,
-                "the folder holds no weights (neither *.safetensors nor *.bin).",
-                "a folder written by save_pretrained, with config.json and model.safetensors in it",
-            )
+            message = "the folder holds no weights (neither *.safetensors nor *.bin)."
+            fix = "a folder written by save_pretrained, with config.json and model.safetensors in it"
+            raise pretrained_error(source, message, fix)
         source = str(folder)
-    elif folder.exists() or source.startswith(("/", ".", "~")):
-        raise _error(
-            source,
-            "no such folder.",
-            "a folder that every slot can read, or a name on the Hugging Face hub such as gpt2",
-        )
+    elif is_path(source):
+        fix = "a folder that every slot can read, or a name on the Hugging Face hub such as gpt2"
+        raise pretrained_error(source, "no such folder.", fix)
     return _read_with_transformers(source)
 
 
@@ -86,9 +73,8 @@ def _safetensors_files(folder: Path) -> list[Path]:
         try:
             return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise _error(
-                folder, f"{INDEX_NAME} is not an index: {error!r}.", "save the checkpoint again"
-            ) from error
+            message = f"{INDEX_NAME} is not an index: {error!r}."
+            raise pretrained_error(folder, message, "save the checkpoint again") from error
     whole = folder / "model.safetensors"
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
@@ -106,7 +92,7 @@ def _read_safetensors(source: str, files: list[Path], wanted: Collection[str]) -
                         tensors[name] = opened.get_tensor(stored)
         except (OSError, safetensors.SafetensorError) as error:
             fix = "save or copy the checkpoint again: one of its files is missing or cut short"
-            problems.append(_problem(source, f"{file.name} cannot be read: {error}.", fix))
+            problems += pretrained_error(source, f"{file.name} cannot be read: {error}.", fix).problems
     if problems:
         raise ConfigError(problems)
     return tensors
@@ -116,12 +102,9 @@ def _read_with_transformers(source: str) -> dict[str, Tensor]:
     try:
         model, info = transformers.GPT2LMHeadModel.from_pretrained(source, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _error(
-            source,
-            f"neither a folder here nor a GPT-2 that Hugging Face can load: {reason}",
-            "a folder written by save_pretrained, or a name on the hub such as gpt2, if it can be reached",
-        ) from error
+        message = f"neither a folder here nor a GPT-2 that Hugging Face can load: {first_line(error)}"
+        fix = "a folder written by save_pretrained, or a name on the hub such as gpt2, if it can be reached"
+        raise pretrained_error(source, message, fix) from error
     # What the checkpoint lacks, transformers has drawn at random.
     missing = set(info["missing_keys"])
     return {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
@@ -133,7 +116,7 @@ def _canonical(stored: str) -> str:
 
 
 def _fix_of_misfit(folder: Path) -> str:
-    """What to write to get a model that the checkpoint fits, as far as its own configuration tells."""
+    """The hyperparameters of a model that the checkpoint fits, from its configuration."""
     try:
         config: dict[str, Any] = json.loads((folder.expanduser() / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -145,11 +128,3 @@ def _fix_of_misfit(folder: Path) -> str:
         f"{model_size}, a data.tokenizer of {config.get('vocab_size')} tokens and "
         f"room for {config.get('n_positions')} positions, as the checkpoint has"
     )
-
-
-def _problem(source: str | Path, message: str, fix: str) -> Problem:
-    return Problem(key=KEY, value=str(source), message=message, fix=fix)
-
-
-def _error(source: str | Path, message: str, fix: str) -> ConfigError:
-    return ConfigError(_problem(source, message, fix))

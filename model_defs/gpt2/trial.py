@@ -8,13 +8,14 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
+from model_defs.common.parameters import decay_groups
+from model_defs.common.text import load_text, next_token_loss
 from model_defs.gpt2.cut import check_partition, checkpoint_interval
-from model_defs.gpt2.data import load_text
 from model_defs.gpt2.model import (
     GPT2,
+    Options,
     gpt2_config,
     load_initial_weights,
-    next_token_loss,
     pipeline_layer_plan,
     vocab_size_of,
 )
@@ -28,18 +29,14 @@ class _GPT2(ReconciledTrial):
         hparams = self.context.get_hparams()
         self.sequence_length = hparams.get("sequence_length", 128)
         self.data = load_text(self.context.get_data_config(), self.sequence_length)
-        self.config = gpt2_config(
-            hparams.get("model_size", "tiny"),
-            vocab_size=vocab_size_of(hparams, self.data.vocab_size),
-            sequence_length=self.sequence_length,
-            dropout=hparams.get("dropout", 0.0),
-        )
+        given = {name: hparams[name] for name in Options.model_fields if name in hparams}
+        self.config = gpt2_config(vocab_size=vocab_size_of(hparams, self.data.vocab_size), **given)
         self.activation_checkpoint_interval = checkpoint_interval(hparams)
 
     def start_weights(self, model: torch.nn.Module) -> None:
         """Fill the model, or one rank's part of it, with pretrained weights or with seeded random ones."""
         if next(model.parameters()).is_meta:
-            return  # only its sizes are asked for
+            return  # only its sizes are needed
         source = self.context.get_hparams().get("pretrained")
         if source:
             load_pretrained(model, source)
@@ -47,12 +44,7 @@ class _GPT2(ReconciledTrial):
             load_initial_weights(model, self.config, self.context.get_trial_seed())
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        """Matrices decay; biases and norms, which are vectors, do not."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        vectors = {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}
-        return [
-            group for group in ({"params": [p for p in trained if p.ndim >= 2]}, vectors) if group["params"]
-        ]
+        return decay_groups(model)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)

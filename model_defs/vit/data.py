@@ -17,15 +17,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 from transformers.utils.hub import cached_file
 
 from determined_ds.errors import DataError, Problem
+from model_defs.common.images import handwritten_digits, opened
+from model_defs.common.sections import Section, parse_section
+from model_defs.common.split import split
 from model_defs.vit.augment import Augmentation, Pixels
 from model_defs.vit.folders import MAX_PROBLEMS, Finder, ImageFile
-from model_defs.vit.sections import flag, number, parse_section, text, whole
-from model_defs.vit.splits import held_out
 
 # Crops as torchvision and timm make them are for a hundred epochs and more; a fine-tuning is shorter.
 PHOTOGRAPHS = Augmentation(crop_scale=0.3, horizontal_flip=True, color_jitter=0.2)
@@ -35,38 +37,25 @@ DIGITS = Augmentation(crop_scale=0.7, horizontal_flip=False, color_jitter=0.1)
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """The ``data`` section of the experiment YAML."""
 
-    path: str | None = None
-    """Folder of images, as :mod:`model_defs.vit.folders` has it; None: scikit-learn's handwritten digits."""
-    validation_fraction: float = 0.2
+    path: str | None = Field(None, min_length=1)
+    """Folder of images, see :mod:`model_defs.vit.folders`; None: scikit-learn's handwritten digits."""
+    validation_fraction: float = Field(0.2, gt=0, lt=1)
     """About this part of the images is for validation, where the folder has no split of its own."""
-    split_seed: int = 0
-    """Of that split; not the experiment's, so that experiments can be compared."""
-    crop_scale: float | None = None
-    """Least share of an image's area that a training crop keeps; None: 0.3, of digits 0.7; 1: no crops to speak of."""
+    split_seed: int = Field(0, ge=0)
+    """Of that split; apart from the experiment's, so that experiments can be compared."""
+    crop_scale: float | None = Field(None, gt=0, le=1)
+    """Least share of an image's area that a training crop keeps; None: 0.3, of digits 0.7; 1: almost no crops."""
     horizontal_flip: bool | None = None
     """Mirror every second training image; None: photographs, yes, and digits, no."""
-    color_jitter: float | None = None
+    color_jitter: float | None = Field(None, ge=0, lt=1)
     """Brightness, contrast and saturation of training images vary by this part; None: 0.2, of digits 0.1."""
-    num_workers: int = 0
+    num_workers: int = Field(0, ge=0)
     """Processes of each rank that read images; 0: the rank itself."""
-    check_images: int = 100
-    """This many images, evenly spread, are read before training; the others, when their turn comes."""
-
-
-RULES = {
-    "path": text(),
-    "validation_fraction": number(0, 1, "a number between 0 and 1, both excluded"),
-    "split_seed": whole(0),
-    "crop_scale": number(0, 1.000001, "a number above 0, at most 1", optional=True),
-    "horizontal_flip": flag(optional=True),
-    "color_jitter": number(0, 1, "a number from 0 to below 1", optional=True, low_included=True),
-    "num_workers": whole(0),
-    "check_images": whole(0),
-}
+    check_images: int = Field(100, ge=0)
+    """This many images, evenly spread, are read before training; the others when training needs them."""
 
 
 class Images(Protocol):
@@ -100,28 +89,13 @@ class Files:
         return self.files[index].label
 
     def image(self, index: int) -> Image.Image:
-        path = self.files[index].path
-        try:
-            with Image.open(path) as opened:
-                return opened.convert("RGB")
-        except Exception as error:  # What PIL raises differs by the format, and by where it breaks off.
-            raise DataError(_unreadable(path, error)) from error
-
-
-def _unreadable(path: str, error: Exception) -> Problem:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Problem(
-        key="data.path",
-        value=path,
-        message=f"this image cannot be read: {reason}.",
-        fix="copy it again, or remove it (and its line in meta/, where there is one)",
-        code="unreadable-image",
-    )
+        with opened(self.files[index].path) as image:
+            return image.convert("RGB")
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Handwritten digits, 8 x 8 pixels of 17 shades."""
+    """Handwritten digits, 8 x 8 pixels."""
 
     images_NHW: np.ndarray
     labels: Sequence[int]
@@ -133,8 +107,7 @@ class Digits:
         return self.labels[index]
 
     def image(self, index: int) -> Image.Image:
-        shades = np.rint(self.images_NHW[index] * (255 / 16)).astype(np.uint8)
-        return Image.fromarray(shades).convert("RGB")
+        return Image.fromarray(self.images_NHW[index]).convert("RGB")
 
 
 class ImageDataset(Dataset[tuple[Tensor, int]]):
@@ -198,7 +171,7 @@ class ImageData:
         classes: Names of the classes, by label.
         augmentation: Of training images.
         num_workers: Processes that a loader is to have.
-        description: What this is, for people.
+        description: One line for the log.
     """
 
     train: Images
@@ -227,9 +200,9 @@ def load_images(data: Mapping[str, Any] | None) -> ImageData:
 
     Raises:
         ConfigError: Unknown keys or values of the wrong type in ``data``, all of them.
-        DataError: The folder is not laid out as it should be, a split is empty, or an image cannot be read.
+        DataError: The folder has neither layout, a split is empty, or an image cannot be read.
     """
-    config = parse_section(DataConfig, data, RULES)
+    config = parse_section(DataConfig, data)
     if config.path is None:
         train, validation = _digits(config)
         classes, default, source = [str(digit) for digit in range(10)], DIGITS, "handwritten digits"
@@ -267,41 +240,26 @@ def _augmentation(config: DataConfig, default: Augmentation) -> Augmentation:
 
 
 def _digits(config: DataConfig) -> tuple[Images, Images]:
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-    digits = load_digits()
-    sides: tuple[list[int], list[int]] = ([], [])
-    for index in range(len(digits.target)):
-        sides[held_out(f"digit {index}", config.validation_fraction, config.split_seed)].append(index)
-    for side, name in zip(sides, ("training", "validation"), strict=True):
-        if not side:
-            key, value = "data.validation_fraction", config.validation_fraction
-            message, fix = f"leaves no digit for {name}.", "validation_fraction: 0.2"
-            raise DataError(Problem(key=key, value=value, message=message, fix=fix))
-    train, validation = (
-        Digits(digits.images[side], [int(label) for label in digits.target[side]]) for side in sides
-    )
+    images_NHW, labels = handwritten_digits()
+    names = [f"digit {index}" for index in range(len(labels))]
+    sides = split(range(len(labels)), names, config.validation_fraction, seed=config.split_seed)
+    train, validation = (Digits(images_NHW[side], [labels[index] for index in side]) for side in sides)
     return train, validation
 
 
 def _read_some(train: Images, validation: Images, count: int) -> None:
-    """Read images evenly spread over both splits, so that what is broken throughout is known before training."""
+    """Read images evenly spread over both splits, so that broken data is found before training."""
     total = len(train) + len(validation)
     count = min(count, total)
     problems: list[Problem] = []
-    for place in range(count):
-        index = place * total // count
+    for index in (place * total // count for place in range(count)):
+        side, own = (train, index) if index < len(train) else (validation, index - len(train))
         try:
-            if index < len(train):
-                train.image(index)
-            else:
-                validation.image(index - len(train))
+            side.image(own)
         except DataError as error:
             problems += error.problems
-            if len(problems) >= MAX_PROBLEMS:
-                break
     if problems:
-        raise DataError(problems)
+        raise DataError(problems[:MAX_PROBLEMS])
 
 
 def normalization(source: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -312,5 +270,5 @@ def normalization(source: str | None) -> tuple[tuple[float, ...], tuple[float, .
         file = cached_file(source, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
         processor = json.loads(Path(file).read_bytes()) if file else {}
     except (OSError, ValueError):
-        processor = {}  # it is the weights that must be there; they say so themselves
+        processor = {}  # a missing checkpoint is reported where its weights are read
     return tuple(processor.get("image_mean", MEAN)), tuple(processor.get("image_std", STD))

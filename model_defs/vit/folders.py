@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from determined_ds.errors import DataError, Problem
-from model_defs.vit.splits import held_out
+from model_defs.common.split import split
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -100,7 +100,7 @@ class Finder:
     def _check(self, splits: ImageSplits) -> None:
         if len(splits.classes) < 2:
             found = ", ".join(splits.classes) or "none"
-            self.refuse(f"there are not two classes to tell apart; found: {found}.", LAYOUTS)
+            self.refuse(f"classification needs two classes; found: {found}.", LAYOUTS)
             return
         for name, images in (("training", splits.train), ("validation", splits.validation)):
             if not images:
@@ -120,7 +120,7 @@ class Finder:
         )
         for name in sorted(train.keys() & validation.keys())[:MAX_PROBLEMS]:
             self.refuse(
-                f"{name} is in both meta/train.txt and meta/test.txt: it would be trained on what it is judged by.",
+                f"{name} is in both meta/train.txt and meta/test.txt: validation data would be trained on.",
                 "take it out of one of them",
             )
         return ImageSplits(train=list(train.values()), validation=list(validation.values()), classes=classes)
@@ -181,11 +181,9 @@ class Finder:
             self.refuse("there is no image in it.", LAYOUTS)
         if validation_root is not None:
             return ImageSplits(train=train, validation=self._images(validation_root, labels), classes=classes)
-        sides: tuple[list[ImageFile], list[ImageFile]] = ([], [])
-        for image in train:
-            name = Path(image.path).relative_to(train_root).as_posix()
-            sides[held_out(name, self.validation_fraction, self.split_seed)].append(image)
-        return ImageSplits(train=sides[0], validation=sides[1], classes=classes)
+        names = [Path(image.path).relative_to(train_root).as_posix() for image in train]
+        train, validation = split(train, names, self.validation_fraction, seed=self.split_seed)
+        return ImageSplits(train=train, validation=validation, classes=classes)
 
     def _images(self, root: Path, labels: dict[str, int]) -> list[ImageFile]:
         images: list[ImageFile] = []
@@ -193,7 +191,7 @@ class Finder:
             folder = root / name
             if name not in labels:
                 fix = "train on the class too, or remove the folder"
-                message = f"{folder.relative_to(self.root)} is of a class that training has not."
+                message = f"{folder.relative_to(self.root)} is of a class that training does not have."
                 self.refuse(message, fix)
                 continue
             files = sorted(file for file in _names_in(folder) if Path(file).suffix.lower() in SUFFIXES)
@@ -214,4 +212,4 @@ def _names_in(folder: Path) -> set[str]:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if not entry.name.startswith(".")}
     except OSError:
-        return set()  # each image that is looked for in it is then not there
+        return set()  # each image listed in it is then missing

@@ -8,8 +8,10 @@ import torch
 from torch.nn import functional
 
 from determined_ds import DataLoader, DataParallelTrial
+from model_defs.common.classifier import parse_options
+from model_defs.common.parameters import decay_groups
 from model_defs.vit.data import EpochSampler, load_images, normalization
-from model_defs.vit.model import NO_DECAY, build_vit, parameter_groups, parse_options, vit_config
+from model_defs.vit.model import NO_DECAY, Options, build_vit, vit_config
 
 
 class ViTTrial(DataParallelTrial):
@@ -18,9 +20,9 @@ class ViTTrial(DataParallelTrial):
     def prepare(self) -> None:
         seed = self.context.get_trial_seed()
         only_sizes = self.context.device.type == "meta"
-        self.options = parse_options(self.context.get_hparams())
+        self.options = parse_options(Options, self.context.get_hparams())
         self.data = load_images(self.context.get_data_config())
-        self.config = vit_config(self.options, self.data.classes, from_size=only_sizes)
+        self.config = vit_config(self.options, self.data.classes, only_sizes=only_sizes)
         mean, std = normalization(None if only_sizes else self.options.pretrained)
         self.train, self.validation = self.data.datasets(
             image_size=self.config.image_size, seed=seed, mean=mean, std=std
@@ -30,7 +32,7 @@ class ViTTrial(DataParallelTrial):
         return build_vit(self.options, self.config, self.context.get_trial_seed())
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
-        return parameter_groups(model, NO_DECAY)
+        return decay_groups(model, NO_DECAY)
 
     def loss(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
         pixels_BCHW, labels_B = batch

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from model_defs.gpt2.data import load_text
-from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights, next_token_loss
+from model_defs.common.text import load_text, next_token_loss
+from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights
 
 GLOBAL_BATCH, SEQUENCE_LENGTH, RANKS = 32, 128, 2
 DEFAULT_BATCH = TrainingArguments.per_device_train_batch_size  # of a device: 8

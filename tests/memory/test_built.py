@@ -119,7 +119,8 @@ def real_activations(samples: int) -> int:
 
     import torch
 
-    from model_defs.gpt2.model import GPT2, gpt2_config, next_token_loss
+    from model_defs.common.text import next_token_loss
+    from model_defs.gpt2.model import GPT2, gpt2_config
 
     libc = ctypes.CDLL("libc.so.6")
     assert libc.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1

@@ -66,7 +66,7 @@ def validation_loss(model: Any, trial_data: Any) -> float:
 def test_it_validates_as_it_did_in_training(
     name: str, run_of: Callable[[str], Path], metrics_of: Callable[[Path, str], list[dict[str, Any]]]
 ) -> None:
-    from model_defs.gpt2.data import load_text
+    from model_defs.common.text import load_text
 
     run_dir = run_of(name)
     model = load_model_from_checkpoint_path(checkpoint_of(run_dir), context_dir=ROOT)

@@ -128,8 +128,8 @@ def plain(data: dict[str, Any]) -> Losses:
     from determined_ds import DataLoader
     from determined_ds.config.batch import Batch
     from determined_ds.runtime.data.samples import training_data
-    from model_defs.gpt2.data import load_text
-    from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights, next_token_loss
+    from model_defs.common.text import load_text, next_token_loss
+    from model_defs.gpt2.model import GPT2, gpt2_config, load_initial_weights
 
     text = load_text(data, SEQUENCE_LENGTH)
     config = gpt2_config("tiny", vocab_size=text.vocab_size, sequence_length=SEQUENCE_LENGTH)

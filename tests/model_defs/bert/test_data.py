@@ -130,7 +130,7 @@ def test_texts_are_cut_or_padded_and_the_mask_says_where(reviews: Path) -> None:
     assert load_texts({"path": str(reviews), "vocab_size": 300}, 3).train[0][1].tolist() == [1, 1, 1]
 
 
-def test_a_tokenizer_of_ones_own(reviews: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_named(reviews: Path, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "words", pad_token="<pad>")
     for options in ({"data": folder}, {"pretrained": folder}):
         data = load_texts(
@@ -203,19 +203,15 @@ def test_labels_outside_are_named_by_file_and_row(tmp_path: Path) -> None:
 # --- what cannot be ---
 
 
-def test_everything_wrong_with_the_section_comes_at_once() -> None:
-    wrong = {
-        "pth": "x",
-        "validation_fraction": 0,
-        "text_column": None,
-        "labels": ["a", "a"],
-        "vocab_size": 260,
-    }
-    assert [problem.key for problem in problems_of(ConfigError, wrong)] == [f"data.{name}" for name in wrong]
+def test_labels_that_are_not_distinct_names() -> None:
+    for labels in (["a", "a"], ["a", ""], ["a"], "a"):
+        (problem,) = problems_of(ConfigError, {"labels": labels})
+        assert problem.key == "data.labels"
 
 
-def test_an_empty_split_and_rows_on_both_sides(reviews: Path) -> None:
-    (problem,) = problems_of(DataError, {"path": str(reviews), "validation_fraction": 1e-9})
-    assert problem.message == "of 80 texts none is for validation."
+def test_one_text_cannot_be_split_and_rows_must_not_be_on_both_sides(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("text,label\nsame,yes\nsame,no\n")
+    (problem,) = problems_of(DataError, {"path": str(tmp_path / "one.csv")})
+    assert problem.message == "all 2 texts are the same, so that none is for validation."
     (problem,) = problems_of(DataError, {"path": str(reviews), "validation_path": str(reviews.parent)})
     assert "trained on" in problem.message

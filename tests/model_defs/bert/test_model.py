@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 import transformers
 
 from determined_ds.errors import ConfigError, Problem
-from model_defs.bert.model import Options, bert_config, build_bert, parse_options
-from model_defs.vit.model import parameter_groups
+from model_defs.bert.model import Options, bert_config, build_bert
+from model_defs.common.classifier import parse_options
+from model_defs.common.parameters import decay_groups
 
 CLASSES = ["code", "prose"]
 TINY = Options(dropout=0.0)
@@ -54,7 +54,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
 
 def test_biases_and_norms_do_not_decay() -> None:
     model = built()
-    decayed, kept = parameter_groups(model)
+    decayed, kept = decay_groups(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {id(each) for group in (decayed, kept) for each in group["params"]} == names.keys()
     assert all(names[id(each)].endswith("bias") or "LayerNorm" in names[id(each)] for each in kept["params"])
@@ -65,7 +65,7 @@ def test_biases_and_norms_do_not_decay() -> None:
 def test_activation_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
-        model = built(replace(TINY, activation_checkpointing=checkpointing))
+        model = built(TINY.model_copy(update={"activation_checkpointing": checkpointing}))
         model(tokens()).logits.square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for one, two in zip(*gradients, strict=True):
@@ -87,17 +87,23 @@ def test_what_the_checkpoint_has_no_room_for(tmp_path: Path) -> None:
     options = Options(model_size=None, pretrained=str(tmp_path))
     problem = problem_of(bert_config, options, CLASSES, vocab_size=301)
     assert problem.message == "has embeddings for 300 tokens, and the tokenizer has 301."
-    problem = problem_of(bert_config, replace(options, sequence_length=513), CLASSES, vocab_size=300)
+    problem = problem_of(
+        bert_config, options.model_copy(update={"sequence_length": 513}), CLASSES, vocab_size=300
+    )
     assert problem.key == "hyperparameters.sequence_length"
     assert problem.fix == "sequence_length: 512"
-    problem = problem_of(bert_config, replace(options, num_labels=2), [*CLASSES, "verse"], vocab_size=300)
+    problem = problem_of(
+        bert_config, options.model_copy(update={"num_labels": 2}), [*CLASSES, "verse"], vocab_size=300
+    )
     assert problem.key == "hyperparameters.num_labels"
-    problem = problem_of(bert_config, replace(options, model_size="large"), CLASSES, vocab_size=300)
+    problem = problem_of(
+        bert_config, options.model_copy(update={"model_size": "large"}), CLASSES, vocab_size=300
+    )
     assert "hidden_size 128" in problem.message
 
 
 def test_everything_wrong_with_the_hyperparameters_comes_at_once() -> None:
     wrong = {"model_size": "larg", "sequence_length": 2, "dropout": -0.1}
     with pytest.raises(ConfigError) as caught:
-        parse_options({**wrong, "global_batch_size": 8})
-    assert [problem.key for problem in caught.value.problems] == [f"hyperparameters.{name}" for name in wrong]
+        parse_options(Options, {**wrong, "global_batch_size": 8})
+    assert {problem.key for problem in caught.value.problems} == {f"hyperparameters.{name}" for name in wrong}

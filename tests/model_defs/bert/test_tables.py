@@ -7,20 +7,17 @@ from pathlib import Path
 import pytest
 
 from determined_ds.errors import DataError
-from model_defs.bert.tables import MAX_PROBLEMS, TableReader
-
-
-def reader(path: Path) -> TableReader:
-    return TableReader(key="data.path", path=str(path), text_column="text", label_column="label")
+from model_defs.bert.tables import read_table
+from model_defs.common.records import MAX_PROBLEMS
 
 
 def rows(path: Path) -> list[tuple[str, str, str | int]]:
-    return [(row.name, row.text, row.label) for row in reader(path).read()]
+    return [(row.name, row.text, row.label) for row in read_table("data.path", str(path))]
 
 
 def messages(path: Path) -> list[str]:
     with pytest.raises(DataError) as caught:
-        reader(path).read()
+        read_table("data.path", str(path))
     for problem in caught.value.problems:
         assert (problem.key, problem.value) == ("data.path", str(path))
         assert problem.fix
@@ -53,9 +50,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["one", "two"], "label": [1, 0]}), tmp_path / "a.parquet")
     assert rows(tmp_path / "a.parquet") == [("a.parquet:1", "one", 1), ("a.parquet:2", "two", 0)]
     parquet.write_table(pyarrow.table({"text": ["one"], "labels": [1]}), tmp_path / "b.parquet")
-    assert messages(tmp_path / "b.parquet") == [
-        "b.parquet has no 'label'; the columns there are: text, labels."
-    ]
+    assert messages(tmp_path / "b.parquet") == ["b.parquet has no 'label'; its columns: text, labels."]
     (tmp_path / "c.parquet").write_text("not a table")
     assert "c.parquet is not a parquet file" in messages(tmp_path / "c.parquet")[0]
 
@@ -71,7 +66,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert "no such file or folder" in messages(tmp_path / "nowhere")[0]
     assert messages(tmp_path) == ["the folder holds no table."]
     (tmp_path / "a.xls").touch()
-    assert "of no kind that is read" in messages(tmp_path / "a.xls")[0]
+    assert "is not a table" in messages(tmp_path / "a.xls")[0]
     (tmp_path / "a.csv").write_text("text,label\n")
     assert messages(tmp_path / "a.csv") == ["there is no row in it."]
 
@@ -83,10 +78,10 @@ def test_text_that_is_not_utf_8(tmp_path: Path) -> None:
 
 def test_missing_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("sentence,label\nx,1\n")
-    assert messages(tmp_path / "a.csv") == ["a.csv:1 has no 'text'; the columns there are: sentence, label."]
+    assert messages(tmp_path / "a.csv") == ["a.csv:1 has no 'text'; its columns: sentence, label."]
     (tmp_path / "b.jsonl").write_text('{"sentence": "x"}\n' * 100)
     found = messages(tmp_path / "b.jsonl")
-    assert found[0] == "b.jsonl:1 has no 'text' and no 'label'; the columns there are: sentence."
+    assert found[0] == "b.jsonl:1 has no 'text' and no 'label'; its columns: sentence."
     assert len(found) == MAX_PROBLEMS
 
 
@@ -107,8 +102,8 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
     assert "'label' is None" in found[4]
     (tmp_path / "b.csv").write_text("text,label\nx\ny,1\na,b,c\n")
     assert messages(tmp_path / "b.csv") == [
-        "b.csv:2 has not the 2 cells of the first line.",
-        "b.csv:4 has not the 2 cells of the first line.",
+        "b.csv:2 does not have the 2 cells of the first line.",
+        "b.csv:4 does not have the 2 cells of the first line.",
     ]
     (tmp_path / "c.csv").write_text('text,label\n"x" y,1\n')
     assert "c.csv is not CSV" in messages(tmp_path / "c.csv")[0]

@@ -15,11 +15,10 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from determined_ds import DataLoader
 from determined_ds.config.batch import Batch
-from determined_ds.errors import ConfigError, DataError
+from determined_ds.errors import ConfigError
 from determined_ds.runtime.data.samples import training_data
-from model_defs.causal_lm.data import load_packed_text
 from model_defs.causal_lm.model import check_isolation, positions_in_documents
-from model_defs.causal_lm.source import Source
+from model_defs.common.text import load_text
 from tests.model_defs.causal_lm import tiny
 
 WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
@@ -44,8 +43,8 @@ def documents(tmp_path: Path) -> str:
 
 def test_a_models_own_tokenizer_is_taken_and_needs_no_pad_token(documents: str, tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "model", eos_token="<eos>")
-    text, name = load_packed_text({"path": documents}, 4, Source(name=folder))
-    assert name == folder
+    text = load_text({"path": documents}, 4, default_tokenizer=folder)
+    assert text.tokenizer == folder
     assert (text.vocab_size, text.separator) == (6, 1)
     tokens_T, targets_T = text.train[0]
     assert torch.equal(tokens_T[1:], targets_T[:-1])
@@ -54,31 +53,13 @@ def test_a_models_own_tokenizer_is_taken_and_needs_no_pad_token(documents: str, 
 
 def test_a_model_that_begins_at_random_takes_bytes(documents: str) -> None:
     for tokenizer in (None, "bytes"):
-        text, _ = load_packed_text({"path": documents, "tokenizer": tokenizer}, 4, None)
+        text = load_text({"path": documents, "tokenizer": tokenizer}, 4)
         assert (text.vocab_size, text.separator) == (256, 0)
 
 
 def test_bytes_are_taken_for_a_model_where_they_are_asked_for(documents: str) -> None:
-    text, _ = load_packed_text({"path": documents, "tokenizer": "bytes"}, 4, Source(name="nowhere"))
+    text = load_text({"path": documents, "tokenizer": "bytes"}, 4, default_tokenizer="nowhere")
     assert text.vocab_size == 256
-
-
-def test_a_tokenizer_without_an_end_of_text_is_refused(documents: str, tmp_path: Path) -> None:
-    folder = save_tokenizer(tmp_path / "model")
-    with pytest.raises(ConfigError, match="no eos token") as caught:
-        load_packed_text({"path": documents}, 4, Source(name=folder))
-    assert "add_special_tokens" in caught.value.problems[0].fix
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"caf\xe9 " * 40, "is not UTF-8: byte 0xe9 at offset 3"), (b"", "empty"), (b"short", "too short")],
-)
-def test_text_that_cannot_be_trained_on_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
-        load_packed_text({"path": str(tmp_path / "a.txt")}, 32, None)
-    assert all(problem.fix for problem in caught.value.problems)
 
 
 def stream(dataset: Any, *, workers: int, start_batch: int, num: int) -> list[torch.Tensor]:
@@ -89,7 +70,7 @@ def stream(dataset: Any, *, workers: int, start_batch: int, num: int) -> list[to
 
 
 def test_loaders_are_reproducible_with_workers_and_resume_exactly(tmp_path: Path) -> None:
-    text, _ = load_packed_text({"path": tiny.text_file(tmp_path)}, 32, None)
+    text = load_text({"path": tiny.text_file(tmp_path)}, 32)
     plain = stream(text.train, workers=0, start_batch=0, num=20)
     for workers, start_batch in ((2, 0), (0, 3), (2, 3)):
         again = stream(text.train, workers=workers, start_batch=start_batch, num=20 - 2 * start_batch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from determined_ds.errors import ConfigError, DataError
+from determined_ds.errors import DataError
 from model_defs.dcgan.data import load_images
 from model_defs.dcgan.images import WithLatents
 
@@ -77,8 +77,8 @@ def test_an_image_stays_on_its_side_when_others_come(folder: Path) -> None:
     [
         ("no folder", ["no such folder, seen from"]),
         ("no image", ["there is no image in it"]),
-        ("one image", ["of its 1 images are for training"]),
-        ("corrupt", ["a/1.png", "is not an image that can be read", "b/c/0.png"]),
+        ("one image", ["has one image"]),
+        ("corrupt", ["a/1.png", "this image cannot be read", "b/c/0.png"]),
     ],
 )
 def test_what_is_wrong_with_a_folder(name: str, said: list[str], folder: Path, tmp_path: Path) -> None:
@@ -106,23 +106,5 @@ def test_a_file_that_is_cut_short_is_named_when_it_is_read(folder: Path) -> None
         Image.fromarray(noise).save(path)
         path.write_bytes(path.read_bytes()[:200])  # the header is whole
     data = load(folder)
-    with pytest.raises(DataError, match=rf"{data.train.files[0].name}.*is not an image that can be read"):
+    with pytest.raises(DataError, match=rf"{data.train.files[0].name}.*this image cannot be read"):
         data.train[0]
-
-
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ({"pth": "x"}, ["data.pth = 'x'", "did you mean data.path?"]),
-        (
-            {"num_colours": 2, "validation_fraction": 1.0},
-            ["data.num_colours = 2", "data.validation_fraction = 1.0"],
-        ),
-        ("x", ["data = 'x'", "is a mapping"]),
-    ],
-)
-def test_what_is_wrong_with_the_section(section: Any, said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_images(section, image_size=8)
-    for words in said:
-        assert words in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from determined_ds.errors import ConfigError, DataError
+from determined_ds.errors import DataError
 from model_defs.drivable_vit.data import TRAIN, VALIDATION, DrawnScenes, load_data
 from model_defs.drivable_vit.renderer import CAMERA_HEIGHT_M, Boxes, Scene, draw_scene, render
 
@@ -185,7 +185,7 @@ def test_scenes_are_split_by_their_names_where_no_file_says_it(tmp_path: Path) -
     [
         ("missing mask", ["a/001/left_mask.png", "is missing"]),
         ("mask of another size", ["b/000/front_mask.png", "is 6 x 4, and front.png is 12 x 8"]),
-        ("no image", ["c/000/left.png", "is not an image that can be read"]),
+        ("no image", ["c/000/left.png", "this image cannot be read"]),
         ("missing view", ["b/001", "its views are front", "front, left"]),
         ("unknown scene", ["train.txt", "scene 'nowhere' is not in scenes/"]),
         ("empty list", ["validation.txt", "names no scene"]),
@@ -226,21 +226,5 @@ def test_a_file_that_is_cut_short_is_named_when_it_is_read(folder: Path) -> None
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:120])  # the header is whole
     data = load(folder)
-    with pytest.raises(DataError, match=r"a/000/front\.png.*is not an image that can be read"):
+    with pytest.raises(DataError, match=r"a/000/front\.png.*this image cannot be read"):
         data.train[0]
-
-
-@pytest.mark.parametrize(
-    ("section", "said"),
-    [
-        ({"pth": "x"}, ["data.pth = 'x'", "did you mean data.path?"]),
-        ({"num_views": 7}, ["data.num_views = 7", "less than or equal to 6", "data.num_views: 3"]),
-        ({"num_moments": "2", "path": ""}, ["data.num_moments = '2'", "data.path = ''"]),
-        ([], ["data = []", "is a mapping"]),
-    ],
-)
-def test_what_is_wrong_with_the_section(section: Any, said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_data(section, img_size=16, seed=0)
-    for words in said:
-        assert words in str(caught.value)

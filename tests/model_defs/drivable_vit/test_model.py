@@ -138,7 +138,7 @@ def test_iou_is_a_ratio_of_sums() -> None:
             ["patch_size = 5", "does not divide img_size 16", "4 or 8", "img_size: 15 or 20"],
         ),
         ({"num_heads": 3}, ["num_heads = 3", "does not divide embed_dim 16", "2 or 4"]),
-        ({"embed_dim": 0, "num_heads": "two"}, ["embed_dim = 0", "num_heads = 'two'", "fix: num_heads: 12"]),
+        ({"embed_dim": 0, "num_heads": "two"}, ["embed_dim = 0", "num_heads = 'two'", "num_heads: 12"]),
         ({"patch_size": 5, "num_heads": 3}, ["patch_size = 5", "num_heads = 3"]),
     ],
 )

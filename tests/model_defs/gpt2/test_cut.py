@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from determined_ds.errors import ConfigError
+from model_defs.common.text import next_token_loss
 from model_defs.gpt2.cut import check_partition, checkpoint_interval
 from model_defs.gpt2.model import (
     GPT2,
     gpt2_config,
     load_initial_weights,
-    next_token_loss,
     pipeline_layer_plan,
     vocab_size_of,
 )
@@ -94,7 +94,7 @@ def test_methods_that_are_none(method: Any) -> None:
 
 
 def test_more_stages_than_blocks() -> None:
-    with pytest.raises(ConfigError, match="type:Block matches 4 layers") as caught:
+    with pytest.raises(ConfigError, match="at most 4, the layers that type:Block matches") as caught:
         check_partition("type:Block", LAYERS, 5)
     assert caught.value.problems[0].fix.startswith("pipe_parallel_size: 4 or less")
 
@@ -103,7 +103,7 @@ def test_a_vocabulary_may_have_more_rows_than_there_are_tokens() -> None:
     assert vocab_size_of({}, 256) == vocab_size_of({"vocab_size": None}, 256) == 256
     assert vocab_size_of({"vocab_size": 320}, 256) == 320
     for given in (255, True, "256"):
-        with pytest.raises(ConfigError, match="the tokenizer has 256 tokens"):
+        with pytest.raises(ConfigError, match="at least 256, the tokens of the tokenizer"):
             vocab_size_of({"vocab_size": given}, 256)
 
 

@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from determined_ds.errors import ConfigError
+from model_defs.common.text import next_token_loss
 from model_defs.gpt2.model import (
     GPT2,
     MODEL_SIZES,
@@ -17,7 +18,6 @@ from model_defs.gpt2.model import (
     gpt2_config,
     initial_tensor,
     load_initial_weights,
-    next_token_loss,
     parameters_by_huggingface_name,
     pipeline_layer_plan,
 )
@@ -110,8 +110,8 @@ def test_unknown_size_names_all_sizes_and_the_nearest(model_size, nearest):
     (problem,) = caught.value.problems
     assert problem.key == "hyperparameters.model_size"
     assert problem.value == model_size
-    assert all(size in problem.fix for size in MODEL_SIZES)
-    assert f"nearest is {nearest!r}" in problem.fix
+    assert ", ".join(MODEL_SIZES) in problem.message
+    assert problem.fix == f"hyperparameters.model_size: {nearest}"
 
 
 def test_all_problems_of_a_configuration_come_at_once():

@@ -116,7 +116,7 @@ def test_other_shapes_are_counted_the_first_five_shown_and_nothing_changed(train
     before = model.transformer.ln_f.weight.clone()
     problem = refusal(tmp_path, model)
     assert problem.message.startswith("16 of 16 tensors do not fit")
-    assert "transformer.wte.weight is (61, 128) there and (256, 768) in the model" in problem.message
+    assert "transformer.wte.weight has the shape (61, 128), and (256, 768) in the model" in problem.message
     assert problem.message.endswith("and 11 more.")
     assert "model_size: tiny, a data.tokenizer of 61 tokens and room for 16 positions" in problem.fix
     assert torch.equal(model.transformer.ln_f.weight, before)

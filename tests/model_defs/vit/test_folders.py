@@ -68,7 +68,7 @@ def test_what_is_wrong_with_the_lists_is_named_by_line(food101: Path) -> None:
         "meta/train.txt:10 names images/waffles/77.jpg, which is not there.",
         "meta/train.txt:11 is of class 'pancakes', which is not in meta/classes.txt.",
         "meta/train.txt:12 is 'waffles', not <class>/<id>.",
-        "waffles/3 is in both meta/train.txt and meta/test.txt: it would be trained on what it is judged by.",
+        "waffles/3 is in both meta/train.txt and meta/test.txt: validation data would be trained on.",
     ]
 
 
@@ -140,7 +140,7 @@ def test_classes_that_do_not_match(tmp_path: Path) -> None:
         picture(tmp_path / name)
     (tmp_path / "val/b").mkdir()
     messages = [problem.message for problem in problems_of(tmp_path)]
-    assert messages == ["val/b holds no image.", "val/c is of a class that training has not."]
+    assert messages == ["val/b holds no image.", "val/c is of a class that training does not have."]
 
 
 def test_nothing_to_learn_from(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from determined_ds.errors import ConfigError, Problem
-from model_defs.vit.model import (
-    NO_DECAY,
-    Options,
-    build_vit,
-    parameter_groups,
-    parse_options,
-    vit_config,
-)
+from model_defs.common.classifier import parse_options
+from model_defs.common.parameters import decay_groups
+from model_defs.vit.model import NO_DECAY, Options, build_vit, vit_config
 
 CLASSES = ["bread", "cake", "tea"]
 TINY = Options()
@@ -90,7 +84,7 @@ def test_the_seed_alone_decides_the_weights() -> None:
 def test_activation_checkpointing_changes_no_gradient() -> None:
     gradients = []
     for checkpointing in (False, True):
-        model = built(replace(TINY, activation_checkpointing=checkpointing))
+        model = built(TINY.model_copy(update={"activation_checkpointing": checkpointing}))
         model(pixels()).logits.square().sum().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert gradients[0].keys() == gradients[1].keys()
@@ -99,7 +93,7 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
 
 def test_what_decays() -> None:
     model = built()
-    decayed, kept = parameter_groups(model, NO_DECAY)
+    decayed, kept = decay_groups(model, NO_DECAY)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert kept["weight_decay"] == 0.0
     assert "weight_decay" not in decayed
@@ -134,7 +128,7 @@ def test_a_checkpoint_of_other_classes_gets_a_new_head(checkpoint: Path) -> None
 
 def test_only_sizes_need_no_checkpoint() -> None:
     options = Options(model_size="base", pretrained="nobody/nothing")
-    assert vit_config(options, CLASSES, from_size=True).hidden_size == 768
+    assert vit_config(options, CLASSES, only_sizes=True).hidden_size == 768
 
 
 # --- what cannot be ---
@@ -148,11 +142,11 @@ def test_everything_wrong_with_the_hyperparameters_comes_at_once() -> None:
         "dropout": 1.0,
         "activation_checkpointing": 1,
     }
-    problems = problems_of(parse_options, {**wrong, "learning_rate": "ours it is not"})
+    problems = problems_of(parse_options, Options, {**wrong, "learning_rate": "ours it is not"})
     assert [problem.key for problem in problems] == [f"hyperparameters.{name}" for name in wrong]
-    assert "the nearest is huge" in problems[0].fix
-    (problem,) = problems_of(parse_options, {"model_size": None})
-    assert "how large" in problem.message
+    assert "model_size: huge" in problems[0].fix
+    (problem,) = problems_of(parse_options, Options, {"model_size": None})
+    assert "both it and pretrained are null" in problem.message
 
 
 def test_more_classes_than_labels() -> None:
@@ -162,7 +156,7 @@ def test_more_classes_than_labels() -> None:
 
 
 def refused(source: Path, options: Options = TINY) -> Problem:
-    (problem,) = problems_of(lambda: built(replace(options, pretrained=str(source))))
+    (problem,) = problems_of(lambda: built(options.model_copy(update={"pretrained": str(source)})))
     assert (problem.key, problem.value) == ("hyperparameters.pretrained", str(source))
     return problem
 
@@ -193,7 +187,7 @@ def test_weights_of_another_shape(checkpoint: Path, tmp_path: Path) -> None:
     message = refused(
         copied(checkpoint, tmp_path, lambda tensors: tensors.update({name: torch.ones(5)}))
     ).message
-    assert message == f"1 tensors do not fit: {name} is (5,) there and (64,) in the model."
+    assert message == f"1 tensors do not fit: {name} has the shape (5,), and (64,) in the model."
 
 
 def test_weights_that_are_missing_are_not_drawn_at_random(checkpoint: Path, tmp_path: Path) -> None:

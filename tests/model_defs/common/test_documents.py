@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from determined_ds.errors import DataError
-from model_defs.gpt2.documents import MAX_PROBLEMS, read_documents, standard_library_files
+from model_defs.common.documents import read_documents, standard_library_files
+from model_defs.common.records import MAX_PROBLEMS
 
 
 def contents(path, **options):
@@ -73,7 +74,7 @@ def test_parquet_rows_are_one_document_each(tmp_path):
     parquet.write_table(pyarrow.table({"body": ["one", "", "two"], "id": [1, 2, 3]}), file)
     assert contents(file, text_field="body") == [("a.parquet:1", "one"), ("a.parquet:3", "two")]
     (problem,) = problems_of(file)
-    assert problem.message == "a.parquet has no field 'text'; the fields there are: body, id."
+    assert problem.message == "a.parquet has no 'text'; its columns: body, id."
     (problem,) = problems_of(file, text_field="id")[:1]
     assert problem.message == "a.parquet:1: 'id' is of type int, not a string."
 
@@ -159,9 +160,9 @@ def test_lines_that_are_wrong_are_named_by_file_and_line(tmp_path):
     assert problems[0].message.startswith("a.jsonl:2 is not JSON: ")
     assert [problem.message for problem in problems[1:]] == [
         "a.jsonl:3 is of type list, not an object.",
-        "a.jsonl:4 has no field 'text'; the fields there are: body, id.",
+        "a.jsonl:4 has no 'text'; its columns: body, id.",
         "a.jsonl:5: 'text' is of type int, not a string.",
-        "a.jsonl:6 has no field 'text'; the fields there are: none.",
+        "a.jsonl:6 has no 'text'; its columns: none.",
     ]
     assert problems[2].fix == "data.text_field: one of body, id"
 

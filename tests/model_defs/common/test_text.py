@@ -15,8 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from determined_ds.errors import ConfigError, DataError
-from model_defs.gpt2.data import TokenSequences, load_text, split_documents
-from model_defs.gpt2.documents import Document
+from model_defs.common.text import TokenSequences, load_text
 
 WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
 
@@ -139,26 +138,6 @@ def test_validation_takes_no_more_sequences_than_it_may(corpus):
     assert len(data.validation) == 2
 
 
-def named(names):
-    return [Document(name=name, content=b"x") for name in names]
-
-
-@given(names=st.sets(st.text(), min_size=2, max_size=40), fraction=st.floats(0.001, 0.999))
-def test_each_side_gets_a_document(names, fraction):
-    documents = named(sorted(names))
-    train, validation = split_documents(documents, fraction)
-    assert train
-    assert validation
-    assert sorted(each.name for each in train + validation) == sorted(names)
-
-
-def test_documents_stay_on_their_side_when_others_come():
-    _, before = split_documents(named(f"{number}.txt" for number in range(1000)), 0.05)
-    _, after = split_documents(named(f"{number}.txt" for number in range(2000)), 0.05)
-    assert 30 <= len(before) <= 70
-    assert before == [each for each in after if int(each.name.removesuffix(".txt")) < 1000]
-
-
 def test_documents_are_split_by_their_names_in_the_folder_wherever_it_lies(corpus, tmp_path):
     here = load_text({"path": str(corpus)}, 4)
     moved = corpus.rename(tmp_path / "elsewhere")
@@ -203,52 +182,15 @@ def test_a_folder_that_holds_no_tokenizer(tmp_path, corpus):
 # --- what cannot be ---
 
 
-def test_everything_wrong_with_the_section_comes_at_once():
-    problems = problems_of(
-        ConfigError,
-        {
-            "pth": "x",
-            "zebra": 1,
-            "path": 3,
-            "tokenizer": "",
-            "text_field": None,
-            "validation_fraction": 1.0,
-            "max_validation_sequences": True,
-        },
-        sequence_length=0,
-    )
-    assert [problem.key for problem in problems] == [
-        "data.pth",
-        "data.zebra",
-        "data.path",
-        "data.tokenizer",
-        "data.text_field",
-        "data.validation_fraction",
-        "data.max_validation_sequences",
-        "hyperparameters.sequence_length",
-    ]
-    assert "data.path" in problems[0].fix
-    assert "text_field" in problems[1].fix
+def test_everything_wrong_with_the_section_and_the_length_comes_at_once():
+    problems = problems_of(ConfigError, {"pth": "x", "max_validation_sequences": True}, sequence_length=0)
+    keys = ["data.pth", "data.max_validation_sequences", "hyperparameters.sequence_length"]
+    assert [problem.key for problem in problems] == keys
 
 
-def test_a_section_that_is_no_mapping():
-    (problem,) = problems_of(ConfigError, ["path"])
-    assert problem.key == "data"
-
-
-def test_both_paths_are_looked_at(tmp_path):
+def test_both_paths_are_checked(tmp_path):
     data = {"path": str(tmp_path / "a"), "validation_path": str(tmp_path / "b")}
     assert [problem.key for problem in problems_of(DataError, data)] == ["data.path", "data.validation_path"]
-
-
-@pytest.mark.parametrize(
-    ("path", "validation_path"), [(".", "."), (".", "07.txt"), ("07.txt", "."), ("07.txt", "07.txt")]
-)
-def test_validation_text_within_the_training_text_would_be_trained_on(corpus, path, validation_path):
-    data = {"path": str(corpus / path), "validation_path": str(corpus / validation_path)}
-    (problem,) = problems_of(DataError, data)
-    assert problem.key == "data.validation_path"
-    assert "trained on" in problem.message
 
 
 def test_text_too_short_says_what_there_is_what_is_needed_and_what_would_do(tmp_path):

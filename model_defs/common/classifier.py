@@ -1,0 +1,124 @@
+"""A Hugging Face classifier by a named size or from a checkpoint, with a head for the classes of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from determined_ds.errors import ConfigError, Problem
+from model_defs.common.huggingface import enable_activation_checkpointing, load_pretrained, pretrained_config
+from model_defs.common.sections import Section, parse_section
+
+K = TypeVar("K", bound="ClassifierOptions")
+
+
+class ClassifierOptions(Section):
+    """The hyperparameters that every classifier reads; a model lists its sizes and has its own dropout."""
+
+    model_size: str | None = "tiny"
+    """A published size; None takes the size of ``pretrained``."""
+    pretrained: str | None = Field(None, min_length=1)
+    """Folder or hub name of a checkpoint to start from; None: random weights, drawn by the seed."""
+    num_labels: int | None = Field(None, ge=2)
+    """Outputs of the head; None: the classes of the data."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Of residual paths and of attention alike."""
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping what it computed."""
+
+
+def parse_options(kind: type[K], hparams: Mapping[str, Any]) -> K:
+    """A model's hyperparameters out of all of them.
+
+    Raises:
+        ConfigError: Everything that is wrong with them.
+    """
+    options = parse_section(kind, hparams, section="hyperparameters", closed=False)
+    if options.model_size is None and options.pretrained is None:
+        message = "both it and pretrained are null, so that the model has no size."
+        fix = "model_size: tiny"
+        raise ConfigError(Problem(key="hyperparameters.model_size", value=None, message=message, fix=fix))
+    return options
+
+
+def size(width: int, layers: int, heads: int, **more: int) -> dict[str, int]:
+    """A published size in the words of a Hugging Face configuration."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+        **more,
+    }
+
+
+def base_config(
+    options: ClassifierOptions,
+    classes: Sequence[str],
+    *,
+    model_type: str,
+    sizes: Mapping[str, int] | None,
+    only_sizes: bool = False,
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The configuration of a classifier, its labels named, and what is wrong with its labels.
+
+    Args:
+        options: What to build.
+        classes: Names of the classes of the data, by label.
+        model_type: By Hugging Face's name.
+        sizes: Of ``model_size``; None: those of the checkpoint.
+        only_sizes: Read no checkpoint where ``sizes`` says enough.
+
+    Raises:
+        ConfigError: A checkpoint that cannot be read, or is of another model.
+    """
+    config: dict[str, Any] = dict(sizes or {})
+    if options.pretrained is not None and not (only_sizes and sizes):
+        config = pretrained_config(options.pretrained, model_type=model_type, sizes=sizes)
+    problems = []
+    num_labels = options.num_labels or len(classes)
+    if num_labels < len(classes):
+        message = f"the data has {len(classes)} classes, so labels from {num_labels} on have no output."
+        fix = f"num_labels: {len(classes)}; or null, which takes the classes of the data"
+        key = "hyperparameters.num_labels"
+        problems.append(Problem(key=key, value=num_labels, message=message, fix=fix))
+    names = {label: f"LABEL_{label}" for label in range(num_labels)} | dict(enumerate(classes))
+    config |= {
+        "id2label": names,
+        "label2id": {name: label for label, name in names.items()},
+        "hidden_dropout_prob": options.dropout,
+        "attention_probs_dropout_prob": options.dropout,
+    }
+    config.pop("num_labels", None)  # the names say it
+    return config, problems
+
+
+def build_classifier(
+    kind: Any, options: ClassifierOptions, config: Any, *, head: tuple[str, ...], seed: int
+) -> nn.Module:
+    """The model on the current device, the same for the same seed whatever was drawn before.
+
+    Args:
+        kind: The Hugging Face class.
+        options: What to build.
+        config: Its configuration.
+        head: Prefixes of the parameters that a checkpoint may lack.
+        seed: Of the random weights.
+
+    Raises:
+        ConfigError: The checkpoint's weights cannot be read, or do not fit.
+    """
+    on_meta = torch.empty(0).is_meta
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        if options.pretrained is not None and not on_meta:
+            model = load_pretrained(kind, options.pretrained, config, head=head)
+        else:
+            model = kind(config)
+    if options.activation_checkpointing:
+        enable_activation_checkpointing(model)
+    return model.train()

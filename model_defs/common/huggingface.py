@@ -1,0 +1,165 @@
+"""A Hugging Face checkpoint by folder or by name: its configuration, and its weights under a head of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from determined_ds.errors import ConfigError, Problem
+
+KEY = "hyperparameters.pretrained"
+NUM_SHOWN = 5
+
+
+def pretrained_config(source: str, *, model_type: str, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+    """What the checkpoint's ``config.json`` says.
+
+    Args:
+        source: A folder written by ``save_pretrained``, or a name on the Hugging Face hub.
+        model_type: What it must be a checkpoint of, by Hugging Face's name.
+        sizes: What ``model_size`` stands for; None: no size was named.
+
+    Raises:
+        ConfigError: It cannot be read, is of another architecture or of another size.
+    """
+    _check_folder(source)
+    try:
+        config, _ = transformers.PretrainedConfig.get_config_dict(source)
+    except Exception as error:  # What it raises differs by what is missing, broken or out of reach.
+        raise _unloadable(source, error) from error
+    found = config.get("model_type")
+    if found != model_type:
+        message = f"is a checkpoint of {found!r}, not of {model_type!r}."
+        raise pretrained_error(source, message, f"a checkpoint of a {model_type}, or the trial of a {found}")
+    default = vars(transformers.AutoConfig.for_model(model_type))
+    there = {name: config.get(name, default.get(name)) for name in sizes or ()}
+    others = [name for name, size in (sizes or {}).items() if there[name] != size]
+    if others and sizes:
+        found, wanted = (", ".join(f"{name} {of[name]}" for name in others) for of in (there, sizes))
+        message = (
+            f"is of another size than hyperparameters.model_size: it has {found}, and that has {wanted}."
+        )
+        fix = "the model_size of the checkpoint; or model_size: null, which takes it"
+        raise pretrained_error(source, message, fix)
+    return dict(config)
+
+
+def load_pretrained(kind: Any, source: str, config: Any, *, head: tuple[str, ...]) -> nn.Module:
+    """A model with the checkpoint's weights; a head that the checkpoint lacks, or has in another shape, is new.
+
+    Args:
+        kind: The Hugging Face class.
+        source: As for :func:`pretrained_config`.
+        config: Of the model to build.
+        head: Prefixes of the parameters that may be new.
+
+    Raises:
+        ConfigError: The weights cannot be read, or are missing or of other shapes outside the head.
+    """
+    _check_folder(source)
+    try:
+        with quiet():
+            model, info = kind.from_pretrained(
+                source,
+                config=config,
+                ignore_mismatched_sizes=True,  # those outside the head are refused below
+                output_loading_info=True,
+                dtype=torch.float32,
+            )
+    except Exception as error:  # as above
+        raise _unloadable(source, error) from error
+    wrong = misfits(info, except_for=head)
+    if wrong:
+        message = f"{len(wrong)} tensors do not fit: {shortened(wrong)}."
+        fix = "save the checkpoint again, its weights and its config.json together"
+        raise pretrained_error(source, message, fix)
+    loaded: nn.Module = model
+    return loaded
+
+
+def misfits(info: Mapping[str, Any], *, except_for: tuple[str, ...] = ()) -> list[str]:
+    """What a checkpoint lacks or has in another shape, which transformers would draw at random.
+
+    Args:
+        info: What ``from_pretrained`` returns with ``output_loading_info``.
+        except_for: Prefixes of the names that do not count.
+    """
+    wrong = {name: f"{name} is missing" for name in sorted(info["missing_keys"])}
+    for name, there, here in sorted(info["mismatched_keys"]):
+        wrong[name] = misfit(name, there, here)
+    return [said for name, said in wrong.items() if not name.startswith(except_for)]
+
+
+def misfit(name: str, there: Sequence[int], here: Sequence[int]) -> str:
+    """One tensor of another shape in the checkpoint than in the model."""
+    return f"{name} has the shape {tuple(there)}, and {tuple(here)} in the model"
+
+
+def shortened(items: Sequence[str]) -> str:
+    """The first few of many."""
+    more = f"; and {len(items) - NUM_SHOWN} more" if len(items) > NUM_SHOWN else ""
+    return "; ".join(items[:NUM_SHOWN]) + more
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own bars and reports, which each rank would print; what matters is an error."""
+    logger, settings = logging.getLogger("transformers"), transformers.utils.logging
+    level, bars = logger.level, settings.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    settings.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            settings.enable_progress_bar()
+
+
+def enable_activation_checkpointing(model: Any) -> None:
+    """Compute each layer again in the backward pass instead of keeping what it computed.
+
+    By torch's reentrant form: the other compares the shapes of parameters then and now, and ZeRO 3 takes parameters
+    away in between.
+    """
+    # transformers renamed it within its fifth version.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": True})
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line of at most 300 characters."""
+    return " ".join((str(error).strip() or type(error).__name__).split("\n\n")[0].split())[:300]
+
+
+def pretrained_error(source: str | Path, message: str, fix: str) -> ConfigError:
+    """The error of a checkpoint to start from."""
+    return ConfigError(Problem(key=KEY, value=str(source), message=message, fix=fix, code="pretrained"))
+
+
+def is_path(source: str) -> bool:
+    """Whether a source can only be a path here, not a name on the hub."""
+    return Path(source).expanduser().exists() or source.startswith(("/", ".", "~"))
+
+
+def _check_folder(source: str) -> None:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            fix = "a folder written by save_pretrained, with config.json and model.safetensors in it"
+            raise pretrained_error(source, "the folder holds no config.json.", fix)
+    elif is_path(source):
+        fix = "a folder that every slot can read, or a name on the Hugging Face hub"
+        raise pretrained_error(source, "no such folder.", fix)
+
+
+def _unloadable(source: str, error: Exception) -> ConfigError:
+    fix = "a folder written by save_pretrained, or a name on the hub, if it can be reached"
+    return pretrained_error(source, f"Hugging Face cannot load it: {first_line(error)}", fix)

@@ -1,0 +1,34 @@
+"""Parameters: the generator that draws each one, and their groups for the optimizer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """A generator on the CPU that the seed and a parameter's name decide, whatever was drawn before."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+
+
+def decay_groups(model: nn.Module, no_decay: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Optimizer groups of the trained parameters: matrices decay; biases and norms, which are vectors, do not.
+
+    Args:
+        model: Whole, or partitioned by ZeRO 3.
+        no_decay: Parts of the names of matrices that do not decay either.
+    """
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # Under ZeRO 3 every parameter is a vector; its real shape is beside it.
+            num_dims = len(getattr(parameter, "ds_shape", parameter.shape))
+            is_kept = num_dims < 2 or any(part in name for part in no_decay)
+            (kept if is_kept else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
