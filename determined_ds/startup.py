@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
 from determined_ds.doctor.machine import Machine
@@ -127,7 +128,14 @@ def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
     accelerator = detect_without_torch(options.accelerator)
     if accelerator is None:
         return
-    resolved = decide_task(task, ranks=ranks, machines=machines, accelerator=accelerator)
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=accelerator,
+        slots=ranks,
+        slots_origin=task.slots_origin,
+        machines=machines,
+    )
+    resolved = decide_task(task, where)
     if resolved.fit.max_length is None and not options.test and not options.measure:
         raise ConfigError(no_length(task.hyperparameters))
     if options.engine == "deepspeed":

@@ -10,9 +10,11 @@ import pytest
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_json, parse_yaml
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*.yaml"))
@@ -58,6 +60,14 @@ def decide(
         slots_origin=slots_origin,
         machines=machines,
     )
+
+
+def resolved_of(
+    experiment: Experiment, accelerator: Accelerator = CUDA, *, context_dir: Path = ROOT
+) -> ResolvedConfig:
+    """What the middle point of an experiment runs with."""
+    where = Where(context_dir=context_dir, accelerator=accelerator, slots=experiment.slots)
+    return resolve(experiment.hyperparameters, where)
 
 
 def refusals(step: Callable[[], Any]) -> tuple[Problem, ...]:

@@ -7,22 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.strategy import Strategy
 from determined_ds.documents.document import Document
 from determined_ds.errors import Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory import (
     Memory,
     ModelShape,
-    Strategy,
     alternatives,
     format_bytes,
     largest_micro_batch,
     memory_per_rank,
     strategies_that_fit,
-    strategy_of,
     usable_bytes,
 )
-from determined_ds.memory.activation_checkpointing import is_checkpointed
 from determined_ds.memory.fitting import device_bytes
 
 ShapeOf = Callable[[Experiment, ResolvedConfig, Path, Document], ModelShape]
@@ -59,8 +57,7 @@ def memory_problem(
     shape: ModelShape, resolved: ResolvedConfig, *, gpu_memory_bytes: int, hyperparameters: Document
 ) -> Problem | None:
     """The problem of a configuration that does not fit into a GPU; None where it does."""
-    checkpointing = is_checkpointed(hyperparameters.data, resolved, shape)
-    strategy = strategy_of(resolved, activation_checkpointing=checkpointing)
+    strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
     memory = memory_per_rank(shape, strategy)
     if memory.total_bytes <= usable_bytes(gpu_memory_bytes):
         return None

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.output import ERROR, WARNING, Finding, Share, findings_of
@@ -22,11 +22,11 @@ from determined_ds.check.trial_class import (
     stages_problem,
 )
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import LAID_OVER, read_hyperparameters
 from determined_ds.config.keys import CLUSTER, not_looked_at
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
@@ -202,9 +202,6 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
 
 
 def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: Asked) -> list[Verdict]:
-    def load_ds(value: str | dict[str, Any] | None, hyperparameters: Document) -> Document:
-        return find_deepspeed_config(value, context_dir=context_dir, hyperparameters=hyperparameters)
-
     staged = experiment.pipeline_trial
     stages = has_stages(staged, context_dir) if staged else None
 
@@ -217,14 +214,8 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
             problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 
-    verdicts = judge_points(
-        experiment,
-        points,
-        load_ds,
-        accelerator=asked.devices(experiment.slots),
-        slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
-        check=check,
-    )
+    where = Where(context_dir=context_dir, accelerator=asked.devices(experiment.slots))
+    verdicts = judge_points(experiment, points, where, check=check)
     return [_with_packages(verdict) for verdict in verdicts]
 
 

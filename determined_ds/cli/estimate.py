@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.memory import Fit, ModelShape, Strategy
+    from determined_ds.config.strategy import Strategy
+    from determined_ds.memory import Fit, ModelShape
 
 EPILOG = """\b
 Examples:
@@ -96,7 +97,8 @@ def _model(
     config: Path | None, context_dir: Path, flags: dict[str, Any]
 ) -> tuple[ModelShape, Strategy, bool]:
     """The model's shape, a strategy to vary, and whether somebody asked for that very one."""
-    from determined_ds.memory import Strategy, parse_count, shape_from_sizes
+    from determined_ds.config.strategy import Strategy
+    from determined_ds.memory import parse_count, shape_from_sizes
 
     if config is not None:
         return *_of_experiment(config, context_dir, flags), True
@@ -129,24 +131,19 @@ def _model(
 
 def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tuple[ModelShape, Strategy]:
     from determined_ds.config.accelerator import assumed_cuda
+    from determined_ds.config.resolve import Where
     from determined_ds.experiment.decide import decide, read_document
     from determined_ds.experiment.experiment import parse_experiment
     from determined_ds.experiment.trial_file import check_trial_file
-    from determined_ds.memory import strategy_of
-    from determined_ds.memory.activation_checkpointing import is_checkpointed
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
     )
     experiment = parse_experiment(document)
     check_trial_file(experiment.trial, context_dir, experiment.document)
-    resolved = decide(
-        experiment,
-        experiment.hyperparameters,
-        context_dir=context_dir,
-        accelerator=assumed_cuda(experiment.slots),
-    )
-    strategy = strategy_of(resolved, activation_checkpointing=flags["activation_checkpointing"])
+    where = Where(context_dir=context_dir, accelerator=assumed_cuda(experiment.slots))
+    resolved = decide(experiment, experiment.hyperparameters, where)
+    strategy = resolved.strategy
     if flags["precision"] not in (None, strategy.precision):
         strategy = replace(strategy, precision=flags["precision"], grad_accum_dtype=None)
     if flags["micro_batch"]:
@@ -156,9 +153,7 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     shape = shape_of_experiment(experiment, resolved, context_dir, precision=strategy.precision)
     if flags["sequence_length"]:
         shape = shape.at_sequence_length(flags["sequence_length"])
-    if is_checkpointed(experiment.hyperparameters.data, resolved, shape):
-        strategy = replace(strategy, activation_checkpointing=True)
-    return shape, strategy
+    return shape, strategy.checkpointed_by(shape.checkpoint_interval or flags["activation_checkpointing"])
 
 
 # ---------------------------------------------------------------------------------------------- the answer

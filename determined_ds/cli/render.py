@@ -42,6 +42,7 @@ def render(
     Of a hyperparameter search, the point in the middle is shown, the one that `det-ds run` trains.
     """
     from determined_ds.config.accelerator import assumed_cuda
+    from determined_ds.config.resolve import Where
     from determined_ds.devices import detect_accelerator
     from determined_ds.experiment.decide import decide, read_document
     from determined_ds.experiment.experiment import parse_experiment
@@ -50,7 +51,7 @@ def render(
     experiment = parse_experiment(document)
     devices = assumed_cuda(experiment.slots) if accelerator == "cuda" else detect_accelerator(accelerator)
     point = experiment.hyperparameters
-    resolved = decide(experiment, point, context_dir=context_dir, accelerator=devices)
+    resolved = decide(experiment, point, Where(context_dir=context_dir, accelerator=devices))
     for warning in resolved.warnings:
         click.echo(f"{click.style('warning', fg='yellow')}: {warning}", err=True)
     if as_json:

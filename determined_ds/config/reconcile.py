@@ -44,68 +44,49 @@ WRITTEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedConfig:
-    """All that a run is decided by.
+class ResolvedConfig(Facts):
+    """All that decides a run.
 
     Args:
-        topology: slots = pipe x model x data.
-        batch: The completed batch.
         fit: Arguments of ``Trainer.fit``.
-        accelerator: What the ranks compute on.
-        torch_compile: Whether engines compile their models.
         sdpa_kernel: The attention kernel; None: torch chooses.
-        warnings: What is possible, but probably not meant so.
-        machines: Machines that the slots are spread over.
+        warnings: What is possible, but probably not intended.
+        stated: The DeepSpeed JSON with what hyperparameters overwrite, before anything was filled.
         folder: Where DeepSpeed's monitors write; "" where that is not known yet.
     """
 
-    topology: Topology
-    batch: Batch
     fit: FitOptions
-    accelerator: Accelerator
-    torch_compile: bool
     sdpa_kernel: str | None
     warnings: tuple[Problem, ...]
-    _ds_config: dict[str, Any]
-    _filled: Document
-    _stated: Document
-    machines: int = 1
+    stated: Document
     folder: str = ""
 
     @property
     def ds_config(self) -> dict[str, Any]:
-        """The very mapping DeepSpeed is given: plain, complete, and a fresh copy each time."""
-        copied: dict[str, Any] = plain_copy(self._ds_config)
+        """The mapping that DeepSpeed is given: plain, complete, and a fresh copy each time."""
+        copied: dict[str, Any] = plain_copy(self.ds.data)
         return copied
 
-    @property
-    def ds(self) -> Document:
-        """The same with the place of each value in its file."""
-        return self._filled
-
     def writing_in(self, folder: str) -> ResolvedConfig:
-        """The same, with what DeepSpeed's monitors and profiler write, unless by an absolute path, in a folder."""
+        """The same, with the relative paths of DeepSpeed's monitors and profiler placed in a folder; "" for none."""
+        if not folder:
+            return self
         changes = []
         for section, key, is_needed in WRITTEN:
-            path = self._filled.get((section, key)) or ""
-            if self._filled.get((section, "enabled")) is True and (path or is_needed):
+            path = self.ds.get((section, key)) or ""
+            if self.enabled(section) and (path or is_needed):
                 changes.append(((section, key), os.path.join(folder, str(path)), "the run's folder"))
-        filled = self._filled.overwritten_all(changes)
-        return replace(self, _ds_config=plain_copy(filled.data), _filled=filled, folder=folder)
+        return replace(self, ds=self.ds.overwritten_all(changes), folder=folder)
 
     @cached_property
     def origins(self) -> Mapping[str, str]:
         """Dotted key of :attr:`ds_config` -> where its value came from."""
-        return {dotted(path): self._filled.origin(path) for path in _leaf_paths(self._ds_config)}
+        return {dotted(path): self.ds.origin(path) for path in leaf_paths(self.ds.data)}
 
     @property
     def filled(self) -> list[KeyPath]:
         """The leaves of :attr:`ds_config` that the JSON and ``overwrite_deepspeed_args`` leave open."""
-        return [path for path in _leaf_paths(self._ds_config) if self._stated.get(path) in (None, AUTO)]
-
-    @property
-    def zero_stage(self) -> int:
-        return int(self._ds_config.get("zero_optimization", {}).get("stage", 0))
+        return [path for path in leaf_paths(self.ds.data) if self.stated.get(path) in (None, AUTO)]
 
 
 def reconcile(
@@ -157,9 +138,16 @@ def reconcile(
     problems += undetermined
     checked = _checked(filled, sound=ds.data, in_form=ds.data)
     _tell(checked, problems)
-    filled = checked.ds
-    facts = Facts(ds=filled, topology=layout, batch=assumed, accelerator=accelerator, machines=machines)
-    for rule, problem in broken_rules(facts, slots_origin=slots_origin):
+    known: dict[str, Any] = {
+        "hyperparameters": hyperparameters,
+        "ds": checked.ds,
+        "topology": layout,
+        "batch": assumed,
+        "accelerator": accelerator,
+        "machines": machines,
+        "torch_compile": hp.torch_compile,
+    }
+    for rule, problem in broken_rules(Facts(**known), slots_origin=slots_origin):
         if (
             rule.warning and batch is not None
         ):  # of a batch that is only assumed, nothing probable can be said
@@ -169,17 +157,7 @@ def reconcile(
     if problems or topology is None or batch is None:
         raise ConfigError(problems, warnings)
     return ResolvedConfig(
-        topology=topology,
-        batch=batch,
-        fit=hp.fit,
-        accelerator=accelerator,
-        torch_compile=hp.torch_compile,
-        sdpa_kernel=hp.sdpa_kernel,
-        warnings=tuple(warnings),
-        _ds_config=plain_copy(filled.data),
-        _filled=filled,
-        _stated=ds,
-        machines=machines,
+        **known, fit=hp.fit, sdpa_kernel=hp.sdpa_kernel, warnings=tuple(warnings), stated=ds
     )
 
 
@@ -286,7 +264,7 @@ def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameter
     """
     over = hp.overwrite_deepspeed_args
     laid: list[tuple[KeyPath, Any, str, KeyPath]] = [
-        (path, get_path(over, path), OVERWRITES, (OVERWRITES, *path)) for path in _leaf_paths(over)
+        (path, get_path(over, path), OVERWRITES, (OVERWRITES, *path)) for path in leaf_paths(over)
     ]
     laid += [(LAID_OVER[key], value, key, (key,)) for key, value in hp.laid_over.items()]
     changes = []
@@ -298,10 +276,11 @@ def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameter
     return ds.overwritten_all(changes)
 
 
-def _leaf_paths(data: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value that is not a mapping with something in it."""
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            yield from _leaf_paths(value, (*path, key))
+            yield from leaf_paths(value, (*path, key))
         else:
             yield (*path, key)
 

@@ -6,15 +6,40 @@ broken; ``message`` and ``fix`` may name any fact in braces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.config.deepspeed.normalized import ONE_BIT
-from determined_ds.config.facts import ZERO, Facts, Rule
-from determined_ds.documents.document import Document, KeyPath
-from determined_ds.errors import Problem
+from determined_ds.config.facts import ZERO, Facts
+from determined_ds.documents.document import KeyPath
+from determined_ds.errors import NOT_GIVEN, Problem
 
 CONFIG = "deepspeed 0.19.8 runtime/config.py DeepSpeedConfig._do_error_check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One row of the compatibility table.
+
+    Args:
+        code: Short stable name.
+        key: The key that is named in the problem; the value and origin are looked up there.
+        breaks: True where the rule is broken.
+        message: What does not go together; ``{fact}`` is filled from :class:`Facts`.
+        fix: What to write instead.
+        source: Where upstream the rule comes from.
+        warning: True where the run is possible but probably not intended.
+    """
+
+    code: str
+    key: KeyPath
+    breaks: Callable[[Facts], bool]
+    message: str
+    fix: str
+    source: str
+    warning: bool = False
+
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -28,7 +53,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="offload-param-stage",
         key=(ZERO, "offload_param"),
-        breaks=lambda f: f.offload_device("offload_param") is not None and f.zero_stage != 3,
+        breaks=lambda f: f.strategy.offload_param is not None and f.zero_stage != 3,
         message="parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {zero_stage}",
         fix="set zero_optimization.stage to 3, or remove offload_param",
         source="deepspeed 0.19.8 runtime/zero/offload_config.py",
@@ -36,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="offload-optimizer-stage",
         key=(ZERO, "offload_optimizer"),
-        breaks=lambda f: f.offload_device("offload_optimizer") is not None and f.zero_stage < 1,
+        breaks=lambda f: f.strategy.offload_optimizer is not None and f.zero_stage < 1,
         message="the optimizer can be offloaded from ZeRO stage 1 on, not at stage {zero_stage}",
         fix="set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer",
         source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py (older texts say 2 and 3)",
@@ -44,7 +69,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="offload-nvme-stage",
         key=(ZERO, "offload_optimizer", "device"),
-        breaks=lambda f: f.offload_device("offload_optimizer") == "nvme" and f.zero_stage != 3,
+        breaks=lambda f: f.strategy.offload_optimizer == "nvme" and f.zero_stage != 3,
         message="the optimizer can be offloaded to nvme at ZeRO stage 3 only, not {zero_stage}",
         fix="use device cpu, or ZeRO stage 3",
         source="deepspeed 0.19.8 runtime/zero/stage3.py (only stage 3 has swap_optimizer)",
@@ -54,7 +79,7 @@ RULES: tuple[Rule, ...] = (
             code="offload-nvme-path",
             key=(ZERO, what, "device"),
             breaks=lambda f, what=what: (  # type: ignore[misc]
-                f.offload_device(what) == "nvme" and not f.zero(what).get("nvme_path")
+                getattr(f.strategy, what) == "nvme" and not f.zero(what).get("nvme_path")
             ),
             message="offload to nvme needs a path to put the files",
             fix=f"add zero_optimization.{what}.nvme_path",
@@ -195,7 +220,7 @@ RULES: tuple[Rule, ...] = (
         key=("gradient_allreduce_op",),
         breaks=lambda f: (
             str(f.ds.get(("gradient_allreduce_op",))).lower() == "sum"
-            and (f.zero_stage == 3 or bool(f.zero("zenflow")) or bool(f.ds.get(("compile", "deepcompile"))))
+            and (f.zero_stage == 3 or bool(f.zero("zenflow")) or f.strategy.deepcompile)
         ),
         message="gradients cannot be summed with ZeRO stage 3, ZenFlow or DeepCompile",
         fix='set gradient_allreduce_op to "mean"',
@@ -270,7 +295,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="grad-accum-mix",
         key=("data_types", "grad_accum_dtype"),
-        breaks=lambda f: f.zero_stage == 0 and f.grad_accum_dtype != f.precision,
+        breaks=lambda f: f.zero_stage == 0 and f.strategy.grad_dtype != f.precision,
         message="without ZeRO, gradients are accumulated in what the model computes in, {precision}",
         fix="remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
@@ -279,7 +304,7 @@ RULES: tuple[Rule, ...] = (
         code="pipeline-bf16-grad-dtype",
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: (
-            f.pipe > 1 and f.enabled("bf16") and f.zero_stage == 1 and f.grad_accum_dtype != "fp32"
+            f.pipe > 1 and f.enabled("bf16") and f.zero_stage == 1 and f.strategy.grad_dtype != "fp32"
         ),
         message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
         fix='add "data_types": {{"grad_accum_dtype": "fp32"}}',
@@ -313,7 +338,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="deepcompile-cuda",
         key=("compile", "deepcompile"),
-        breaks=lambda f: f.deepcompile and f.accelerator.name != "cuda",
+        breaks=lambda f: f.strategy.deepcompile and f.accelerator.name != "cuda",
         message="DeepCompile is written for CUDA, and there is no CUDA device",
         fix="run it on GPUs, or write hyperparameters.torch_compile: true instead",
         source="deepspeed 0.19.8 compile/util.py is_deepcompile_supported",
@@ -321,7 +346,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="deepcompile-stage",
         key=("compile", "deepcompile"),
-        breaks=lambda f: f.deepcompile and f.zero_stage == 0,
+        breaks=lambda f: f.strategy.deepcompile and f.zero_stage == 0,
         message="is ignored without ZeRO: torch's own compiler is used",
         fix="set zero_optimization.stage to 1, 2 or 3, or write hyperparameters.torch_compile: true instead",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.get_deepcompile_backend",
@@ -344,33 +369,23 @@ def broken_rules(facts: Facts, *, slots_origin: str = "") -> Iterator[tuple[Rule
     for rule in RULES:
         if rule.breaks(facts):
             on_slots = rule.key == ("slots_per_trial",)
-            value = {"value": facts.slots} if on_slots else _given(facts.ds, rule.key)
             problem = Problem(
                 key=facts.ds.key(rule.key),
-                **value,
+                value=facts.slots if on_slots else facts.ds.get(rule.key, NOT_GIVEN),
                 origin=slots_origin if on_slots else facts.ds.origin(rule.key),
-                message=_fill(rule.message, facts),
-                fix=_fill(rule.fix, facts),
+                message=rule.message.format_map(_ByName(facts)),
+                fix=rule.fix.format_map(_ByName(facts)),
                 code=rule.code,
             )
             yield rule, problem
 
 
-def _given(ds: Document, path: KeyPath) -> dict[str, Any]:
-    """The value at ``path``, for a problem; nothing for a key that is missing."""
-    missing = object()
-    value = ds.get(path, missing)
-    return {} if value is missing else {"value": value}
+class _ByName(dict[str, Any]):
+    """The facts by their names, for ``str.format_map``."""
 
-
-class _Lookup(dict[str, Any]):
     def __init__(self, facts: Facts) -> None:
         super().__init__()
         self._facts = facts
 
     def __missing__(self, name: str) -> Any:
         return getattr(self._facts, name)
-
-
-def _fill(text: str, facts: Facts) -> str:
-    return text.format_map(_Lookup(facts))

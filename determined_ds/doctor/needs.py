@@ -10,6 +10,7 @@ from typing import Any
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.extensions import CXX, NVCC, ops_of
 from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.config.resolve import Where
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import is_prebuilt
 from determined_ds.errors import Problem
@@ -63,7 +64,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
         fp16=accelerator.fp16,
     )
     point = experiment.hyperparameters
-    resolved = decide(experiment, point, context_dir=context_dir, accelerator=enough)
+    resolved = decide(experiment, point, Where(context_dir=context_dir, accelerator=enough))
     tools: dict[str, list[str]] = {}
     for op in ops_of(resolved):
         for tool in () if NVCC in op.tools and is_prebuilt(op.name) else op.tools:

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.hyperparameters import Hyperparameters, parse_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError, Problem
@@ -117,49 +115,37 @@ def laid_over(
 
 
 def decide(
-    experiment: Experiment,
-    hyperparameters: Document,
-    *,
-    context_dir: Path,
-    accelerator: Accelerator,
-    here: bool = False,
-    machines: int = 1,
+    experiment: Experiment, hyperparameters: Document, where: Where, *, here: bool = False
 ) -> ResolvedConfig:
     """What will run at one point of an experiment's search space.
 
     Args:
-        experiment: Its slots count.
+        experiment: Its slots count, where ``where`` states none.
         hyperparameters: The point.
-        context_dir: Where the DeepSpeed JSON is.
-        accelerator: What the ranks compute on.
+        where: Where it trains.
         here: Whether it will train on this machine, which must then have the packages that it needs.
-        machines: Machines that the slots are spread over.
 
     Raises:
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    hp = found.of(lambda: parse_hyperparameters(hyperparameters))
-    found.raise_any()
-    assert hp is not None
-    if hp.fit.max_length is None:
+    if hyperparameters.get(("fit", "max_length")) is None:
         found.problems.append(no_length(hyperparameters))
-    resolved = found.of(
-        lambda: _reconciled(
-            experiment,
-            hyperparameters,
-            hp,
-            context_dir=context_dir,
-            accelerator=accelerator,
-            machines=machines,
-        )
-    )
+    resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
     if here and resolved is not None:
         found.problems += missing_packages(resolved.ds)
     found.raise_any()
     assert resolved is not None
     odd = exponents(experiment.space.axes, experiment.document)
     return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved
+
+
+def on_slots_of(experiment: Experiment, where: Where) -> Where:
+    """The same with the experiment's slots, where none are stated."""
+    if where.slots is not None:
+        return where
+    origin = experiment.document.origin(("resources", "slots_per_trial"))
+    return dataclasses.replace(where, slots=experiment.slots, slots_origin=origin)
 
 
 def no_length(hyperparameters: Document) -> Problem:
@@ -171,24 +157,4 @@ def no_length(hyperparameters: Document) -> Problem:
         message="missing: nothing says how long to train",
         fix="write fit: {max_length: {batches: 200}}",
         code="max-length",
-    )
-
-
-def _reconciled(
-    experiment: Experiment,
-    document: Document,
-    hp: Hyperparameters,
-    *,
-    context_dir: Path,
-    accelerator: Accelerator,
-    machines: int,
-) -> ResolvedConfig:
-    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=context_dir, hyperparameters=document)
-    return reconcile(
-        document,
-        ds,
-        slots=experiment.slots,
-        accelerator=accelerator,
-        slots_origin=experiment.document.origin(("resources", "slots_per_trial")),
-        machines=machines,
     )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
 from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.hyperparameters import parse_hyperparameters, stated_seed
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.hyperparameters import stated_seed
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DataError, TrialError
 from determined_ds.experiment.secrets import placeholders_left
@@ -58,6 +56,11 @@ class Task:
         slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
         return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
 
+    @property
+    def slots_origin(self) -> str:
+        """Where the number of ranks comes from."""
+        return "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
+
     def drops_point(self, error: BaseException) -> bool:
         """Whether the searcher is told to drop this point because of an error: another point may do."""
         is_of_point = isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
@@ -94,31 +97,21 @@ def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
     return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
 
 
-def decide_task(task: Task, *, ranks: int, machines: int, accelerator: Accelerator) -> ResolvedConfig:
-    """What will run, with the DeepSpeed JSON of the current folder.
+def decide_task(task: Task, where: Where) -> ResolvedConfig:
+    """What will run.
 
     Args:
         task: What is to be trained.
-        ranks: Of all machines.
-        machines: That they run on.
-        accelerator: What they compute on.
+        where: On how many ranks, and what they compute on.
 
     Raises:
         ConfigError: every reason why it cannot run.
     """
-    document = task.hyperparameters
-    hp = parse_hyperparameters(document)
-    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
-    resolved = reconcile(
-        document,
-        ds,
-        slots=ranks,
-        accelerator=accelerator,
-        slots_origin="resources.slots_per_trial" if task.on_cluster else "the launched ranks",
-        machines=machines,
-    )
+    resolved = resolve(task.hyperparameters, where)
     missing = missing_packages(resolved.ds)
     if missing:
         raise ConfigError(missing)
-    odd = exponents_in(task.exp_conf or {}) if task.on_cluster else []  # off it, det-ds run has said them
+    odd = (
+        exponents_in(task.exp_conf or {}) if task.on_cluster else []
+    )  # elsewhere det-ds run has reported them
     return replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved

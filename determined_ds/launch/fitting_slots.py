@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import decide, laid_over
@@ -32,7 +33,7 @@ def fitting_slots(
     for slots in range(accelerator.max_ranks, 0, -1):
         fewer = _on(experiment.document, slots)
         try:
-            decide(fewer, fewer.hyperparameters, context_dir=context_dir, accelerator=accelerator)
+            decide(fewer, fewer.hyperparameters, Where(context_dir=context_dir, accelerator=accelerator))
         except ConfigError:
             continue
         return fewer, [_fewer(experiment, accelerator, slots)]

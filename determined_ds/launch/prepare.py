@@ -19,6 +19,7 @@ from determined_ds.config.deepspeed.normalized import AUTO
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.keys import RUN, not_looked_at
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document, get_path
 from determined_ds.documents.writing import write_whole
@@ -330,16 +331,9 @@ def prepare_run(
         found.warn(fewer)
     if devices is not None:
         point = experiment.hyperparameters
-        resolved = found.of(
-            lambda: decide(
-                experiment,
-                point,
-                context_dir=context_dir,
-                accelerator=devices,
-                here=True,
-                machines=placed.machines if placed else 1,
-            )
-        )
+        machines = placed.machines if placed else 1
+        there = Where(context_dir=context_dir, accelerator=devices, machines=machines)
+        resolved = found.of(lambda: decide(experiment, point, there, here=True))
         variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices)))
     if resolved is not None:
         found.warn(resolved.warnings)

@@ -16,7 +16,6 @@ from determined_ds.memory.model_shape import (
     shape_from_sizes,
     transformer_parameters,
 )
-from determined_ds.memory.strategy import Strategy, num_optimizer_states, strategy_of
 from determined_ds.memory.units import format_bytes, format_count, parse_bytes, parse_count
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "MeasuredActivations",
     "Memory",
     "ModelShape",
-    "Strategy",
     "alternatives",
     "fit",
     "fits",
@@ -32,12 +30,10 @@ __all__ = [
     "format_count",
     "largest_micro_batch",
     "memory_per_rank",
-    "num_optimizer_states",
     "parse_bytes",
     "parse_count",
     "shape_from_sizes",
     "strategies_that_fit",
-    "strategy_of",
     "transformer_parameters",
     "usable_bytes",
 ]

@@ -16,8 +16,8 @@ and token. The head keeps logits and their log-softmax, and the backward pass be
 
 from __future__ import annotations
 
+from determined_ds.config.strategy import Strategy
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.memory.strategy import Strategy
 
 
 def activation_bytes(shape: ModelShape, strategy: Strategy) -> int:

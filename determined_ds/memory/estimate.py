@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
 from determined_ds.memory.activations import activation_bytes
 from determined_ds.memory.model_shape import ModelShape
 from determined_ds.memory.states import model_states, parameters_of_rank, share, uses_bf16_optimizer
-from determined_ds.memory.strategy import ELEMENT_BYTES, Strategy
 
 # DeepSpeedEngine.buffered_allreduce_fallback's elements_per_buffer (deepspeed 0.19.8 runtime/engine.py).
 ALLREDUCE_ELEMENTS = 500_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from determined_ds.config.strategy import Strategy
 from determined_ds.memory.activations import are_known
 from determined_ds.memory.estimate import Memory, memory_per_rank
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.memory.strategy import Strategy
 from determined_ds.memory.units import GIB
 
 # What CUDA, cuBLAS and NCCL take before the first tensor: their kernels, workspaces and communication channels.
@@ -97,19 +97,19 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
     plain = replace(
         strategy,
         zero_stage=0,
-        offload_optimizer=False,
-        offload_param=False,
+        offload_optimizer=None,
+        offload_param=None,
         pipe_parallel_size=1,
         replicas=strategy.replicas * strategy.pipe_parallel_size,
     )
     found = []
     if strategy.pipe_parallel_size > 1:
-        found += [_for_stage(replace(strategy, offload_optimizer=False), stage) for stage in (0, 1)]
+        found += [_for_stage(replace(strategy, offload_optimizer=None), stage) for stage in (0, 1)]
         if strategy.offload_optimizer:
             found.append(strategy)
     found += [_for_stage(plain, stage) for stage in range(4)]
-    found += [replace(_for_stage(plain, stage), offload_optimizer=True) for stage in (1, 2, 3)]
-    found.append(replace(plain, zero_stage=3, offload_optimizer=True, offload_param=True))
+    found += [replace(_for_stage(plain, stage), offload_optimizer="cpu") for stage in (1, 2, 3)]
+    found.append(replace(plain, zero_stage=3, offload_optimizer="cpu", offload_param="cpu"))
     return tuple(found)
 
 

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
 from determined_ds.memory.model_shape import ModelShape, round_up
-from determined_ds.memory.strategy import ELEMENT_BYTES, Strategy
 
 ALIGNMENT = 2  # elements a rank
 

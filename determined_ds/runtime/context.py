@@ -19,6 +19,7 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
+from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_json
@@ -201,7 +202,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             accelerator=resolved.accelerator,
             machines=resolved.machines,
         )
-        return (found.writing_in(resolved.folder) if resolved.folder else found).ds_config
+        return found.writing_in(resolved.folder).ds_config
 
 
 def _plain(data: Any) -> Any:
@@ -364,7 +365,14 @@ def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Ac
         fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
         raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
-    return decide_task(task, ranks=distributed.size, machines=distributed.cross_size, accelerator=accelerator)
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=accelerator,
+        slots=distributed.size,
+        slots_origin=task.slots_origin,
+        machines=distributed.cross_size,
+    )
+    return decide_task(task, where)
 
 
 def _count(number: int, thing: str) -> str:

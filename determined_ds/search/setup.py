@@ -17,6 +17,7 @@ from determined_ds.check.trial_class import has_stages, stages_problem
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.keys import SEARCH
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.documents.differences import Difference, differences
 from determined_ds.documents.document import Document, get_path, plain_copy, words
 from determined_ds.documents.reading import read_yaml
@@ -100,13 +101,8 @@ class SearchPlan:
         problem = stages_problem(hyperparameters, experiment.trial) if self._has_no_stages else None
         if problem is not None:
             raise ConfigError(problem)
-        return decide(
-            experiment,
-            hyperparameters,
-            context_dir=self.context_dir,
-            accelerator=self.machine.accelerator,
-            here=True,
-        )
+        where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)
+        return decide(experiment, hyperparameters, where, here=True)
 
     @cached_property
     def _has_no_stages(self) -> bool:

@@ -12,9 +12,8 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
@@ -215,8 +214,11 @@ def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
     if isinstance(resolved, ResolvedConfig):
         return resolved
     document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-    hp = parse_hyperparameters(document)
-    ds = find_deepspeed_config(hp.deepspeed_config, context_dir=Path.cwd(), hyperparameters=document)
     ranks = context.distributed
-    slots, machines = ranks.size, ranks.cross_size
-    return reconcile(document, ds, slots=slots, accelerator=detect_accelerator(), machines=machines)
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=detect_accelerator(),
+        slots=ranks.size,
+        machines=ranks.cross_size,
+    )
+    return resolve(document, where)

@@ -26,7 +26,7 @@ from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 
-from determined_ds.config.facts import DTYPES
+from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
 
 DDP = "ddp"  # the context's ``engine`` that asks for it

@@ -11,9 +11,8 @@ import torch
 from attrdict import AttrDict
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
@@ -173,18 +172,13 @@ def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
 
 
 def _reconciled(hyperparameters: Document, resolved: ResolvedConfig) -> ResolvedConfig:
-    given = parse_hyperparameters(hyperparameters)
-    ds = find_deepspeed_config(
-        given.deepspeed_config, context_dir=Path.cwd(), hyperparameters=hyperparameters
-    )
-    found = reconcile(
-        hyperparameters,
-        ds,
-        slots=resolved.topology.slots,
+    where = Where(
+        context_dir=Path.cwd(),
         accelerator=resolved.accelerator,
+        slots=resolved.topology.slots,
         machines=resolved.machines,
     )
-    return found.writing_in(resolved.folder) if resolved.folder else found
+    return resolve(hyperparameters, where).writing_in(resolved.folder)
 
 
 def _other_batch(engine: str, found: ResolvedConfig, resolved: ResolvedConfig) -> list[Problem]:

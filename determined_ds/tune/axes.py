@@ -12,7 +12,6 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import AUTO
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory import strategy_of
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
 
@@ -158,7 +157,7 @@ def _offloads(
 
 
 def _precisions(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str | None, ...]:
-    own = strategy_of(base.resolved).precision
+    own = base.resolved.strategy.precision
     if "precision" not in over:
         return (None,)
     if not computes_bf16(base.accelerator):

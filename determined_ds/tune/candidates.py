@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory import ModelShape, format_bytes, strategy_of, usable_bytes
+from determined_ds.memory import ModelShape, format_bytes, usable_bytes
 from determined_ds.tune.axes import Left, choices_of, name_of
 from determined_ds.tune.choice import Base, Choice
 from determined_ds.tune.cost import memory_bytes
@@ -123,7 +123,7 @@ def _too_large(base: Base, needed: int, limit: int) -> Problem:
 
 def reference_of(base: Base, shape_of: Callable[[Variant], ModelShape]) -> Candidate | None:
     """The experiment in fp32, not compiled, which every other's loss is held against; None where it is so already."""
-    if strategy_of(base.resolved).precision == "fp32" and not base.resolved.torch_compile:
+    if base.resolved.strategy.precision == "fp32" and not base.resolved.torch_compile:
         return None
     choice: Choice = replace(base.own, precision="fp32", torch_compile=False)
     variant = decided(base, "in fp32, for its loss", choice)

@@ -7,7 +7,6 @@ checkpointing, compiled kernels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,17 @@ from typing import Any
 
 from determined_ds.check.trial_class import has_stages
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config, normalized
-from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.deepspeed.normalized import normalized
+from determined_ds.config.hyperparameters import OVERWRITES
 from determined_ds.config.other_names import with_real_names
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
+from determined_ds.config.strategy import SWITCHES
 from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.trial_file import check_trial_file, parsed, source_of
-from determined_ds.memory.activation_checkpointing import SWITCHES
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)
@@ -112,15 +112,15 @@ class Base:
     @property
     def own(self) -> Choice:
         """The experiment as it is, as a choice."""
-        resolved, zero = self.resolved, self.resolved.ds_config.get("zero_optimization") or {}
+        strategy = self.resolved.strategy
         return Choice(
-            zero_stage=resolved.zero_stage,
-            pipe_parallel_size=resolved.topology.pipe_parallel_size,
-            slots=resolved.topology.slots,
-            micro_batch_size=resolved.batch.micro_batch_size,
-            offload_optimizer=_is_offloaded(zero, OFFLOADS[0]),
-            offload_param=_is_offloaded(zero, OFFLOADS[1]),
-            zeropp=any(zero.get(key) not in (None, False, 1) for key in ZEROPP),
+            zero_stage=strategy.zero_stage,
+            pipe_parallel_size=strategy.pipe_parallel_size,
+            slots=strategy.slots,
+            micro_batch_size=strategy.micro_batch_size,
+            offload_optimizer=strategy.offload_optimizer is not None,
+            offload_param=strategy.offload_param is not None,
+            zeropp=strategy.zeropp,
         )
 
     def states(self, key: str) -> bool:
@@ -172,20 +172,12 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         document = document.holding(data)
         experiment = parse_experiment(document)
     check_trial_file(experiment.trial, context_dir, document)
-    resolved = decide(
-        experiment,
-        experiment.hyperparameters,
-        context_dir=context_dir,
-        accelerator=accelerator,
-        here=True,
-    )
+    where = Where(context_dir=context_dir, accelerator=accelerator)
+    resolved = decide(experiment, experiment.hyperparameters, where, here=True)
     document = with_real_names(document)
     experiment = parse_experiment(document)
-    hp = parse_hyperparameters(experiment.hyperparameters)
-    ds = find_deepspeed_config(
-        hp.deepspeed_config, context_dir=context_dir, hyperparameters=experiment.hyperparameters
-    )
-    for key, value in hp.overwrite_deepspeed_args.items():
+    ds = where.deepspeed_json(experiment.hyperparameters)
+    for key, value in (experiment.hyperparameters.get((OVERWRITES,)) or {}).items():
         ds = ds.overwritten((key,), value, "overwrite_deepspeed_args")
     replicated, staged = _forms(experiment.trial, context_dir)
     return Base(
@@ -204,11 +196,6 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
 def _constant(value: Any) -> Any:
     """A mapping with a key ``type`` as Determined takes it."""
     return {"type": "const", "val": value} if isinstance(value, dict) else value
-
-
-def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:
-    section = zero.get(key)
-    return isinstance(section, dict) and section.get("device") not in (None, "none")
 
 
 def _forms(trial: str, context_dir: Path) -> tuple[str | None, str | None]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from determined_ds.memory import ModelShape, memory_per_rank, strategy_of
-from determined_ds.memory.activation_checkpointing import is_checkpointed
+from determined_ds.memory import ModelShape, memory_per_rank
 from determined_ds.tune.variants import Variant
 
 Vector = npt.NDArray[np.float64]
@@ -134,7 +133,7 @@ class CostModel:
     def _effects(self, variant: Variant, shape: ModelShape) -> Vector:
         choice, resolved = variant.choice, variant.resolved
         assert resolved is not None
-        precision = strategy_of(resolved).precision
+        precision = resolved.strategy.precision
         is_pipeline = choice.pipe_parallel_size > 1
         doubled = math.log2(resolved.batch.micro_batch_size / self._own)
         bf16, compiled = float(precision == "bf16"), float(resolved.torch_compile)
@@ -186,7 +185,7 @@ def arithmetic(variant: Variant, shape: ModelShape) -> float:
     work = 8 if _is_checkpointed(variant, shape) else 6
     bubble = (count + stages - 1) / count
     compute = (work * parameters * tokens * samples / flops + start * count) * bubble
-    element = strategy_of(resolved).element_bytes
+    element = resolved.strategy.element_bytes
     replicas = batch.replicas
     communication = 0.0
     if replicas > 1:
@@ -209,7 +208,7 @@ def arithmetic(variant: Variant, shape: ModelShape) -> float:
 def memory_bytes(variant: Variant, shape: ModelShape) -> int:
     """Bytes that a rank's tensors take at the peak, by the memory model."""
     assert variant.resolved is not None
-    strategy = strategy_of(variant.resolved, activation_checkpointing=_is_checkpointed(variant, shape))
+    strategy = variant.resolved.strategy.checkpointed_by(shape.checkpoint_interval)
     memory = memory_per_rank(shape, strategy)
     on_host = memory.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
     return memory.total_bytes + on_host
@@ -217,6 +216,5 @@ def memory_bytes(variant: Variant, shape: ModelShape) -> int:
 
 def _is_checkpointed(variant: Variant, shape: ModelShape) -> bool:
     """Whether activations are computed again, by choice or by the experiment itself."""
-    assert variant.experiment is not None
     assert variant.resolved is not None
-    return is_checkpointed(variant.experiment.hyperparameters.data, variant.resolved, shape)
+    return variant.resolved.strategy.checkpointed_by(shape.checkpoint_interval).activation_checkpointing

@@ -13,7 +13,7 @@ from determined_ds.errors import EXIT_CONFIG, ConfigError
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.memory import ModelShape, strategy_of
+from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
 from determined_ds.protocol.run_dir import GIVEN, STEP_GROUP
 from determined_ds.protocol.run_dir import MEASURED as MEASURED_FILE
@@ -146,7 +146,7 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
         micro_batch_size=resolved.batch.micro_batch_size,
         accumulation=resolved.batch.accumulation,
         replicas=resolved.batch.replicas,
-        precision=strategy_of(resolved).precision,
+        precision=resolved.strategy.precision,
         samples_per_step=resolved.batch.global_batch_size,
     )
 
@@ -193,6 +193,6 @@ def estimated_state_bytes(variant: Variant, shape: ModelShape) -> int | None:
     """
     if variant.resolved is None:
         return None
-    states = model_states(shape, strategy_of(variant.resolved))
+    states = model_states(shape, variant.resolved.strategy)
     on_host = states.host_bytes if variant.resolved.accelerator.name == "cpu" else 0
     return states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes + on_host

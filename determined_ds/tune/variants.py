@@ -8,6 +8,7 @@ from pathlib import Path
 
 from determined_ds.check.trial_class import builds_engine_by_hand
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import decide
@@ -56,12 +57,8 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
         document = laid_over(base, choice)
         experiment = parse_experiment(document)
         _check_engine(experiment, choice, base.context_dir)
-        resolved = decide(
-            experiment,
-            experiment.hyperparameters,
-            context_dir=base.context_dir,
-            accelerator=base.accelerator,
-        )
+        where = Where(context_dir=base.context_dir, accelerator=base.accelerator)
+        resolved = decide(experiment, experiment.hyperparameters, where)
     except ConfigError as error:
         return Variant(name=name, choice=choice, problems=error.problems)
     return Variant(name=name, choice=choice, document=document, experiment=experiment, resolved=resolved)

@@ -9,7 +9,6 @@ import pytest
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import reconcile
 from determined_ds.experiment.experiment import load_experiment
 from tests.making import EXPERIMENTS, ROOT, refusals
@@ -26,8 +25,7 @@ def test_each_template_is_decided_or_refused_for_what_the_machines_lack(
 ) -> None:
     experiment = load_experiment(path, (), name=path.name)
     hp = experiment.hyperparameters
-    value = parse_hyperparameters(hp).deepspeed_config
-    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=hp)
+    ds = find_deepspeed_config(hp, ROOT)
     gpu = Accelerator(name="cuda", num_devices=gpus, bf16=True, fp16=True)
     expected = set()
     if experiment.slots > gpus * machines:

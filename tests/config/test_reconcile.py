@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import load_experiment
@@ -25,16 +23,14 @@ from tests.making import (
     hyperparameters,
     refusal,
     refusals,
+    resolved_of,
 )
 
 
 def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
     """What an experiment of the repository comes to."""
     experiment = load_experiment(path, overrides, name=path.name)
-    hp = experiment.hyperparameters
-    value = parse_hyperparameters(hp).deepspeed_config
-    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=hp)
-    return reconcile(hp, ds, slots=experiment.slots, accelerator=accelerator)
+    return resolved_of(experiment, accelerator)
 
 
 def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:

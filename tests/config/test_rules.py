@@ -12,8 +12,8 @@ import pytest
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import TORCH_TYPES
-from determined_ds.config.facts import ZERO_OPTIMIZERS, Rule
-from determined_ds.config.rules import RULES
+from determined_ds.config.facts import ZERO_OPTIMIZERS
+from determined_ds.config.rules import RULES, Rule
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import ConfigError, Problem
 from tests.making import CPU, CUDA, decide

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
+from determined_ds.config.resolve import Where
 from determined_ds.documents.differences import differences
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN
@@ -166,7 +167,9 @@ def config(**hyperparameters: Any) -> dict[str, Any]:
 
 def asked(data: dict[str, Any]) -> tuple[Any, Any]:
     experiment = parse_experiment(Document(name="one.yaml", data=data))
-    return experiment, decide(experiment, experiment.hyperparameters, context_dir=Path.cwd(), accelerator=CPU)
+    return experiment, decide(
+        experiment, experiment.hyperparameters, Where(context_dir=Path.cwd(), accelerator=CPU)
+    )
 
 
 def changes(before: dict[str, Any], now: dict[str, Any], *, warm_start: str | None = None) -> Changes:

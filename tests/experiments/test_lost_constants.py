@@ -14,10 +14,9 @@ import pytest
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import Document, KeyPath, dotted, plain_copy
-from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, load_experiment, parse_experiment
 from determined_ds.experiment.space.space import SPEC_TYPES
-from tests.making import CUDA, EXPERIMENTS, ROOT
+from tests.making import CUDA, EXPERIMENTS, ROOT, resolved_of
 
 LOST = (0, False, None)
 
@@ -43,7 +42,7 @@ def without(experiment: Experiment, paths: list[KeyPath]) -> Experiment:
 
 
 def resolved(experiment: Experiment) -> ResolvedConfig:
-    return decide(experiment, experiment.hyperparameters, context_dir=ROOT, accelerator=CUDA)
+    return resolved_of(experiment, CUDA)
 
 
 CONSTANTS = [

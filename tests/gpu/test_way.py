@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from determined_ds.config.resolve import Where
 from determined_ds.experiment.decide import decide, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from tests.gpu import one_card
@@ -37,7 +38,9 @@ def test_what_is_run_on_a_card_is_a_configuration_of_one(case: str) -> None:
     sets = [*one_card.length(10), *ON_A_CARD[case]]
     path = ROOT / "experiments" / f"{case.split()[0]}.yaml"
     experiment = parse_experiment(read_document(path, ROOT, slots=1, overrides=sets))
-    resolved = decide(experiment, experiment.hyperparameters, context_dir=ROOT, accelerator=CUDA, here=True)
+    resolved = decide(
+        experiment, experiment.hyperparameters, Where(context_dir=ROOT, accelerator=CUDA), here=True
+    )
     assert resolved.topology.slots == 1
     assert resolved.ds_config.get("fp16", {}).get("enabled", False) is ("fp16" in case)
     assert resolved.ds_config["bf16"]["enabled"] is ("fp16" not in case)

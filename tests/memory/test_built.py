@@ -11,9 +11,9 @@ import pytest
 from determined_ds.config.accelerator import assumed_cuda
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError
-from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, load_experiment
 from determined_ds.memory import ModelShape, transformer_parameters
+from tests.making import resolved_of
 from tests.memory.engines import BLOCK_BYTES, M_MMAP_THRESHOLD, large_blocks
 from tests.ranks import ROOT, Ranks
 
@@ -23,12 +23,7 @@ OWN_MODEL = ROOT / "tests" / "cli" / "own_model"
 
 def resolved(path: Path, *overrides: str, context_dir: Path = ROOT) -> tuple[Experiment, ResolvedConfig]:
     experiment = load_experiment(path, overrides)
-    return experiment, decide(
-        experiment,
-        experiment.hyperparameters,
-        context_dir=context_dir,
-        accelerator=assumed_cuda(experiment.slots),
-    )
+    return experiment, resolved_of(experiment, assumed_cuda(experiment.slots), context_dir=context_dir)
 
 
 def built(path: Path, *overrides: str, context_dir: Path = ROOT) -> ModelShape:

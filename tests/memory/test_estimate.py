@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from determined_ds.config.strategy import Strategy
 from determined_ds.errors import ConfigError
 from determined_ds.memory import (
     MeasuredActivations,
     Memory,
     ModelShape,
-    Strategy,
     alternatives,
     fits,
     largest_micro_batch,
@@ -44,8 +44,8 @@ strategies = st.builds(
     Strategy,
     zero_stage=st.sampled_from(STAGES),
     precision=st.sampled_from(PRECISIONS),
-    offload_optimizer=st.booleans(),
-    offload_param=st.booleans(),
+    offload_optimizer=st.sampled_from([None, "cpu", "nvme"]),
+    offload_param=st.sampled_from([None, "cpu"]),
     replicas=st.integers(1, 1024),
     pipe_parallel_size=st.integers(1, 16),
     micro_batch_size=st.integers(1, 64),
@@ -115,7 +115,7 @@ def test_more_replicas_never_take_more(shape: ModelShape, strategy: Strategy) ->
 
 @given(shapes, strategies)
 def test_a_higher_stage_takes_no_more_states(shape: ModelShape, strategy: Strategy) -> None:
-    strategy = replace(strategy, offload_optimizer=False, offload_param=False, pipe_parallel_size=1)
+    strategy = replace(strategy, offload_optimizer=None, offload_param=None, pipe_parallel_size=1)
     # In fp32 stage 1 has a copy of the parameters that stage 0 does without: it pays from two replicas on.
     if strategy.precision == "fp32":
         strategy = replace(strategy, replicas=2 * strategy.replicas, num_optimizer_states=2)
@@ -136,9 +136,9 @@ def test_no_part_is_negative_and_the_parts_add_up(shape: ModelShape, strategy: S
 
 @given(shapes, strategies)
 def test_offloading_moves_states_to_the_host(shape: ModelShape, strategy: Strategy) -> None:
-    strategy = replace(strategy, zero_stage=max(1, strategy.zero_stage), offload_param=False)
-    here = memory_per_rank(shape, replace(strategy, offload_optimizer=False))
-    there = memory_per_rank(shape, replace(strategy, offload_optimizer=True))
+    strategy = replace(strategy, zero_stage=max(1, strategy.zero_stage), offload_param=None)
+    here = memory_per_rank(shape, replace(strategy, offload_optimizer=None))
+    there = memory_per_rank(shape, replace(strategy, offload_optimizer="cpu"))
     assert there.optimizer_states_bytes == 0
     assert there.host_bytes >= here.optimizer_states_bytes
     assert there.model_states_bytes <= here.model_states_bytes

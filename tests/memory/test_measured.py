@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from determined_ds.memory import Memory, ModelShape, Strategy, memory_per_rank
+from determined_ds.config.strategy import Strategy
+from determined_ds.memory import Memory, ModelShape, memory_per_rank
 from determined_ds.memory.estimate import backward_buffer_bytes
 from tests.memory.engines import KINDS, measure, model_parameters
 from tests.ranks import Ranks
@@ -104,7 +105,7 @@ def test_offloaded_states_are_on_the_host(
     """Here the host is the device, so that it is the sum that is seen."""
     strategy = Strategy(
         zero_stage=stage,
-        offload_optimizer=True,
+        offload_optimizer="cpu",
         offload_param=offload_param,
         accumulation=accumulation,
         replicas=2,

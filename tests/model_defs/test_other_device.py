@@ -14,13 +14,10 @@ import torch
 from torch import nn
 
 from determined_ds import PipelineTrial
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import reconcile
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.runtime.shapes.bare_trial import bare_trial, chain_of, inside, trial_class
 from determined_ds.runtime.shapes.counted import quietly
-from tests.making import CUDA
+from tests.making import resolved_of
 from tests.ranks import ROOT
 
 WHOLE = (
@@ -59,10 +56,7 @@ def _half(value: Any) -> Any:
 def trial_of(template: str) -> Any:
     """A template's trial without an engine, on the meta device."""
     experiment = load_experiment(ROOT / "experiments" / f"{template}.yaml")
-    document = experiment.hyperparameters
-    json = parse_hyperparameters(document).deepspeed_config
-    ds = find_deepspeed_config(json, context_dir=ROOT, hyperparameters=document)
-    resolved = reconcile(document, ds, slots=experiment.slots, accelerator=CUDA)
+    resolved = resolved_of(experiment)
     assert resolved.ds_config["bf16"]["enabled"] is True
     trial = bare_trial(trial_class(experiment), experiment, resolved, "meta")
     trial.prepare()

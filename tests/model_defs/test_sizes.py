@@ -11,11 +11,9 @@ import torch
 import transformers
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.reconcile import reconcile
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
+from tests.making import resolved_of
 from tests.ranks import ROOT
 
 CUDA = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)
@@ -47,10 +45,7 @@ MISTRAL_7B = {
 def test_a_template_of_full_size_builds_the_published_model(template: str, changes: str) -> None:
     path = ROOT / "experiments" / f"{template}.yaml"
     experiment = load_experiment(path, [f"hyperparameters.{change}" for change in changes.split()])
-    document = experiment.hyperparameters
-    value = parse_hyperparameters(document).deepspeed_config
-    ds = find_deepspeed_config(value, context_dir=ROOT, hyperparameters=document)
-    resolved = reconcile(document, ds, slots=experiment.slots, accelerator=CUDA)
+    resolved = resolved_of(experiment)
     assert resolved.zero_stage == 3
     shape = shape_of_experiment(experiment, resolved, ROOT)
     assert shape.num_parameters == PUBLISHED[template, changes]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from determined_ds.check.one_experiment import Asked, check_experiment
 from determined_ds.check.output import ERROR
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.strategy import Strategy
 from determined_ds.documents.document import plain_copy
 from determined_ds.documents.reading import dump_yaml, parse_yaml
 from determined_ds.errors import ConfigError
-from determined_ds.memory import Strategy, strategy_of
 from determined_ds.tune.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, laid_over, read_base
 from determined_ds.tune.variants import Variant, decided, named_variants
 from tests.tune.bases import CONST, CPU, CUDA, ROOT, base_in, base_of, document_of
@@ -231,7 +231,7 @@ def base_with(folder: Path, json: str) -> Base:
 
 def strategy_in(variant: Variant) -> Strategy:
     assert variant.resolved is not None, variant.reason
-    return strategy_of(variant.resolved)
+    return variant.resolved.strategy
 
 
 def test_fp32_is_fp32_whatever_bf16_is_called(tmp_path: Path) -> None:

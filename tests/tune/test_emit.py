@@ -14,6 +14,7 @@ from determined_ds.check.one_experiment import Asked, check_experiment
 from determined_ds.check.output import ERROR
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.decide import decide
@@ -100,14 +101,8 @@ def resolved_points(experiment: Experiment, accelerator: Accelerator) -> list[Re
     found: list[ResolvedConfig | None] = []
     for point in points_of(experiment.space):
         try:
-            found.append(
-                decide(
-                    experiment,
-                    experiment.at(point.hyperparameters),
-                    context_dir=ROOT,
-                    accelerator=accelerator,
-                )
-            )
+            where = Where(context_dir=ROOT, accelerator=accelerator)
+            found.append(decide(experiment, experiment.at(point.hyperparameters), where))
         except ConfigError:
             found.append(None)
     return found

@@ -1,6 +1,6 @@
 """Every point of a search space judged, at the price of the different ones.
 
-Of a point :func:`determined_ds.config.reconcile.reconcile` reads some hyperparameters and not others, the model's own
+Of a point :func:`determined_ds.config.resolve.resolve` reads some hyperparameters and not others, the model's own
 among them. What it read is recorded; another point that has the same there has the same verdict.
 """
 
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.hyperparameters import read_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.decide import on_slots_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.points import Point
 
-LoadDs = Callable[[str | dict[str, Any] | None, Document], Document]
 Check = Callable[[Document, ResolvedConfig | None], Iterable[Problem]]
 
 
@@ -43,38 +41,22 @@ class Verdict:
 def judge_points(
     experiment: Experiment,
     points: Iterable[Point],
-    load_ds: LoadDs,
+    where: Where,
     *,
-    accelerator: Accelerator,
-    slots: int | None = None,
-    slots_origin: str = "",
-    machines: int = 1,
     check: Check | None = None,
 ) -> list[Verdict]:
-    """Judge points of an experiment's space, each as ``reconcile`` would.
+    """Judge points of an experiment's space, each as ``resolve`` would.
 
     Args:
         experiment: Whose space they are of.
         points: See :func:`determined_ds.experiment.space.points.points_of`.
-        load_ds: Gives the DeepSpeed JSON for the value of ``deepspeed_config`` and the hyperparameters it stands
-            in (for messages); called once for each value. May raise a :class:`ConfigError`.
-        accelerator: What the ranks compute on.
-        slots: Ranks in all; the experiment's if None.
-        slots_origin: Where ``slots`` was stated.
-        machines: Machines that the slots are spread over.
+        where: Where they would train.
         check: More that may be wrong with a point. It must read a hyperparameter each time that it needs it.
 
     Returns:
         A verdict for all points of which the same is told, in the order of their first points.
     """
-    decide = partial(
-        reconcile,
-        slots=experiment.slots if slots is None else slots,
-        accelerator=accelerator,
-        slots_origin=slots_origin,
-        machines=machines,
-    )
-    loaded = _Loaded(load_ds)
+    where = on_slots_of(experiment, where)
     opened: dict[tuple[str, ...], _Open] = {}
     known = _Known([axis.path[0] for axis in experiment.space.axes])
     for point in points:
@@ -82,7 +64,7 @@ def judge_points(
         verdict = known.get(codes)
         if verdict is None:
             recorder = ReadRecorder(point.hyperparameters)
-            found = _judged(experiment.at(recorder), loaded, decide, check)
+            found = _judged(experiment.at(recorder), where, check)
             verdict = opened.setdefault(found.told, found)
             known.put(codes, recorder.read, verdict)
         verdict.points.append(point)
@@ -112,14 +94,12 @@ class _Open(NamedTuple):
         return (str(len(self.problems)), *found)
 
 
-def _judged(
-    hyperparameters: Document, loaded: _Loaded, decide: Callable[..., ResolvedConfig], check: Check | None
-) -> _Open:
+def _judged(hyperparameters: Document, where: Where, check: Check | None) -> _Open:
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
     try:
-        resolved = decide(hyperparameters, loaded(hyperparameters))
+        resolved = resolve(hyperparameters, where)
         warnings = resolved.warnings
     except ConfigError as error:
         problems += error.problems
@@ -154,29 +134,6 @@ class _Known:
     def put(self, codes: list[str], read: set[str], verdict: _Open) -> None:
         axes = tuple(axis for axis, name in enumerate(self._names) if name in read)
         self._tables.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = verdict
-
-
-class _Loaded:
-    """The DeepSpeed JSON of each value of ``deepspeed_config``, loaded once."""
-
-    def __init__(self, load_ds: LoadDs) -> None:
-        self._load_ds = load_ds
-        self._known: dict[str | int, tuple[Any, Document | tuple[Problem, ...]]] = {}
-
-    def __call__(self, hyperparameters: Document) -> Document:
-        value = hyperparameters.get(("deepspeed_config",))
-        value = value if isinstance(value, (str, dict)) else None  # what is neither is told by `reconcile`
-        key = value if isinstance(value, str) else id(value)
-        if key not in self._known:
-            try:
-                found: Document | tuple[Problem, ...] = self._load_ds(value, hyperparameters)
-            except ConfigError as error:
-                found = error.problems
-            self._known[key] = (value, found)  # the value is kept, and its id with it
-        _, found = self._known[key]
-        if isinstance(found, Document):
-            return found
-        raise ConfigError([*found, *read_hyperparameters(hyperparameters)[1]])
 
 
 class ReadRecorder(dict[str, Any]):

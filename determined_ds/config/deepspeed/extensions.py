@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from determined_ds.config.facts import ZERO, Facts
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.strategy import QUANTIZED
 from determined_ds.documents.document import KeyPath
 
 NVCC, CXX, NINJA, LIBAIO = "nvcc", "c++", "ninja", "libaio"
-QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 OPTIMIZER = ("optimizer", "type")
 USE_TORCHS = "set optimizer.params.torch_adam to true, which takes torch's own AdamW"
 
@@ -45,7 +44,7 @@ def _kind(f: Facts) -> str:
 
 
 def _is_offloaded(f: Facts) -> bool:
-    return f.offload_device("offload_optimizer") is not None
+    return f.strategy.offload_optimizer is not None
 
 
 def _uses_torch_adam(f: Facts) -> bool:
@@ -53,7 +52,7 @@ def _uses_torch_adam(f: Facts) -> bool:
 
 
 def _on_nvme(f: Facts) -> bool:
-    return "nvme" in (f.offload_device("offload_optimizer"), f.offload_device("offload_param"))
+    return "nvme" in (f.strategy.offload_optimizer, f.strategy.offload_param)
 
 
 def _is_adam(f: Facts) -> bool:
@@ -154,13 +153,6 @@ OPS = (
 )
 
 
-def ops_of(resolved: ResolvedConfig) -> list[Op]:
+def ops_of(facts: Facts) -> list[Op]:
     """The extensions that a configuration has DeepSpeed build."""
-    facts = Facts(
-        ds=resolved.ds,
-        topology=resolved.topology,
-        batch=resolved.batch,
-        accelerator=resolved.accelerator,
-        machines=resolved.machines,
-    )
     return [op for op in OPS if op.builds(facts)]

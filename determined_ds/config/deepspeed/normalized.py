@@ -22,7 +22,6 @@ from determined_ds.documents.values import kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem
 
 AUTO = "auto"
-EMBEDDED = "hyperparameters.deepspeed_config"
 
 
 @functools.cache
@@ -33,27 +32,23 @@ def known_keys() -> dict[str, Any]:
     return tree
 
 
-def find_deepspeed_config(
-    value: str | dict[str, Any] | None, *, context_dir: Path, hyperparameters: Document
-) -> Document:
-    """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds.
+def find_deepspeed_config(hyperparameters: Document, context_dir: Path) -> Document:
+    """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds; an empty one where it does neither.
 
     Args:
-        value: A path relative to the context directory, the mapping itself, or None for an empty one.
-        context_dir: The directory that Determined sends to the cluster.
-        hyperparameters: Where ``value`` was written, for messages.
+        hyperparameters: One point.
+        context_dir: The directory that Determined sends to the cluster; paths are relative to it.
 
     Raises:
         ConfigError: the path leaves the context directory, or the file cannot be read.
     """
-    if value is None:
-        return Document(name="no deepspeed_config", data={})
+    inner: KeyPath = ("deepspeed_config",)
+    value = hyperparameters.get(inner)
     if isinstance(value, dict):
-        inner: KeyPath = ("deepspeed_config",)
-        if hyperparameters.get(inner) is not value:
-            return Document(name=EMBEDDED, data=value)
         sub = hyperparameters.sub(inner)
         return Document(name=sub.name, data=value, places=sub.places, overwrites=sub.overwrites)
+    if not isinstance(value, str):
+        return Document(name="no deepspeed_config", data={})
     problem = _path_problem(value, context_dir, hyperparameters)
     if problem:
         raise ConfigError(problem)
@@ -78,14 +73,7 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
         message = f"is no path: {getattr(error, 'strerror', None) or error}"
     if not message:
         return None
-    return Problem(
-        key=EMBEDDED,
-        value=value,
-        origin=hyperparameters.origin(("deepspeed_config",)),
-        message=message,
-        fix=fix,
-        code="deepspeed-config-path",
-    )
+    return hyperparameters.problem(("deepspeed_config",), message, fix, "deepspeed-config-path")
 
 
 def located_problems(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from determined_ds.config.strategy import Strategy
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory import (
     Memory,
-    Strategy,
     fits,
     format_bytes,
     format_count,
@@ -134,11 +134,12 @@ def _strategy(
 ) -> Strategy:
     """With one sample a micro-batch, which needs least."""
     overlap = zero_stage >= 2 and not offload_optimizer
+    device = "nvme" if needs.offload == "nvme" else "cpu"
     return Strategy(
         zero_stage=zero_stage,
         precision=needs.precision,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
+        offload_optimizer=device if offload_optimizer else None,
+        offload_param=device if offload_param else None,
         pipe_parallel_size=needs.pipe_parallel_size,
         replicas=needs.replicas,
         micro_batch_size=1,
@@ -237,10 +238,10 @@ def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) ->
 
 
 def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[Strategy]) -> Choice:
-    moved = ["the optimizer"] * strategy.offload_optimizer + ["the parameters"] * strategy.offload_param
-    if not moved:
+    if not strategy.offload_optimizer:
         reason = "all fits the GPU, and offload is slower" if needs.offload == "auto" else "not asked for"
         return Choice(key="offload", value="nothing", reason=reason)
+    moved = "the optimizer and the parameters" if strategy.offload_param else "the optimizer"
     to = "files" if needs.offload == "nvme" else "host memory"
     reason = f"{format_bytes(memory.host_bytes)} a rank are in {to}, and every step moves them"
     if needs.offload == "auto":
@@ -250,9 +251,9 @@ def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[St
     else:
         reason += ", as asked"
     if strategy.offload_param:
-        without = memory_per_rank(needs.shape, replace(strategy, offload_param=False, micro_batch_size=1))
+        without = memory_per_rank(needs.shape, replace(strategy, offload_param=None, micro_batch_size=1))
         reason += f"; with the parameters on the GPU it would need {format_bytes(without.total_bytes)} for one sample"
-    return Choice(key="offload", value=f"{' and '.join(moved)} to {to}", reason=reason)
+    return Choice(key="offload", value=f"{moved} to {to}", reason=reason)
 
 
 def _pipeline(needs: Needs, strategy: Strategy) -> Choice:

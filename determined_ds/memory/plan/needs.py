@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from determined_ds.config.batch import complete_batch
 from determined_ds.config.hyperparameters import LARGEST
+from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.config.topology import resolve_topology
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory import ModelShape, parse_bytes, parse_count, shape_from_sizes
-from determined_ds.memory.strategy import ELEMENT_BYTES
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ import torch
 from determined import pytorch
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.strategy import strategy_of
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.run_dir import STEP_GROUP
 from determined_ds.report.measurements import MEASURED, STOPPED, Repetition, Row
@@ -150,7 +149,7 @@ class MeasuredLoop(TrainingLoop):
     def measured(self) -> Row:
         """What has been measured so far; a collective."""
         context = self._context
-        resolved, strategy = context.resolved, strategy_of(context.resolved)
+        resolved, strategy = context.resolved, context.resolved.strategy
         seconds = torch.tensor(self._seconds, dtype=torch.float64, device=context.device)
         max_over_ranks(seconds)
         losses = torch.stack([loss.double() for loss in self._losses])
@@ -198,7 +197,7 @@ def check_strategy(trial: Any, context: Any) -> None:
     """
     if isinstance(trial, ReconciledTrial):
         return  # its engines are made of the configuration
-    expected = (context.resolved.zero_stage, strategy_of(context.resolved).precision)
+    expected = (context.resolved.zero_stage, context.resolved.strategy.precision)
     found = [(engine.zero_optimization_stage(), _precision(engine)) for engine in context.models]
     if expected in found:
         return

@@ -17,12 +17,11 @@ from torch.utils._pytree import tree_map_only
 
 from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.strategy import is_asked_of_model
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.memory.activation_checkpointing import is_asked_of_model
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.memory.strategy import strategy_of
 from determined_ds.runtime.shapes.bare_trial import Chain, Layer, bare_trial, chain_of, inside, trial_class
 from determined_ds.runtime.shapes.counted import quietly, shape_of_built
 from determined_ds.runtime.shapes.live_bytes import try_to_measure
@@ -57,7 +56,7 @@ def shape_of_experiment(
     """
     if hyperparameters is not None:
         experiment = replace(experiment, hyperparameters=hyperparameters)
-    precision = precision or strategy_of(resolved).precision
+    precision = precision or resolved.strategy.precision
     own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
     data = experiment.config.get("data")
     key = json.dumps(

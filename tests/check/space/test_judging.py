@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.check.space.judging import ReadRecorder, judge_points
-from determined_ds.config.deepspeed.normalized import find_deepspeed_config
-from determined_ds.config.hyperparameters import read_hyperparameters
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
@@ -39,10 +41,18 @@ JSONS = {
 }
 
 
-def load(value: Any, hyperparameters: Document) -> Document:
-    if isinstance(value, str) and value in JSONS:
-        return Document(name=value, data=copy.deepcopy(JSONS[value]))
-    return find_deepspeed_config(value, context_dir=Path("/nowhere"), hyperparameters=hyperparameters)
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder with the DeepSpeed JSONs is the current one."""
+    folder = tmp_path_factory.mktemp("jsons")
+    for name, data in JSONS.items():
+        (folder / name).write_text(json.dumps(data))
+    with contextlib.chdir(folder):
+        yield
+
+
+def where(accelerator: Accelerator = CUDA, **stated: Any) -> Where:
+    return Where(context_dir=Path(), accelerator=accelerator, **stated)
 
 
 def alone(read: Experiment, point: Point, check: Any = None) -> tuple[list[str], list[str]]:
@@ -51,18 +61,12 @@ def alone(read: Experiment, point: Point, check: Any = None) -> tuple[list[str],
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
-    value = document.get(("deepspeed_config",))
     try:
-        ds = load(value if isinstance(value, (str, dict)) else None, document)
+        resolved = resolve(document, where(slots=read.slots))
+        warnings = resolved.warnings
     except ConfigError as error:
-        problems += [*error.problems, *read_hyperparameters(document)[1]]
-    else:
-        try:
-            resolved = reconcile(document, ds, slots=read.slots, accelerator=CUDA)
-            warnings = resolved.warnings
-        except ConfigError as error:
-            problems += error.problems
-            warnings = error.warnings
+        problems += error.problems
+        warnings = error.warnings
     if check:
         problems += check(document, resolved)
     assert resolved or problems
@@ -116,7 +120,7 @@ def test_judging_together_is_judging_alone(hyperparameters: dict[str, Any]) -> N
     read = experiment(hyperparameters)
     before = json.dumps(hyperparameters)
     points = list(points_of(read.space))[:64]
-    verdicts = judge_points(read, points, load, accelerator=CUDA)
+    verdicts = judge_points(read, points, where())
     found = {id(point): verdict for verdict in verdicts for point in verdict.points}
     assert len(found) == len(points) == sum(len(verdict.points) for verdict in verdicts)
     for point in points:
@@ -132,12 +136,12 @@ def test_what_does_not_decide_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     def counted(*args: Any, **kwargs: Any) -> ResolvedConfig:
         calls.append(args)
-        return reconcile(*args, **kwargs)
+        return resolve(*args, **kwargs)
 
-    monkeypatch.setattr("determined_ds.check.space.judging.reconcile", counted)
+    monkeypatch.setattr("determined_ds.check.space.judging.resolve", counted)
     many = {"type": "double", "minval": 0, "maxval": 1, "count": 500}
     read = experiment({"global_batch_size": choice(8, 16), "dropout": many, "deepspeed_config": "plain.json"})
-    (verdict,) = judge_points(read, points_of(read.space), load, accelerator=CPU, slots=2)
+    (verdict,) = judge_points(read, points_of(read.space), where(CPU, slots=2))
     assert [problem.code for problem in verdict.problems] == ["auto-undetermined"]
     assert (len(verdict.points), len(calls)) == (1000, 2)
 
@@ -151,7 +155,7 @@ def test_a_check_of_the_callers_is_part_of_the_verdict() -> None:
 
     base = {"global_batch_size": 8, "learning_rate": 0.1, "deepspeed_config": "plain.json"}
     read = experiment({**base, "model": {"width": choice(1, 2, 3, 4), "depth": choice(1, 2)}})
-    verdicts = judge_points(read, points_of(read.space), load, accelerator=CUDA, check=check)
+    verdicts = judge_points(read, points_of(read.space), where(), check=check)
     assert [len(verdict.points) for verdict in verdicts] == [4, 4]
     for verdict in verdicts:
         for point in verdict.points:
@@ -160,9 +164,7 @@ def test_a_check_of_the_callers_is_part_of_the_verdict() -> None:
 
 def test_a_verdict_on_slots_and_machines() -> None:
     read = experiment({"global_batch_size": 8, "pipe_parallel_size": choice(1, 3)})
-    verdicts = judge_points(
-        read, points_of(read.space), load, accelerator=CPU, slots=4, slots_origin="--slots"
-    )
+    verdicts = judge_points(read, points_of(read.space), where(CPU, slots=4, slots_origin="--slots"))
     assert [(len(verdict.points), len(verdict.problems)) for verdict in verdicts] == [(1, 0), (1, 1)]
     assert verdicts[1].problems[0].origin == "--slots"
 

@@ -306,7 +306,7 @@ def test_the_normal_form_keeps_meaning_and_origin() -> None:
 
 def load(value: Any, folder: Path) -> Any:
     hp = hyperparameters(f"lr: 1\ndeepspeed_config: {json.dumps(value)}")
-    return find_deepspeed_config(hp.data["deepspeed_config"], context_dir=folder, hyperparameters=hp)
+    return find_deepspeed_config(hp, folder)
 
 
 def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
@@ -321,11 +321,9 @@ def test_a_path_is_relative_to_the_context_directory(tmp_path: Path) -> None:
 
 def test_a_mapping_is_taken_with_its_places() -> None:
     hp = hyperparameters("deepspeed_config:\n  zero_optimization:\n    stage: 1\n")
-    read = find_deepspeed_config(hp.data["deepspeed_config"], context_dir=Path(), hyperparameters=hp)
+    read = find_deepspeed_config(hp, Path())
     assert read.origin(("zero_optimization", "stage")) == "hp.yaml:3"
-    other = find_deepspeed_config({"bf16": {}}, context_dir=Path(), hyperparameters=hp)
-    assert other.origin(("bf16",)) == "hyperparameters.deepspeed_config"
-    assert find_deepspeed_config(None, context_dir=Path(), hyperparameters=hp).data == {}
+    assert find_deepspeed_config(hyperparameters("lr: 1"), Path()).data == {}
 
 
 @pytest.mark.parametrize(

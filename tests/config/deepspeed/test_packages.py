@@ -10,6 +10,7 @@ import pytest
 from determined_ds.check.files import check_files
 from determined_ds.config.deepspeed import packages
 from determined_ds.config.deepspeed.packages import MONITORS, missing_packages
+from determined_ds.config.resolve import Where
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import load_experiment
 from tests.making import CPU, ROOT, ds_json, refusal
@@ -54,9 +55,9 @@ def test_what_is_installed_is_not_missing() -> None:
 @pytest.mark.usefixtures("lacking")
 def test_a_run_here_is_refused_and_a_look_at_it_is_not() -> None:
     experiment = load_experiment(CONST, [WANDB])
-    about = {"context_dir": ROOT, "accelerator": CPU}
-    assert decide(experiment, experiment.hyperparameters, **about).zero_stage == 1  # type: ignore[arg-type]
-    problem = refusal(lambda: decide(experiment, experiment.hyperparameters, here=True, **about))  # type: ignore[arg-type]
+    where = Where(context_dir=ROOT, accelerator=CPU)
+    assert decide(experiment, experiment.hyperparameters, where).zero_stage == 1
+    problem = refusal(lambda: decide(experiment, experiment.hyperparameters, where, here=True))
     assert (problem.key, problem.code) == ("wandb.enabled", "missing-package")
     assert problem.origin == f"--set {WANDB}"
 

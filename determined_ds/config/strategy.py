@@ -1,19 +1,31 @@
-"""How the work of training is shared out, as far as memory depends on it."""
+"""How a training is carried out: which strategy, in its parts. Read from a DeepSpeed JSON once, here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from determined_ds.config.facts import DTYPES
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.batch import Batch
+from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-# Tensors of the parameters' size that an optimizer keeps; any other is taken to keep two, as Adam does.
+# How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
+DTYPES = {
+    **dict.fromkeys(("fp32", "float32", "torch.float32", "float"), "fp32"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "half", "float16", "torch.float16", "torch.half"), "fp16"),
+}
+# Tensors of the parameters' size that an optimizer keeps; any other is assumed to keep two, as Adam does.
 OPTIMIZER_STATES = {"lion": 1, "adagrad": 1, "rmsprop": 1, "muon": 1, "rprop": 2, "sgd": 0}
 ADAM_STATES = 2
+HPZ = "zero_hpz_partition_size"
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+# Hyperparameters by which models are asked to checkpoint activations: switches, and a number of layers.
+SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
+INTERVAL = "activation_checkpoint_interval"
+OFF = ("", "none", "off", "no", "false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +35,8 @@ class Strategy:
     Args:
         zero_stage: 0 to 3.
         precision: What the model computes in: ``bf16``, ``fp16`` or ``fp32``.
-        offload_optimizer: Optimizer states live in host memory; from ZeRO 1 on.
-        offload_param: Parameters live in host memory; ZeRO 3.
+        offload_optimizer: ``cpu`` or ``nvme``, where the optimizer states live; None: on the device. ZeRO 1 or more.
+        offload_param: The same of the parameters; ZeRO 3.
         pipe_parallel_size: Pipeline stages.
         model_parallel_size: Ranks that share one layer.
         replicas: Data-parallel copies, which ZeRO divides the states among.
@@ -42,14 +54,17 @@ class Strategy:
         max_live_parameters: Parameters that ZeRO 3 keeps whole at a time.
         sub_group_size: Parameters that ZeRO 3 steps at a time.
         hpz_partition_size: Ranks that share ZeRO++'s second copy of the parameters; 1: there is none.
+        zeropp: Any of ZeRO++ is used: quantized communication, or a second copy of the parameters.
         overlap_comm: Reduce while computing, which takes a second bucket; DeepSpeed's own choice, if None.
         contiguous_gradients: Gradients are copied into a bucket.
+        torch_compile: Engines compile their models by ``torch.compile``.
+        deepcompile: They compile by DeepSpeed's DeepCompile.
     """
 
     zero_stage: int = 0
     precision: str = "bf16"
-    offload_optimizer: bool = False
-    offload_param: bool = False
+    offload_optimizer: str | None = None
+    offload_param: str | None = None
     pipe_parallel_size: int = 1
     model_parallel_size: int = 1
     replicas: int = 1
@@ -66,14 +81,17 @@ class Strategy:
     max_live_parameters: int = 1_000_000_000
     sub_group_size: int = 1_000_000_000
     hpz_partition_size: int = 1
+    zeropp: bool = False
     overlap_comm: bool | None = None
     contiguous_gradients: bool = True
+    torch_compile: bool = False
+    deepcompile: bool = False
 
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
         assert {self.precision, self.grad_dtype, self.master_dtype} <= ELEMENT_BYTES.keys(), self
         sizes = (self.replicas, self.pipe_parallel_size, self.model_parallel_size, self.micro_batch_size)
-        assert min(*sizes, self.accumulation, self.reduce_bucket_size) >= 1, self
+        assert min(*sizes, self.accumulation) >= 1, self
 
     @property
     def grad_dtype(self) -> str:
@@ -96,56 +114,93 @@ class Strategy:
         words = f"ZeRO {self.zero_stage}"
         if self.pipe_parallel_size > 1:
             words = f"a pipeline of {self.pipe_parallel_size} with {words}"
-        moved = [
-            what
-            for what, is_moved in (
-                ("the optimizer", self.offload_optimizer),
-                ("the parameters", self.offload_param),
-            )
-            if is_moved
-        ]
-        return f"{words} with {' and '.join(moved)} offloaded" if moved else words
+        parts = (("the optimizer", self.offload_optimizer), ("the parameters", self.offload_param))
+        moved = " and ".join(what for what, device in parts if device)
+        return f"{words} with {moved} offloaded" if moved else words
+
+    def checkpointed_by(self, interval: int | None) -> Strategy:
+        """The same, with activation checkpointing where a ``PipelineTrial`` states its interval."""
+        return replace(self, activation_checkpointing=True) if interval else self
 
 
-def strategy_of(resolved: ResolvedConfig, *, activation_checkpointing: bool = False) -> Strategy:
-    """The strategy that a reconciled configuration asks for, read from the mapping that DeepSpeed is given.
+def read_strategy(
+    ds: Mapping[str, Any],
+    topology: Topology,
+    batch: Batch,
+    *,
+    hyperparameters: Mapping[str, Any] | None = None,
+    torch_compile: bool = False,
+) -> Strategy:
+    """The strategy that a DeepSpeed JSON asks for.
 
     Args:
-        resolved: What was decided.
-        activation_checkpointing: As :func:`~determined_ds.memory.activation_checkpointing.is_checkpointed` tells.
+        ds: The JSON with every "auto" filled.
+        topology: The parallel degrees.
+        batch: The completed batch.
+        hyperparameters: All of the trial, for activation checkpointing.
+        torch_compile: The hyperparameter of that name.
     """
-    ds = resolved.ds_config
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
+    # What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py.
+    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
+    master = next(low, "fp32")
 
     def size(key: str, default: int) -> int:
         return int(default if zero.get(key) is None else zero[key])
 
-    master = _master_dtype(ds)
     return Strategy(
-        zero_stage=resolved.zero_stage,
-        precision=_precision(ds),
-        offload_optimizer=_is_offloaded(zero, "offload_optimizer"),
-        offload_param=_is_offloaded(zero, "offload_param"),
-        pipe_parallel_size=resolved.topology.pipe_parallel_size,
-        model_parallel_size=resolved.topology.model_parallel_size,
-        replicas=resolved.topology.data_parallel_world_size,
-        micro_batch_size=resolved.batch.micro_batch_size,
-        accumulation=resolved.batch.accumulation,
-        activation_checkpointing=activation_checkpointing,
+        zero_stage=size("stage", 0),
+        precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
+        offload_optimizer=_device(zero, "offload_optimizer"),
+        offload_param=_device(zero, "offload_param"),
+        pipe_parallel_size=topology.pipe_parallel_size,
+        model_parallel_size=topology.model_parallel_size,
+        replicas=topology.data_parallel_world_size,
+        micro_batch_size=batch.micro_batch_size,
+        accumulation=batch.accumulation,
+        activation_checkpointing=_is_checkpointed(hyperparameters or {}, ds, topology),
         num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}),
         grad_accum_dtype=None if accum is None else DTYPES.get(str(accum).lower()),
         master_dtype=master,
         optimizer_state_dtype=master if get_path(ds, (master, f"{master}_optimizer_states")) else "fp32",
         immediate_grad_update=bool(get_path(ds, ("bf16", "immediate_grad_update"), False)),
-        reduce_bucket_size=size("reduce_bucket_size", Strategy.reduce_bucket_size),
+        reduce_bucket_size=max(1, size("reduce_bucket_size", Strategy.reduce_bucket_size)),
         prefetch_bucket_size=size("stage3_prefetch_bucket_size", Strategy.prefetch_bucket_size),
         max_live_parameters=size("stage3_max_live_parameters", Strategy.max_live_parameters),
         sub_group_size=size("sub_group_size", Strategy.sub_group_size),
-        hpz_partition_size=max(1, size("zero_hpz_partition_size", Strategy.hpz_partition_size)),
+        hpz_partition_size=max(1, size(HPZ, 1)),
+        zeropp=any(zero.get(key) not in (None, False) for key in QUANTIZED) or size(HPZ, 1) > 1,
         overlap_comm=zero.get("overlap_comm"),
         contiguous_gradients=zero.get("contiguous_gradients", True),
+        torch_compile=torch_compile,
+        deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
     )
+
+
+def _device(zero: Mapping[str, Any], what: str) -> str | None:
+    section = zero.get(what)
+    device = section.get("device") if isinstance(section, dict) else None
+    return None if device in (None, "none") else str(device)
+
+
+def _is_checkpointed(hyperparameters: Mapping[str, Any], ds: Mapping[str, Any], topology: Topology) -> bool:
+    """A hyperparameter asks the model for it, or ``pipeline.activation_checkpoint_interval`` a pipeline's engine.
+
+    The JSON's section ``activation_checkpointing`` turns nothing on: it has the options of DeepSpeed's own
+    functions, for a model that calls them.
+
+    Source: deepspeed 0.19.8 ``PipelineEngine.__init__`` in runtime/pipe/engine.py; runtime/activation_checkpointing.
+    """
+    interval = get_path(ds, ("pipeline", INTERVAL))
+    by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
+    return by_engine or is_asked_of_model(hyperparameters)
+
+
+def is_asked_of_model(hyperparameters: Mapping[str, Any]) -> bool:
+    """Whether a hyperparameter asks for activation checkpointing."""
+    values = [hyperparameters.get(name) for name in (*SWITCHES, INTERVAL)]
+    return any(value.lower() not in OFF if isinstance(value, str) else bool(value) for value in values)
 
 
 def num_optimizer_states(optimizer: Mapping[str, Any]) -> int:
@@ -159,18 +214,3 @@ def num_optimizer_states(optimizer: Mapping[str, Any]) -> int:
     if kind in ("sgd", "rmsprop") and params.get("momentum"):
         return OPTIMIZER_STATES[kind] + 1
     return OPTIMIZER_STATES.get(kind, ADAM_STATES)
-
-
-def _precision(ds: Mapping[str, Any]) -> str:
-    return next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled")) is True), "fp32")
-
-
-def _is_offloaded(zero: Mapping[str, Any], what: str) -> bool:
-    section = zero.get(what)
-    return isinstance(section, dict) and section.get("device") not in (None, "none")
-
-
-def _master_dtype(ds: Mapping[str, Any]) -> str:
-    """What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py."""
-    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
-    return next(low, "fp32")
