@@ -19,6 +19,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.decide import on_slots_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.points import Point, points_of
 from tests.experiment.space.test_points import experiment
@@ -62,7 +63,7 @@ def alone(read: Experiment, point: Point, check: Any = None) -> tuple[list[str],
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
     try:
-        resolved = resolve(document, where(slots=read.slots))
+        resolved = resolve(document, on_slots_of(read, where()))
         warnings = resolved.warnings
     except ConfigError as error:
         problems += error.problems
