@@ -171,8 +171,8 @@ def _label(strategy: Strategy) -> str:
 def _key(strategy: Strategy) -> tuple[object, ...]:
     return (
         strategy.zero_stage,
-        strategy.offload_optimizer,
-        strategy.offload_param,
+        bool(strategy.offload_optimizer),
+        bool(strategy.offload_param),
         strategy.pipe_parallel_size,
     )
 
@@ -312,6 +312,8 @@ def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, A
             {
                 "name": row.strategy.name,
                 **asdict(row.strategy),
+                "offload_optimizer": bool(row.strategy.offload_optimizer),
+                "offload_param": bool(row.strategy.offload_param),
                 **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
                 "fits": row.fits,
                 "largest_micro_batch": row.largest_micro_batch,
