@@ -42,8 +42,13 @@ from determined_ds.runtime.authors_frames import (
     os_exit_told,
     told_from_author,
 )
-from determined_ds.runtime.master.crashes import came_of_other_ranks, exit_code_of
-from determined_ds.runtime.master.last_words import on_cluster, said_by_chief, say_in_task_log
+from determined_ds.runtime.master.ending import (
+    came_of_other_ranks,
+    exit_code_of,
+    on_cluster,
+    said_by_chief,
+    say_in_task_log,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -122,7 +127,7 @@ def _train(options: argparse.Namespace) -> None:
 
     from determined_ds.experiment.experiment import load_experiment
     from determined_ds.protocol.header import decided
-    from determined_ds.runtime.master.task_logging import log_in_task
+    from determined_ds.runtime.upstream import log_in_task
 
     info = det.get_cluster_info()
     if info is not None and info.task_type != "TRIAL":
@@ -143,8 +148,8 @@ def _train(options: argparse.Namespace) -> None:
         log_in_task(options.accelerator)
 
     from determined_ds.runtime.context import open_context
-    from determined_ds.runtime.debugging import debugging
     from determined_ds.runtime.loop.fit import Trainer, fit_arguments
+    from determined_ds.runtime.upstream import debugging
 
     with (
         debugging(options.debug),

@@ -66,7 +66,7 @@ def may_come_further(failure: Failure) -> bool:
     """Whether another start of a failed rank may come further than this one.
 
     So it may where the system or somebody else ended it, e.g. for want of memory, or where it says so itself: see
-    :func:`~determined_ds.runtime.master.crashes.exit_code_of`, which decides it on a cluster too. What a rank has
+    :func:`~determined_ds.runtime.master.ending.exit_code_of`, which decides it on a cluster too. What a rank has
     diagnosed is the same next time: a configuration that cannot run, a loss that is not finite, a
     checkpoint that cannot be written.
     """

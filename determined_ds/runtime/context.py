@@ -32,12 +32,12 @@ from determined_ds.protocol.handed_on import REPORT
 from determined_ds.protocol.laid_aside import ASIDE, adopt, current
 from determined_ds.protocol.run_dir import DEEPSPEED_CONFIG
 from determined_ds.protocol.run_lock import make_private
-from determined_ds.runtime.data.generators import seed_everything
 from determined_ds.runtime.data.moving import Mover
+from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
-from determined_ds.runtime.loop.plain_metrics import plain_reduced
+from determined_ds.runtime.loop.authors_metrics import plain_reduced
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine

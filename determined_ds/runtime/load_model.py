@@ -22,7 +22,7 @@ from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.trial_file import source_of
 from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
-from determined_ds.runtime.checkpoints.only_data import only_data
+from determined_ds.runtime.checkpoints.contents import only_data
 from determined_ds.runtime.checkpoints.weights import weights_in
 from determined_ds.runtime.shapes.bare_trial import bare_trial, chain_of, forget_namesake, inside, trial_class
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from determined_ds.errors import Problem, shown
+from determined_ds.errors import Problem, TrainingError, shown
 
-# A method defined in one of these packages is not the author's.
+# A method that is defined in one of these packages is not the author's.
 LIBRARIES = ("determined_ds", "determined", "deepspeed", "torch")
 MAX_NAMES = 8
 
@@ -34,21 +34,20 @@ def _is_of_library(method: Any) -> bool:
 
 def place_of(function: Any) -> str:
     """``model_defs/mine/trial.py:17``: where a method, function or class begins; "" where that is unknown."""
-    with_code = (
-        inspect.unwrap(function) if callable(function) and not isinstance(function, type) else function
-    )
-    code = getattr(with_code, "__code__", None)
+    if callable(function) and not isinstance(function, type):
+        function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
     if code is not None:
         return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
     try:
-        file = inspect.getsourcefile(with_code)
-        return f"{shown_path(str(file))}:{inspect.getsourcelines(with_code)[1]}"
+        file = inspect.getsourcefile(function)
+        return f"{shown_path(str(file))}:{inspect.getsourcelines(function)[1]}"
     except (TypeError, OSError):
         return ""
 
 
 def shown_path(file: str) -> str:
-    """A file as the user knows it: relative to the context directory, where it is in there."""
+    """A file as the user knows it: relative to the context directory, where it is inside."""
     path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))
@@ -57,7 +56,7 @@ def shown_path(file: str) -> str:
 
 
 def _place_of_method(owner: Any, name: str) -> str:
-    """Of the author's methods alone: where a library's is defined helps nobody."""
+    """Only of an author's methods: the place of a library's does not help."""
     method = getattr(owner, name, None)
     return "" if _is_of_library(method) else place_of(method)
 
@@ -82,7 +81,7 @@ def wrong(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: st
         value: What it returned.
         expected: What it should have returned.
         fix: What to write instead.
-        did: What it did wrongly, in place of ``returned`` and the value.
+        did: What it did wrong, instead of ``returned`` and the value.
     """
     return Problem(
         key=f"{type(owner).__name__}.{name}",
@@ -91,6 +90,11 @@ def wrong(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: st
         fix=fix,
         code="returned",
     )
+
+
+def failed(owner: Any, name: str, value: Any, expected: str, fix: str, *, did: str = "") -> TrainingError:
+    """The same, as an error in training."""
+    return TrainingError(str(wrong(owner, name, value, expected, fix, did=did)))
 
 
 def described(value: Any) -> str:

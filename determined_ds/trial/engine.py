@@ -1,9 +1,11 @@
-"""What an engine of deepspeed 0.19.8 gets wrong or keeps to itself, put right on the engine at hand."""
+"""Corrections to an engine of deepspeed 0.19.8, and the numbers and messages that it keeps to itself."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import deepspeed.comm as comm
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.lion import DeepSpeedCPULion
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -12,18 +14,15 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.utils import clip_grad_norm_
 from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+from deepspeed.utils import comms_logging
+from deepspeed.utils.logging import print_dist
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.instruction_times import time_instructions
-from determined_ds.trial.printing import print_what_is_asked
 
 
 def fix_engine(engine: Any) -> None:
-    """Put an engine right; again, on one that is, changes nothing.
-
-    Args:
-        engine: What ``deepspeed.initialize`` returned. Any other engine is left as it is.
-    """
+    """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine."""
     if not isinstance(engine, DeepSpeedEngine):
         return
     if isinstance(engine, PipelineEngine):
@@ -32,7 +31,7 @@ def fix_engine(engine: Any) -> None:
         time_instructions(engine)
     _keep_gradient_norm(engine)
     _scale_loss(engine)
-    print_what_is_asked(engine)
+    _print_what_is_configured(engine)
 
 
 def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
@@ -160,3 +159,40 @@ def _scale_loss(engine: Any) -> None:
     engine.scale = lambda loss: kind.scale(engine, scaled(loss))
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         engine.get_global_grad_norm = get_global_grad_norm
+
+
+def _print_what_is_configured(engine: Any) -> None:
+    """Have rank 0 print what the DeepSpeed JSON asks for, which DeepSpeed 0.19.8 logs below the level that it shows.
+
+    ``wall_clock_breakdown``, ``memory_breakdown`` and ``flops_profiler`` print by themselves.
+
+    Source: ``_report_progress`` and ``__init__`` in ``runtime/engine.py``, ``ThroughputTimer`` in ``utils/timer.py``,
+    ``CommsLogger.append`` in ``utils/comms_logging.py``; the logger's level is WARNING in ``utils/logging.py``.
+    """
+    if getattr(engine, "_prints_what_is_configured", False):
+        return
+    engine._prints_what_is_configured = True
+    if isinstance(engine, PipelineEngine) and engine.wall_clock_breakdown() and not engine.steps_per_print():
+        engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
+    if engine.steps_per_print():
+        engine._report_progress = functools.partial(_report_progress, engine)
+        engine.tput_timer.logging = _print
+    if engine.dump_state():
+        lines = [f"  {name} {'.' * (29 - len(name))} {value}" for name, value in sorted(vars(engine).items())]
+        _print("\n".join(["DeepSpeedEngine:", *lines]))
+    if comms_logging.__dict__.get("log_dist") is not print_dist and comm.comms_logger.verbose:
+        comms_logging.log_dist = print_dist
+
+
+def _report_progress(engine: Any, step: int) -> None:
+    _print(f"step={step}, skipped={engine.skipped_steps}, lr={engine.get_lr()}, mom={engine.get_mom()}")
+
+
+def _print(message: str) -> None:
+    print_dist(message, ranks=[0])
+
+
+def print_communication() -> None:
+    """The table of ``comms_logger`` at the end of training, where it is enabled; a collective then."""
+    if comm.comms_logger.enabled:
+        comm.log_summary()

@@ -18,7 +18,7 @@ from determined import pytorch
 
 from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
-from determined_ds.trial.author import described, method_of, written_by_author, wrong
+from determined_ds.trial.author import described, failed, method_of, written_by_author, wrong
 from determined_ds.trial.stream_loader import is_stream
 
 logger = logging.getLogger("determined_ds")
@@ -268,7 +268,7 @@ def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
         return None
     did = "returned a loss whose backward() has been called, or that keeps the graph of a batch before"
     fix = "leave backward() and the optimizer's step to the library; detach() what is kept between batches"
-    return TrainingError(str(wrong(trial, "loss", None, SCALAR_LOSS, fix, did=did)))
+    return failed(trial, "loss", None, SCALAR_LOSS, fix, did=did)
 
 
 def training_loss(trial: Any, value: Any) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
         return value
     if isinstance(value, dict):
         fix = "return the loss alone: a pipeline reports no other metric"
-        raise TrainingError(str(wrong(trial, "loss", value, SCALAR_LOSS, fix)))
+        raise failed(trial, "loss", value, SCALAR_LOSS, fix)
     return _descendable(trial, value, "") if torch.is_grad_enabled() else evaluated_loss(trial, value)["loss"]
 
 
@@ -326,7 +326,7 @@ def _wrong_loss(
     expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if stages else "")
     fix = fix or _forgotten(value) + "return the mean loss of the micro-batch"
     did = f"returned {prefix}{described(value)}{suffix}"
-    return TrainingError(str(wrong(trial, "loss", value, expected, fix, did=did)))
+    return failed(trial, "loss", value, expected, fix, did=did)
 
 
 def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
@@ -345,13 +345,11 @@ def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
                 name = written_by_author(trial, *names)
                 did = f"returned a dict with the key {key!r}"
                 fix = f"write {str(key)!r}"
-                raise TrainingError(
-                    str(wrong(trial, name, value, "names of metrics as strings", fix, did=did))
-                )
+                raise failed(trial, name, value, "names of metrics as strings", fix, did=did)
         return value
     name = written_by_author(trial, *names)
     fix = _forgotten(value) + 'return {"name of a metric": value, ...}'
-    raise TrainingError(str(wrong(trial, name, value, "a dict of metrics by name", fix)))
+    raise failed(trial, name, value, "a dict of metrics by name", fix)
 
 
 def batch_length(trial: Any, value: Any) -> int:
@@ -359,7 +357,7 @@ def batch_length(trial: Any, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     fix = "return the number of samples in the batch, such as len(batch['labels'])"
-    raise TrainingError(str(wrong(trial, "get_batch_length", value, "an integer of at least 0", fix)))
+    raise failed(trial, "get_batch_length", value, "an integer of at least 0", fix)
 
 
 def _forgotten(value: Any) -> str:

@@ -16,7 +16,7 @@ import torch
 from determined_ds.config.reconcile import reconcile
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
-from determined_ds.runtime.checkpoints.only_data import only_data, to_their_kind_of_device
+from determined_ds.runtime.checkpoints.contents import only_data, to_their_kind_of_device
 from determined_ds.runtime.checkpoints.saving import Checkpoints
 from tests.making import CUDA
 from tests.ranks import Ranks

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from determined_ds.runtime.muon import compiled_when_called
+from determined_ds.runtime.upstream import compiled_when_called
 
 START = """
 import sys

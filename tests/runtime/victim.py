@@ -259,7 +259,7 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         for r in records
     ]
     from determined_ds.protocol.checkpoint_files import checkpoints_in
-    from determined_ds.runtime.checkpoints.only_data import ALLOWED, only_data
+    from determined_ds.runtime.checkpoints.contents import ALLOWED, only_data
 
     newest = checkpoints_in(run_dir / "checkpoints")[0].path
     states = {}

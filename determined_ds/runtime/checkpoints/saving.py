@@ -1,24 +1,22 @@
-"""What a checkpoint holds, and how it is written and read back. Determined's own layout, and a manifest:
+"""How checkpoints are written and read back. The layout is Determined's, with a manifest:
 
-    <uuid>/metadata.json                     steps_completed ...; Determined's
-           manifest.json                     size and checksum of every file
-           load_data.json                    experiment config and hyperparameters
-           trial_state.json                  where training stands
+    <uuid>/metadata.json                 steps_completed ...; Determined's
+           manifest.json                 size and checksum of every file
+           load_data.json                experiment config and hyperparameters
+           trial_state.json              where training stands
            code/...                      on a cluster: the context directory
-           det_state_dict_rank<R>.pth        generators, callbacks, reducers, unreported metrics, place in a stream
-           model<I>/...  latest              DeepSpeed's own files of each engine
+           det_state_dict_rank<R>.pth    generators, callbacks, reducers, unreported metrics, position in a stream
+           model<I>/...  latest          DeepSpeed's own files of each engine
 
-Reading one back executes nothing, see :mod:`~determined_ds.runtime.checkpoints.only_data`.
+Reading one back executes nothing, see :mod:`~determined_ds.runtime.checkpoints.contents`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,24 +38,19 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.stored_elsewhere import StoredElsewhere
+from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoints.code_copy import write_code
-from determined_ds.runtime.checkpoints.free_space import check_room
-from determined_ds.runtime.checkpoints.load_data import load_data
-from determined_ds.runtime.checkpoints.machines_folders import is_shared, keep_apart, share_of
-from determined_ds.runtime.checkpoints.only_data import ALLOWED, only_data, to_their_kind_of_device
-from determined_ds.runtime.checkpoints.refused import another_model, explained
-from determined_ds.runtime.checkpoints.saveable import check_state, not_plain
-from determined_ds.runtime.checkpoints.trial_state import STATE, TrialState, read_state
-from determined_ds.runtime.checkpoints.warm_start import take_weights
-from determined_ds.runtime.data.generators import rng_state
+from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
+from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
+from determined_ds.runtime.checkpoints.weights import take_weights
+from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
-from determined_ds.runtime.loop.progress import silent
 from determined_ds.trial.author import method_of
 
 logger = logging.getLogger("determined_ds")
 
-# By a warm start, in words.
+# What is loaded by each warm start, in words.
 TAKEN = {
     "weights": "its weights alone, with a new optimizer and schedule",
     "all": "its weights, optimizer, schedule and loss scale",
@@ -65,7 +58,7 @@ TAKEN = {
 
 
 class Stateful(Protocol):
-    """Something whose state travels in a checkpoint."""
+    """Something whose state a checkpoint holds."""
 
     def state_dict(self) -> Any: ...
 
@@ -76,13 +69,13 @@ class Checkpoints:
     """Saves and loads the checkpoints of a run.
 
     Args:
-        trial: Its ``save`` and ``load`` do the engines' part.
+        trial: Its ``save`` and ``load`` write and read the engines.
         context: Its core context stores the files, here or on the cluster.
         callbacks: Name -> callback; their state is kept.
         parts: Name -> what else has a state on each rank.
-        total_limit: Checkpoints to keep at most, the best and the newest always among them; None: all.
-        warm_start: ``weights`` or ``all``: what is taken of another trial's checkpoint.
-        note: Gets a line that says what was taken.
+        total_limit: Checkpoints to keep at most, always with the best and the newest; None: all.
+        warm_start: ``weights`` or ``all``: what is loaded from another trial's checkpoint.
+        note: Shows a line to the user.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class Checkpoints:
         total_limit: int | None = None,
         *,
         warm_start: str = "weights",
-        note: Callable[[str], None] = silent,
+        note: Callable[[str], None] = print,
     ) -> None:
         self._trial = trial
         self._context = context
@@ -115,20 +108,24 @@ class Checkpoints:
     def _is_local(self) -> bool:
         return isinstance(self._storage, AtomicStorage)
 
+    def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        for callback in self._callbacks.values():
+            getattr(callback, hook)(*args, **kwargs)
+
     # -------------------------------------------------------------------------------------------- save
 
     def save(self, state: TrialState, *, best: bool = False) -> str:
         """Write a checkpoint; a collective.
 
         Args:
-            state: Where training stands; the new checkpoint is entered into it.
+            state: Where training stands; the new checkpoint is added to it.
             best: The validation before it was the best so far.
 
         Returns:
             Its uuid.
 
         Raises:
-            CheckpointError: there is no room for it on the disk.
+            CheckpointError: it does not fit on the disk.
         """
         if self._is_local:
             check_room(self._context, self._storage.folder)
@@ -146,15 +143,14 @@ class Checkpoints:
             self._seal(Path(path), metadata)
         checkpoints = self._context._core.checkpoint
         if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
-            checkpoints.enter(uuid, metadata, self._told(state))
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_upload_end(uuid=uuid)
+            checkpoints.enter(uuid, metadata, state_files(self._trial, self._context, state))
+        self._call_back("on_checkpoint_upload_end", uuid=uuid)
         self._prune(state)
         return str(uuid)
 
     @contextlib.contextmanager
     def _stored(self, metadata: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """A folder, and the uuid by which its files are put into storage at the end; that takes as long as it takes."""
+        """A folder and a uuid; at the end its files are put into storage, however long that takes."""
         with contextlib.ExitStack() as stack:
             yield stack.enter_context(self._context._core.checkpoint.store_path(metadata, shard=True))
             with HEART.patiently():
@@ -168,8 +164,7 @@ class Checkpoints:
             "rng_state": rng_state(self._context.device),
             "built": self._built,
         }
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_save_start(checkpoint)
+        self._call_back("on_checkpoint_save_start", checkpoint)
         own = path / f"det_state_dict_rank{self._distributed.rank}.pth"
         try:
             torch.save(checkpoint, own)
@@ -177,13 +172,15 @@ class Checkpoints:
             self._name_unsaved(checkpoint)
             raise
         HEART.beat()
-        self._check_loadable(own, checkpoint)
+        if not self._checked_own_file:  # at the first checkpoint, not at the first resume
+            self._checked_own_file = True
+            contents.check_loadable(own, checkpoint, self._callbacks)
         self._trial.save(self._context, path)
         HEART.beat()
         if self._distributed.rank == 0:
-            for name, text in self._told(state).items():
+            for name, text in state_files(self._trial, self._context, state).items():
                 (path / name).write_text(text)
-            if not self._is_local:  # off a cluster the context directory is at hand
+            if not self._is_local:  # off-cluster the context directory is at hand
                 write_code(path)
         for callback in self._callbacks.values():
             callback.on_checkpoint_end(str(path))
@@ -193,28 +190,8 @@ class Checkpoints:
         """Refuse the state that cannot be written, by its owner."""
         for name, callback in self._callbacks.items():
             owner = f"callback {name!r}: {method_of(callback, 'state_dict')}"
-            check_state(owner, checkpoint["callbacks"].get(name))
-        check_state("on_checkpoint_save_start of a callback", checkpoint)
-
-    def _check_loadable(self, own: Path, checkpoint: dict[str, Any]) -> None:
-        """Find out at the first checkpoint, not at the first resume, that a state cannot be read back."""
-        if self._checked_own_file:
-            return
-        self._checked_own_file = True
-        with torch.serialization.safe_globals(ALLOWED):
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(own)
-            owner = (
-                "the state of a reducer or of the training data, or what a callback added to the checkpoint,"
-            )
-            for name, state in checkpoint["callbacks"].items() if unsafe else ():
-                if not_plain(state):
-                    owner = f"the state of callback {name!r} ({type(self._callbacks[name]).__name__})"
-        if unsafe:
-            raise CheckpointError(
-                f"{owner} holds objects of {', '.join(unsafe)}, which a checkpoint "
-                "cannot be read back with: return tensors, numbers, strings, lists and dicts from state_dict, "
-                "or allow the class by torch.serialization.add_safe_globals"
-            )
+            contents.check_state(owner, checkpoint["callbacks"].get(name))
+        contents.check_state("on_checkpoint_save_start of a callback", checkpoint)
 
     def _seal(self, path: Path, metadata: dict[str, Any]) -> None:
         """Write the manifest, once all ranks have written; those that see the same folder share the reading."""
@@ -222,7 +199,7 @@ class Checkpoints:
         shared = is_shared(path / "det_state_dict_rank0.pth", self._distributed)
         index, count = share_of(self._distributed, shared=shared)
         names = files_of(path)
-        if shared:  # one list for all, whatever a network's file system shows whom
+        if shared:  # one list for all: a network file system may show some ranks fewer files
             names = sorted({name for seen in self._distributed.allgather(names) for name in seen})
         marks = {}
         for name in names[index::count]:
@@ -246,20 +223,13 @@ class Checkpoints:
                     self._context._core.checkpoint.delete(uuid)
 
     def _count_damaged(self, state: TrialState, uuid: str) -> None:
-        """Enter what is damaged in the run directory as its oldest checkpoints: it counts, and is pruned first."""
+        """Add damaged checkpoints in the run directory as its oldest: they count, and are pruned first."""
         if self._total_limit is None or not self._is_local:
             return
         if uuid not in state.kept:
             state.kept.append(uuid)
         damaged = self._storage.damaged(besides=state.kept) if self._distributed.rank == 0 else None
         state.kept[:0] = self._distributed.broadcast(damaged)
-
-    def _told(self, state: TrialState) -> dict[str, str]:
-        """Name -> text of the files that say where training stands, and of what."""
-        return {
-            STATE: json.dumps(asdict(state)) + "\n",
-            "load_data.json": json.dumps(load_data(self._trial, self._context)) + "\n",
-        }
 
     # -------------------------------------------------------------------------------------------- load
 
@@ -268,14 +238,14 @@ class Checkpoints:
 
         Args:
             uuid: Of the checkpoint.
-            trial_id: This trial; a checkpoint of another one is a warm start, and gives no position.
+            trial_id: This trial; a checkpoint of another one is a warm start, and training counts from 0.
 
         Returns:
-            Where training stands, and the state of the generators for :func:`set_rng_state`: to be set when
-            nothing is left to build, just before the next batch.
+            Where training stands, and the state of the generators, to be set just before the next batch, when nothing
+            is left to build.
 
         Raises:
-            CheckpointError: it is not there, is not what was written, lacks this rank's part, or DeepSpeed refuses it.
+            CheckpointError: it is missing or damaged, lacks this rank's part, or DeepSpeed refuses it.
         """
         try:
             with self._context._core.checkpoint.restore_path(uuid) as path:
@@ -286,41 +256,31 @@ class Checkpoints:
         return state, generators
 
     def fork(self, path: Path) -> None:
-        """Begin with a checkpoint of another run; a collective. Training counts from 0.
-
-        Args:
-            path: The checkpoint's folder.
-
-        Raises:
-            CheckpointError: as :meth:`load`.
-        """
+        """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""
         self._load(path, path.name, None)
 
     def _load(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
         self._verify(path, uuid)
-        with only_data():
+        with contents.only_data():
             return self._read(path, uuid, trial_id)
 
     def _verify(self, path: Path, uuid: str) -> None:
         shared = is_shared(path / MANIFEST, self._distributed)
         index, count = share_of(self._distributed, shared=shared)
         damages = self._distributed.allgather(damage_in_share(path, index, count))
-        found = [damage for damage in damages if damage]
-        if found:
+        if found := [damage for damage in damages if damage]:
             raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}")
         if self._distributed.rank == 0 and not is_sealed(path):
             logger.warning("warning: %s", unverified(uuid))
 
     def _read(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
-        state = _state_in(path, uuid)
+        state = read_state(path, uuid)
         if state.trial_id == trial_id:
             checkpoint = self._read_all(path, uuid)
-            for name, callback_state in checkpoint.get("callbacks", {}).items():
-                if name in self._callbacks:
-                    self._callbacks[name].load_state_dict(callback_state)
-            for name, part_state in checkpoint.get("parts", {}).items():
-                if name in self._parts:
-                    self._parts[name].load_state_dict(part_state)
+            for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
+                for name, owned in checkpoint.get(states, {}).items():
+                    if name in owners:
+                        owners[name].load_state_dict(owned)
             return state, checkpoint.get("rng_state", {})
         take = self._read_all if self._warm_start == "all" else self._read_weights
         take(path, uuid)
@@ -333,13 +293,12 @@ class Checkpoints:
         return TrialState(trial_id=trial_id or 0), {}
 
     def _read_weights(self, path: Path, uuid: str) -> None:
-        """Take the weights alone, whatever ranks wrote them; callbacks see the part of this rank, or the first's."""
+        """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
         parts = [path / f"det_state_dict_rank{rank}.pth" for rank in (self._distributed.rank, 0)]
         part = next((part for part in parts if part.is_file()), None)
         checkpoint = torch.load(part, map_location="cpu") if part is not None else {}
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_load_start(checkpoint)
-        with explained(uuid, own_method=self._trial_loads):
+        self._call_back("on_checkpoint_load_start", checkpoint)
+        with contents.explained(uuid, own_method=self._trial_loads):
             if self._trial_loads:
                 self._trial.load(self._context, path)
             else:
@@ -350,9 +309,8 @@ class Checkpoints:
         checkpoint = self._own_part(path, uuid)
         built: list[Record] | None = checkpoint.get("built")
         self._check_fits(built, uuid)
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_load_start(checkpoint)
-        with explained(uuid, own_method=self._trial_loads):
+        self._call_back("on_checkpoint_load_start", checkpoint)
+        with contents.explained(uuid, own_method=self._trial_loads):
             self._trial.load(self._context, path)
         if built is not None:
             put_into_effect(self._context.models, built, self._built)
@@ -362,18 +320,17 @@ class Checkpoints:
 
     @property
     def _trial_loads(self) -> bool:
-        """Whether the trial loads by a method of its own, which may well load a part."""
+        """Whether the trial overrides ``load``, which may load only a part."""
         return bool(util.is_overridden(self._trial.load, det_ds.DeepSpeedTrial))
 
     def _check_fits(self, built: list[Record] | None, uuid: str) -> None:
         """Refuse the checkpoint of another model before anything is loaded; a collective.
 
-        DeepSpeed would end in an error of torch's, and under ZeRO 3, which goes by sizes alone, in none at all.
+        DeepSpeed would end in an error of torch's; under ZeRO 3, which compares sizes alone, in none at all.
         """
         own = misfit(built, self._built) if built is not None and not self._trial_loads else None
-        found = [reason for reason in self._distributed.allgather(own) if reason]
-        if found:
-            raise another_model(uuid, found[0])
+        if found := [reason for reason in self._distributed.allgather(own) if reason]:
+            raise contents.another_model(uuid, found[0])
 
     def _own_part(self, path: Path, uuid: str) -> dict[str, Any]:
         rank, size = self._distributed.rank, self._distributed.size
@@ -385,26 +342,17 @@ class Checkpoints:
                 f"resume with {written_by} slots"
             )
         try:
-            where = to_their_kind_of_device(self._context.device)
+            where = contents.to_their_kind_of_device(self._context.device)
             part = torch.load(path / f"det_state_dict_rank{rank}.pth", map_location=where)
         except (pickle.UnpicklingError, FileNotFoundError) as error:
-            raise CheckpointError(
-                f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
-            ) from error
+            message = f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
+            raise CheckpointError(message) from error
         assert isinstance(part, dict)
         return part
 
 
-def _state_in(path: Path, uuid: str) -> TrialState:
-    try:
-        return read_state(path)
-    except FileNotFoundError:
-        message = f"checkpoint {uuid} has no {STATE}: it was written by no DeepSpeedTrial"
-        raise CheckpointError(message) from None
-
-
-def spoil(models: list[Any]) -> None:
-    """Fill every parameter with NaN, so that only a load that restores them all can be followed by a number."""
+def scramble(models: list[Any]) -> None:
+    """Fill every parameter with NaN, so only a load that restores them all can be followed by a number."""
     with torch.no_grad():
         for model in models:
             for parameter in model.module.parameters():

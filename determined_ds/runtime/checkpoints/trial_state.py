@@ -1,14 +1,17 @@
-"""Where training stands, as a checkpoint has it."""
+"""Where training stands and what trial it is, as a checkpoint records them."""
 
 from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-STATE = "trial_state.json"
+from determined_ds.errors import CheckpointError
+from determined_ds.experiment.secrets import masked
+
+STATE, LOAD_DATA = "trial_state.json", "load_data.json"
 
 
 @dataclass(kw_only=True)
@@ -16,12 +19,12 @@ class TrialState:
     """Where training stands.
 
     Args:
-        trial_id: The trial that wrote it: another trial that starts from it begins to count anew.
+        trial_id: The trial that wrote it; another trial that starts from it counts from 0.
         batches_trained: Optimizer steps since the start of training.
         epochs_trained: Whole epochs among them.
         last_validation: ``batches_trained`` at the last validation.
         last_checkpoint: ``batches_trained`` at the last checkpoint.
-        kept: Uuids of the checkpoints that are there, oldest first.
+        kept: Uuids of the existing checkpoints, oldest first.
         best: Uuid of the one whose validation was best.
     """
 
@@ -34,18 +37,26 @@ class TrialState:
     best: str = ""
 
 
-def read_state(path: Path) -> TrialState:
-    """Where training stood: our own file, or the one of Determined's loop."""
-    if (path / STATE).exists():
-        found = json.loads((path / STATE).read_text())
-    else:
-        with (path / "trial_state.pkl").open("rb") as file:
-            found = _PlainUnpickler(file).load()
-        found = {
-            **found,
-            "last_validation": found.get("last_val", -1),
-            "last_checkpoint": found.get("last_ckpt", -1),
-        }
+def read_state(path: Path, uuid: str) -> TrialState:
+    """Where training stood, from our own file or that of Determined's loop.
+
+    Raises:
+        CheckpointError: the checkpoint has neither.
+    """
+    try:
+        if (path / STATE).exists():
+            found = json.loads((path / STATE).read_text())
+        else:
+            with (path / "trial_state.pkl").open("rb") as file:
+                found = _PlainUnpickler(file).load()
+            positions = {
+                "last_validation": found.get("last_val", -1),
+                "last_checkpoint": found.get("last_ckpt", -1),
+            }
+            found = {**found, **positions}
+    except FileNotFoundError:
+        message = f"checkpoint {uuid} has no {STATE}: it was not written by a DeepSpeedTrial"
+        raise CheckpointError(message) from None
     known = {item.name for item in fields(TrialState)}
     return TrialState(**{name: value for name, value in found.items() if name in known})
 
@@ -55,3 +66,25 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"trial_state.pkl names {module}.{name}")
+
+
+def state_files(trial: Any, context: Any, state: TrialState) -> dict[str, str]:
+    """Name -> text of the files that describe the state and the trial, without secrets.
+
+    ``load_data.json`` is as in Determined's own checkpoints, with the seed and the DeepSpeed configuration added.
+    """
+    try:
+        exp_conf = context.get_experiment_config()
+    except ValueError:
+        exp_conf = None
+    kind = type(trial)
+    load_data = {
+        "trial_type": "DeepSpeedTrial",
+        "experiment_config": exp_conf and masked(exp_conf),
+        "hparams": masked({"hyperparameters": context.get_hparams()})["hyperparameters"],
+        "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
+        "trial_seed": context.get_trial_seed(),
+        "trial_cls_spec": f"{kind.__module__}:{kind.__qualname__}",
+        "is_trainer": True,
+    }
+    return {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}

@@ -1,4 +1,4 @@
-"""Batches moved to a device; what cannot be moved is named by its place in the batch."""
+"""Batches moved to a device; a warning names the place in the batch of what cannot be moved."""
 
 from __future__ import annotations
 
@@ -18,22 +18,19 @@ KINDS = "fciub"
 
 
 class Mover:
-    """Moves batches to a device, as ``determined.pytorch.to_device`` does; named tuples stay what they are.
-
-    Args:
-        device: Where to.
+    """Moves batches to a device, as ``determined.pytorch.to_device`` does; named tuples stay named tuples.
 
     Source: ``to_device`` in determined 0.38.1's ``pytorch/_data.py``, whose warning names the type alone.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # From pinned memory the host does not wait for the copy; what the device does next comes after it anyway.
+        # From pinned memory the host does not wait for the copy; later work of the device comes after it anyway.
         self._in_background = device.type == "cuda"
         self._known: set[type] = {int, float, complex, bool, type(None)}  # numbers are on every device
 
     def move(self, batch: Any) -> Any:
-        """A batch with all of its tensors and arrays on the device; what else is in it stays what it is."""
+        """A batch with all of its tensors and arrays on the device; everything else is unchanged."""
         strangers: set[type] = set()
         moved = self._moved(batch, strangers)
         if strangers:
@@ -65,7 +62,7 @@ class Mover:
                 strangers.remove(type(value))
                 kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else described(value)
                 logger.warning(
-                    "warning: %s is %s, which cannot be moved to a device, and stays as it is. Leave it out of the "
+                    "warning: %s is %s, which cannot be moved to a device and is left unchanged. Leave it out of the "
                     "batch (collate_fn) where the model needs it on %s, or give its class a method to(device).",
                     *(place, kind, self._device),
                 )
@@ -73,11 +70,8 @@ class Mover:
 
 def _leaves(data: Any, place: str) -> Iterator[tuple[str, Any]]:
     """The places of a batch and what is there, such as ``batch['labels'][0]``."""
-    if isinstance(data, dict):
-        for key, value in data.items():
+    if isinstance(data, (dict, list, tuple)):
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
             yield from _leaves(value, f"{place}[{key!r}]")
-    elif isinstance(data, (list, tuple)):
-        for index, value in enumerate(data):
-            yield from _leaves(value, f"{place}[{index}]")
     else:
         yield place, data

@@ -1,19 +1,17 @@
-"""The samples of a stream, pass after pass over its dataset, and the place in them."""
+"""The samples of a stream, pass after pass over its dataset, and the position in them."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import data as torch_data
 
 from determined_ds.errors import CheckpointError, DataError, Problem
-from determined_ds.runtime.data.generators import rng_state, set_rng_state
+from determined_ds.runtime.data.seeds import mixed_seed, rng_state, seed_everything, set_rng_state
 from determined_ds.trial.stream_loader import StreamLoader
 
 CPU = torch.device("cpu")
@@ -22,18 +20,18 @@ CPU = torch.device("cpu")
 class Passes:
     """The samples of a dataset, pass after pass.
 
-    Reading has generators of its own, seeded anew for each pass: whatever the dataset draws, it draws the same on
-    every replica and in every worker, and training draws nothing else for it.
+    Reading uses separate generators, seeded anew for each pass: the dataset draws the same numbers on every replica
+    and in every worker, and does not disturb those of training.
 
     Args:
         loader: The dataset.
-        seed: The run's.
+        seed: Of the run.
         at_least: Samples that a pass must have.
         endless: Begin again at the end.
 
     Attributes:
         samples: Samples read in all.
-        ended: The first pass that has ended here, and its samples.
+        ended: Number and samples of the first pass that has ended here.
     """
 
     def __init__(self, loader: StreamLoader, *, seed: int, at_least: int, endless: bool = True) -> None:
@@ -51,12 +49,9 @@ class Passes:
     def take(self, count: int, keep: range) -> tuple[list[Any], int]:
         """Read the next ``count`` samples.
 
-        Args:
-            count: Samples.
-            keep: Which of them are wanted.
-
         Returns:
-            Those, and how many were read: fewer than ``count`` at the end of a stream that is not endless.
+            Those with an index in ``keep``, and how many were read: fewer than ``count`` only at the end of a stream
+            that is not endless.
         """
         kept: list[Any] = []
         taken = 0
@@ -75,7 +70,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """The dataset sees its own generators, and no worker processes to split by."""
+        """Give the dataset its own generators, and hide the worker processes that it might split by."""
         worker = torch_data._utils.worker
         outer, info = rng_state(CPU), worker._worker_info  # type: ignore[attr-defined]
         set_rng_state(self._generators, CPU)
@@ -89,10 +84,7 @@ class Passes:
 
     def _started(self) -> Iterator[Any]:
         if self._iterator is None:
-            seed = hash((self._seed, self._pass)) % 2**32  # of integers: the same everywhere
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.random.default_generator.manual_seed(seed)  # that of the CPU alone: a GPU's is training's
+            seed_everything(mixed_seed(self._seed, self._pass), cpu_only=True)
             self._announce_pass()
             self._iterator = self._loader.open()
         return self._iterator
@@ -108,19 +100,19 @@ class Passes:
         self._iterator, self._pass, self._of_pass = None, self._pass + 1, 0
         self._over = not self._endless
 
-    # ------------------------------------------------------------------------------------ its place
+    # ------------------------------------------------------------------------------------ the position
 
     def place(self) -> dict[str, Any]:
-        """Where reading stands, for :meth:`go_to`; with the dataset's own state where it has one."""
+        """The position, for :meth:`go_to`; with the dataset's own state where it has one."""
         place: dict[str, Any] = {"samples": self.samples, "pass": self._pass, "of_pass": self._of_pass}
         parts = {"dataset": self._loader.dataset, "iterator": self._iterator}
         if parts["iterator"] is parts["dataset"]:
             del parts["iterator"]
-        states = {name: part.state_dict() for name, part in parts.items() if _has_state(part)}
+        states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
         return {**place, "states": states, "generators": self._generators} if states else place
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Go on from a place: by the dataset's state, or else by reading what lies before it."""
+        """Continue from a position: by the dataset's state, or else by reading everything before it."""
         skip = samples_to_skip(self._loader, place)
         if skip != place["samples"]:
             self.samples = place["samples"] - skip
@@ -140,26 +132,26 @@ class Passes:
                 self._load_part(self._iterator, states["iterator"])
 
     def _load_part(self, part: Any, state: Any) -> None:
-        if not _has_state(part):
-            kind = type(part).__name__
+        if not has_state(part):
             raise CheckpointError(
-                f"the checkpoint holds a state of the training data ({self._loader.name}), and {kind} has no "
-                "load_state_dict to take it"
+                f"the checkpoint holds a state of the training data ({self._loader.name}), and {type(part).__name__} "
+                "has no load_state_dict to take it"
             )
         part.load_state_dict(state)
 
 
 def samples_to_skip(loader: StreamLoader, place: Mapping[str, Any]) -> int:
-    """Samples that must be read and left out to come to a place.
+    """Samples to read and skip to get to a position.
 
-    A dataset with ``set_epoch`` can begin with any pass; without it, what a pass yields may depend on those before.
+    A dataset with ``set_epoch`` can begin with any pass; without it, a pass may depend on those before.
     """
     if place.get("states"):
         return 0
     return int(place.get("of_pass" if hasattr(loader.dataset, "set_epoch") else "samples", place["samples"]))
 
 
-def _has_state(part: Any) -> bool:
+def has_state(part: Any) -> bool:
+    """Whether something can save its state and load it again."""
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
@@ -168,7 +160,7 @@ def _too_short(loader: StreamLoader, number: int, have: int, need: int) -> DataE
         message = f"yielded nothing when it was iterated again (pass {number + 1})"
         fix = "make iter() begin anew each time, or give a function that returns a new iterator"
     elif not have:
-        message, fix = "is a stream that yields no samples", "look for its files, or its filter"
+        message, fix = "is a stream that yields no samples", "check its files and its filter"
     else:
         message = f"is a stream of {have} samples, fewer than the {need} that one batch needs"
         fix = f"use more data, or a smaller global batch: {need} samples are read from it for each"

@@ -1,38 +1,38 @@
-"""A replica's micro-batches out of a stream: the same samples in a step whatever the replicas and the workers.
+"""A replica's micro-batches from a stream: the same samples in a step for any number of replicas and workers.
 
-The stream is read in rows, each one micro-batch of every replica; a batch is ``accumulation`` rows. Every reader, the
-rank itself or each of its workers, reads all rows and keeps what is its own. So no two of them have to agree, and
-between two batches the place in the stream is one for all.
+The stream is read in rows, each one micro-batch of every replica; a batch is ``accumulation`` rows. Every reader (the
+rank itself or each of its workers) reads all rows and keeps its own part. So readers need not communicate, and between
+two batches all of them are at the same position.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import data as torch_data
 
-from determined_ds.errors import CheckpointError
-from determined_ds.runtime.data.first_rows import FirstRow, digest
-from determined_ds.runtime.data.generators import seed_everything
+from determined_ds.errors import CheckpointError, DataError, Problem
 from determined_ds.runtime.data.passes import Passes
-from determined_ds.runtime.data.worker_seeds import start_worker
+from determined_ds.runtime.data.seeds import mixed_seed, seed_everything, start_worker
 from determined_ds.trial.stream_loader import StreamLoader
 
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What a reader tells beside a micro-batch.
+    """What a reader reports beside a micro-batch.
 
     Args:
         first: Digest of the first row that it read; None with other rows.
-        ended: The first pass that has ended, and its samples.
-        place: After the micro-batch, pickled; only between two batches.
+        ended: Number and samples of the first pass that has ended.
+        place: The position after the micro-batch, pickled; only between two batches.
     """
 
     first: str | None = None
@@ -41,10 +41,10 @@ class News:
 
 
 class Made(NamedTuple):
-    """A micro-batch, as it comes out of a reader."""
+    """A micro-batch from a reader."""
 
     batch: Any
-    samples: int  # of this replica; 0: for padding only
+    samples: int  # of this replica; 0: padding only
     news: News
 
 
@@ -56,10 +56,10 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
         batch_size: Samples in a micro-batch.
         replica: Data-parallel rank.
         replicas: Data-parallel copies.
-        seed: The run's.
+        seed: Of the run.
         accumulation: Rows in a batch.
         start_batch: The batch to begin with; None for one pass of validation.
-        place: Where that is in the stream.
+        place: The position of that batch in the stream.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
         self.passes = self._new()
 
     def peek(self) -> str:
-        """Read the first row, ahead of the rest, and give its digest; in the process that iterates."""
+        """Read the first row ahead of the rest, in the process that iterates. Returns its digest."""
         self._open()
         self._ahead = self._first_row()
         return self._ahead[2]
 
     def first_row(self, digest: str | None) -> FirstRow | None:
-        """What this rank has read first, by the digest of it."""
-        name, replica, sharded = self._loader.name, self._seeds[1], self._loader.sharded
+        """What this rank has read first, given its digest."""
         if digest is None:
             return None
-        return FirstRow(name=name, replica=replica, sharded=sharded, digest=digest)
+        loader = self._loader
+        return FirstRow(name=loader.name, replica=self._seeds[1], sharded=loader.sharded, digest=digest)
 
     def _open(self) -> None:
         self.passes = self._new()
@@ -108,7 +108,7 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
             self.passes.go_to(self._place)
 
     def _first_row(self) -> tuple[list[Any], int, str]:
-        """The samples of this replica, or others where it has none, how many are its own, and the row's digest."""
+        """The samples of this replica, or others where it has none; how many are its own; and the row's digest."""
         row, _ = self.passes.take(self._row, range(self._row))
         own = row[self._own.start : self._own.stop]
         return own or row[: self._size], len(own), digest(row)
@@ -131,21 +131,18 @@ class ReplicaStream(torch_data.IterableDataset[Made]):
                     return
             if not mine:
                 continue
+            place = None
             if info is not None:
-                seed_everything(hash((*self._seeds, number)) % 2**32)
-            # Without workers the place is asked for when it is needed.
-            ends_batch = (number + 1) % self._accumulation == 0
-            place = (
-                _pickled(self.passes, self._loader.name)
-                if info is not None and self._trains and ends_batch
-                else None
-            )
+                seed_everything(mixed_seed(*self._seeds, number))
+                # Without workers, the position is asked for when it is needed.
+                if self._trains and (number + 1) % self._accumulation == 0:
+                    place = _pickled(self.passes, self._loader.name)
             news = News(first=first, ended=self.passes.ended, place=place)
             yield Made(self._loader.collate_fn(samples), own, news)
 
 
 def _pickled(passes: Passes, name: str) -> bytes:
-    """As bytes, since tensors that are sent by a worker cost a file descriptor each."""
+    """As bytes: each tensor that a worker sends costs a file descriptor."""
     place = passes.place()
     try:
         return pickle.dumps(place)
@@ -156,37 +153,27 @@ def _pickled(passes: Passes, name: str) -> bytes:
 
 
 def torch_loader(loader: StreamLoader, stream: ReplicaStream, seed: int) -> torch_data.DataLoader[Made]:
-    """Torch's loader around a replica's part: it runs the workers."""
+    """torch's loader around a replica's part; it runs the workers."""
     init = functools.partial(start_worker, loader.worker_init_fn) if loader.num_workers else None
     return torch_data.DataLoader(
         stream,
         batch_size=None,
-        collate_fn=_as_it_is,  # type: ignore[arg-type]
+        collate_fn=_unchanged,  # type: ignore[arg-type]
         worker_init_fn=init,
         generator=torch.Generator().manual_seed(seed),
         **loader.workers,  # type: ignore[arg-type]
     )
 
 
-def _as_it_is(made: Made) -> Made:
+def _unchanged(made: Made) -> Made:
     return made
 
 
-# ------------------------------------------------------------------------------------------- training
-
-
 class TrainingStream:
-    """What a rank trains on: an endless iterator, that knows where it is.
-
-    Args:
-        loader: The stream.
-        stream: The replica's part of it.
-        place: Where it begins.
-        seed: The run's.
-        note: Says something to the user.
+    """The endless micro-batches that a rank trains on, and the position in them.
 
     Attributes:
-        first: What it read first, for :func:`check_first_rows`.
+        first: What this rank has read first, for :func:`check_first_rows`.
     """
 
     def __init__(
@@ -203,13 +190,13 @@ class TrainingStream:
         self._place = dict(place)
         self._note = note
         self._taken = False
-        self._said = False
+        self._has_noted = False
         self._ahead: Made | None = None
         if loader.num_workers:
             self._made = iter(torch_loader(loader, stream, seed))
             self._ahead = next(self._made)
             self.first = stream.first_row(self._ahead.news.first)
-        else:  # samples are read, but what collate_fn draws is drawn when training is there
+        else:  # samples are read, but collate_fn runs, and draws random numbers, only when training takes them
             self.first = stream.first_row(stream.peek())
             self._made = iter(torch_loader(loader, stream, seed))
 
@@ -221,12 +208,12 @@ class TrainingStream:
         self._ahead, self._taken = None, True
         if news.place is not None:
             self._place = pickle.loads(news.place)
-        if news.ended and not self._said:
-            self._said = True
-            self._say_ended(*news.ended)
+        if news.ended and not self._has_noted:
+            self._has_noted = True
+            self._note_end(*news.ended)
         return batch
 
-    def _say_ended(self, number: int, samples: int) -> None:
+    def _note_end(self, number: int, samples: int) -> None:
         length = self._loader.length()
         if length is None:
             self._note(f"data        {self._loader.name} ended after {samples:,} samples, and begins again")
@@ -237,7 +224,82 @@ class TrainingStream:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream after what training has taken."""
+        """The position after what training has taken."""
         if self._loader.num_workers or not self._taken:
             return self._place
         return self._stream.passes.place()
+
+
+# ------------------------------------------------------------------------- whether replicas read the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRow:
+    """What a rank has read first, to compare with the other ranks.
+
+    Args:
+        name: Of the dataset.
+        replica: Data-parallel rank.
+        sharded: Whether each replica should read different samples.
+        digest: Of the samples.
+    """
+
+    name: str
+    replica: int
+    sharded: bool
+    digest: str
+
+
+def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -> None:
+    """Compare what the ranks have read first: the same of a stream, something else on each replica of a sharded one.
+
+    Args:
+        rows: Of each rank; None where it reads no stream.
+        note: Shows a line to the user.
+
+    Raises:
+        DataError: replicas read different samples.
+    """
+    found = [row for row in rows if row is not None]
+    digests, replicas = {row.digest for row in found}, {row.replica for row in found}
+    if len(replicas) < 2:
+        return
+    if found[0].sharded and len(digests) == 1:
+        note(f"warning: {found[0].name} is sharded=True, and its first samples are the same on every replica")
+    elif not found[0].sharded and len(digests) > 1:
+        message = (
+            "yields other samples on one replica than on another, so that parts of it would be trained twice and "
+            "others never"
+        )
+        fix = (
+            "sharded=True where it yields each replica its own samples; otherwise read its files in one order, and "
+            "draw from random, numpy or torch, or from a generator with a fixed seed"
+        )
+        raise DataError(Problem(key=found[0].name, message=message, fix=fix, code="stream-differs"))
+
+
+def digest(samples: list[Any]) -> str:
+    """The same for the same samples in every process; objects that are not plain values count by their type."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for mark in _marks(samples):
+        found.update(mark)
+    return found.hexdigest()
+
+
+def _marks(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
+        value = value.detach().contiguous()
+        yield repr((tuple(value.shape), value.dtype)).encode()
+        yield value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        yield repr((value.shape, str(value.dtype))).encode()
+        yield value.tobytes()
+    elif isinstance(value, Mapping):
+        yield from _marks([part for item in value.items() for part in item])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _marks(item)
+    elif isinstance(value, (str, bytes, int, float, complex, bool)) or value is None:
+        yield repr(value).encode()
+    else:
+        yield type(value).__qualname__.encode()

@@ -1,7 +1,7 @@
 """A replica's share of the validation data, to the last sample, and how many micro-batches go into a call.
 
-Of data with an index every rank knows beforehand how many batches each has. Of a stream nobody does: ranks read some
-batches ahead and tell each other what they have, until none has any.
+For data with an index every rank knows beforehand how many batches each has. For a stream no rank does: ranks read some
+batches ahead and exchange how many they have, until none has any.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any, Protocol
 from determined import pytorch
 
 from determined_ds.errors import DataError, Problem
-from determined_ds.runtime.data.first_rows import FirstRow
 from determined_ds.runtime.data.samples import drawn_for, with_batch_sampler
-from determined_ds.runtime.data.streams import Made, News, ReplicaStream, torch_loader
+from determined_ds.runtime.data.streams import FirstRow, Made, News, ReplicaStream, torch_loader
 from determined_ds.trial.stream_loader import StreamLoader
 
 
 class CallPlan:
     """How many micro-batches each ``evaluate_batch`` of a pipeline takes.
 
-    An engine averages over the micro-batches that it takes at once. So it never takes at once what does not
-    weigh the same: the last one, which may be smaller, goes by itself, and so does a replica's padding.
+    An engine averages over the micro-batches that it takes at once, so it only takes those of equal weight at once: the
+    last one, which may be smaller, goes by itself, and so does a replica's padding.
 
     Args:
         sizes: Of each rank, the samples in each of its batches; empty where it has no data loader.
@@ -56,29 +55,20 @@ class CallPlan:
 
 
 class Reading(Protocol):
-    """One pass over a replica's own batches.
+    """One pass over a replica's own batches; ``left`` counts those yet to come, as far as is known."""
 
-    Attributes:
-        left: Own batches yet to come, as far as is known.
-    """
+    @property
+    def left(self) -> int: ...
 
-    left: int
+    def take(self) -> Any: ...
 
-    def take(self) -> Any:
-        """The next own batch."""
-
-    def padding(self) -> Any:
-        """A batch to go on with when there is none of its own."""
+    def padding(self) -> Any: ...
 
 
 class IndexedShare:
-    """The validation batches of one replica: every ``replicas``-th batch of the loader's own order.
+    """The validation batches of one replica: every ``replicas``-th batch in the order of a Determined loader.
 
-    Args:
-        loader: Determined's data loader.
-        replica: Data-parallel rank.
-        replicas: Data-parallel copies.
-        seed: Of what its sampler draws; the same on all ranks.
+    ``seed`` is that of its sampler, the same on all ranks.
 
     Attributes:
         sizes: Samples in each batch.
@@ -116,15 +106,14 @@ class IndexedReading:
 
 
 class UncountedShare:
-    """The validation batches of one replica, of which nobody knows how many there are: of a stream, or of a loader
-    that is taken as it is.
+    """The validation batches of one replica of a stream, or of a loader that is used as it is: their number is unknown.
 
     Args:
-        loader: A ``StreamLoader``, or another loader, which gives each replica its own.
+        loader: A ``StreamLoader``, or another loader, which gives each replica its own batches.
         replica: Data-parallel rank.
         replicas: Data-parallel copies.
-        seed: The run's.
-        length_of: Samples in a batch, for a loader that does not say.
+        seed: Of the run.
+        length_of: Samples in a batch, for a loader that does not report them.
     """
 
     sizes: None = None
@@ -171,7 +160,7 @@ class UncountedReading:
         self._padding: Any = None
 
     def ahead(self, count: int) -> list[int]:
-        """Read up to ``count`` batches ahead, and tell the samples in each."""
+        """Read up to ``count`` batches ahead. Returns the samples in each."""
         for made in itertools.islice(self._made, count - len(self._ahead)):
             if self._padding is None:
                 self._padding = made.batch
@@ -194,38 +183,34 @@ class UncountedReading:
         return self._padding
 
 
-def validation_share(
-    loader: Any, *, replica: int, replicas: int, seed: int, length_of: Callable[[Any], int]
-) -> IndexedShare | UncountedShare:
-    """A replica's share of what ``build_validation_data_loader`` returned. See the classes for the arguments."""
+def validation_share(loader: Any, *, length_of: Callable[[Any], int], **place: int) -> Any:
+    """A replica's share of what ``build_validation_data_loader`` returned; ``place``: replica, replicas, seed."""
     if isinstance(loader, pytorch.DataLoader):
-        return IndexedShare(loader, replica=replica, replicas=replicas, seed=seed)
-    return UncountedShare(loader, replica=replica, replicas=replicas, seed=seed, length_of=length_of)
+        return IndexedShare(loader, **place)
+    return UncountedShare(loader, length_of=length_of, **place)
 
 
 def _no_validation() -> DataError:
-    return DataError(
-        Problem(
-            key="build_validation_data_loader",
-            message="the validation data has no batch",
-            fix="use more validation data, or a loader without drop_last",
-            code="too-little-data",
-        )
+    message, fix = (
+        "the validation data has no batch",
+        "use more validation data, or a loader without drop_last",
     )
+    key = "build_validation_data_loader"
+    return DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
 
 
 # --------------------------------------------------------------------------------------------- a pass
 
 
 class ValidationBatches:
-    """What ``evaluate_batch`` is given: an iterator that keeps its own accounts.
+    """The iterator that ``evaluate_batch`` is given. It counts what is taken.
 
-    All ranks go through the same number of batches, as a forward pass may be collective (ZeRO 3, pipelines).
-    A rank that has run out repeats its first batch, with weight 0.
+    All ranks go through the same number of batches, since a forward pass may be collective (ZeRO 3, pipelines). A rank
+    that has run out repeats its first batch, with weight 0.
 
     Args:
         reading: A pass over this rank's share; None for a rank that has no data loader.
-        plans: The plan of some batches after the other, the same on all ranks; to ask for one may be a collective.
+        plans: The plan of the next batches, again and again, the same on all ranks; taking one may be a collective.
         length_of: Samples in a batch.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Where the ranks of a cluster meet: at a port of their own, and on an interface that reaches the other machines."""
+"""Where the ranks on a cluster meet: at the allocation's port, on an interface that reaches the other machines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import socket
 
 import psutil
 
-# What DeepSpeed's launcher tells every rank where nobody gave it a --master_port.
+# The port of DeepSpeed's launcher without --master_port.
 # Source: ``TORCH_DISTRIBUTED_DEFAULT_PORT`` in deepspeed 0.19.8's ``deepspeed/constants.py``.
 DEEPSPEEDS_PORT = "29500"
 
 
 def take_own_port() -> None:
-    """Meet at the port that the master gave this allocation, instead of the one that all of DeepSpeed's runs share.
+    """Meet at the port that the master gave this allocation, instead of DeepSpeed's default, which all runs share.
 
-    Two trials on one machine with host networking would both bind DeepSpeed's default port. ``C10D_PORT`` is unique
-    in a cluster and the same on every machine of an allocation. A port that somebody chose stays, and so does that
-    of torchrun, whose ranks are clients of a store which is there already.
+    Two trials on one machine with host networking would both bind the default. ``C10D_PORT`` is unique in a cluster
+    and the same on every machine of an allocation. A port that was set explicitly stays, and so does that of torchrun,
+    whose ranks are clients of an existing store.
 
     Source: ``getPorts`` in determined 0.38.1's ``master/internal/task/allocation.go``; ``_create_c10d_store`` in
     torch 2.13's ``torch/distributed/rendezvous.py``.
@@ -32,9 +32,9 @@ def take_own_port() -> None:
 def take_interfaces() -> None:
     """Have gloo use the interface that reaches the chief, unless ``GLOO_SOCKET_IFNAME`` names one.
 
-    Gloo alone takes the interface of the host name's address, which in many images is 127.0.0.1 on every machine.
-    The cluster's ``dtrain_network_interface`` comes first, where it names one interface of this machine. NCCL finds
-    its own, but takes that of the cluster too, whichever launcher started the ranks.
+    By default gloo takes the interface of the host name's address, which in many images is 127.0.0.1 on every machine.
+    The cluster's ``dtrain_network_interface`` comes first, where this machine has it. NCCL finds its interface itself,
+    but is given that of the cluster too, under any launcher.
 
     Source: ``main`` in determined 0.38.1's ``launch/deepspeed.py``, which hands it to NCCL; that of
     ``launch/torch_distributed.py`` does not.
@@ -51,9 +51,9 @@ def take_interfaces() -> None:
 
 
 def interface_to(host: str) -> str | None:
-    """The interface with the address from which this machine reaches a host; None where that is this machine alone.
+    """The interface whose address reaches a host; None where only this machine is reached.
 
-    A machine reaches its own address from this very address: so it is found on the chief, too.
+    A machine reaches its own address from that address, so this works on the chief, too.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else []
@@ -62,13 +62,13 @@ def interface_to(host: str) -> str | None:
     for family, kind, _, _, address in found:
         try:
             with socket.socket(family, kind) as probe:
-                probe.connect(address)  # of UDP: nothing is sent
-                source = probe.getsockname()[0]
+                probe.connect(address)  # UDP: nothing is sent
+                source = probe.getsockname()[0].partition("%")[0]
         except OSError:  # no route
             continue
-        if ipaddress.ip_address(source.partition("%")[0]).is_loopback:
+        if ipaddress.ip_address(source).is_loopback:
             continue
         for name, addresses in psutil.net_if_addrs().items():
-            if any(own.address.partition("%")[0] == source.partition("%")[0] for own in addresses):
+            if any(own.address.partition("%")[0] == source for own in addresses):
                 return str(name)
     return None

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, in_words, tell_terminal
 from determined_ds.protocol.heartbeat import HEART, SHOWN_FRAMES, WAITS
-from determined_ds.runtime.master.last_words import on_cluster
+from determined_ds.runtime.master.ending import on_cluster
 from determined_ds.task_log import ERROR, lines_of
 
 INTERVAL_S = 1.0  # between two signs of life

@@ -1,4 +1,4 @@
-"""Calls of a trial's ``train_batch``: that each takes, does and returns what it must."""
+"""Calls of a trial's ``train_batch``, with checks of what each takes, does and returns."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 from determined_ds.errors import TrainingError
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.trial import returned
-from determined_ds.trial.author import written_by_author, wrong
+from determined_ds.trial.author import failed, written_by_author
 
 METHODS = ("train_batch", "loss")
 
 
 class CountedBatches:
-    """The micro-batches of a trial, and how many were taken.
-
-    Attributes:
-        taken: Batches so far.
-    """
+    """The micro-batches of a trial; ``taken`` counts those so far."""
 
     def __init__(self, trial: Any, batches: Iterator[Any]) -> None:
         self._trial = trial
@@ -58,7 +54,7 @@ class TrainCalls:
         """One optimizer step: the metrics of each call, where this rank reports any.
 
         Raises:
-            TrainingError: a call returned no metrics or took other than its batches, or no engine made a step.
+            TrainingError: a call returned no metrics or took a wrong number of batches, or no engine made a step.
         """
         context = self._context
         before = [] if self._has_stepped else self._steps()
@@ -85,24 +81,23 @@ class TrainCalls:
         return metrics
 
     def _refuse_taken(self, taken: int) -> None:
-        name, did = "train_batch", f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
+        did = f"took {taken or 'no'} batch{'es' * (taken > 1)} from its iterator"
         if taken:
             expected = "one micro-batch a call: it is called gradient_accumulation_steps times for each step"
             fix = "call next(dataloader_iter) once; to take all of a step, context.disable_auto_grad_accumulation()"
         else:
             expected, fix = "one", "call next(dataloader_iter): the position in the data is counted by it"
-        raise TrainingError(str(wrong(self._trial, name, None, expected, fix, did=did)))
+        raise failed(self._trial, METHODS[0], None, expected, fix, did=did)
 
     def _steps(self) -> list[int]:
         return [getattr(engine, "global_steps", -1) for engine in self._context.models]
 
     def _check_step(self, before: list[int]) -> None:
-        """After the first batch: that an engine has made its step, or nothing would ever be trained."""
-        if self._steps() != before or -1 in before:
-            return
-        name, did = written_by_author(self._trial, "train_batch"), "trained nothing: no engine made a step"
-        fix = "call engine.backward(loss) and engine.step() for each micro-batch"
-        raise TrainingError(str(wrong(self._trial, name, None, "an optimizer step a batch", fix, did=did)))
+        """After the first batch: without a step of an engine, nothing would ever be trained."""
+        if self._steps() == before and -1 not in before:
+            name, did = written_by_author(self._trial, METHODS[0]), "trained nothing: no engine made a step"
+            fix = "call engine.backward(loss) and engine.step() for each micro-batch"
+            raise failed(self._trial, name, None, "an optimizer step a batch", fix, did=did)
 
 
 def _stated(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -116,15 +111,14 @@ def _stated(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collated(trial: Any, error: Exception) -> TrainingError | None:
-    """What to say of samples that torch cannot put together into a batch; None of any other error.
+    """The error for samples that torch cannot put together into a batch; None for any other error.
 
     Source: ``default_collate`` in torch 2.13's ``utils/data/_utils/collate.py``, in this process or in a worker.
     """
     text = "".join(traceback.format_exception(error))
     if "_utils/collate.py" not in text:
         return None
-    reason = text.rstrip().splitlines()[-1]
-    name, did = "build_training_data_loader", f"yields samples that do not make a batch: {reason}"
-    fix = "return the same from each sample of the dataset, or give the loader a collate_fn"
+    did = f"yields samples that do not make a batch: {text.rstrip().splitlines()[-1]}"
     expected = "samples of tensors, arrays, numbers, or dicts and tuples of them, all of one shape"
-    return TrainingError(str(wrong(trial, name, None, expected, fix, did=did)))
+    fix = "return the same from each sample of the dataset, or give the loader a collate_fn"
+    return failed(trial, "build_training_data_loader", None, expected, fix, did=did)

@@ -48,21 +48,20 @@ class Schedule:
     batches_per_epoch: int | None
 
     def __post_init__(self) -> None:
-        if self.batches_per_epoch is not None:
-            return
-        problems = [
-            Problem(
-                key=f"fit.{name}",
-                value=f"{unit.value} epochs",
-                message="the training data has no length, and so no epochs",
-                fix=f"count in batches, {name}: {{batches: 1000}}, or give the dataset a __len__",
-                code="epochs-without-length",
+        if self.batches_per_epoch is None and self.in_epochs:
+            message = "the training data has no length, and so no epochs"
+            fix = "count in batches, {}: {{batches: 1000}}, or give the dataset a __len__"
+            raise ConfigError(
+                Problem(
+                    key=f"fit.{name}",
+                    value=f"{unit.value} epochs",
+                    message=message,
+                    fix=fix.format(name),
+                    code="epochs-without-length",
+                )
+                for name, unit in vars(self).items()
+                if isinstance(unit, pytorch.Epoch)
             )
-            for name, unit in vars(self).items()
-            if isinstance(unit, pytorch.Epoch)
-        ]
-        if problems:
-            raise ConfigError(problems)
 
     @property
     def num_batches(self) -> int:
@@ -82,17 +81,14 @@ class Schedule:
         return self.batches_per_epoch
 
     def epoch_of(self, batch: int) -> tuple[int, bool, bool]:
-        """The epoch of a batch (counted from 0), and whether it is its first and its last; one without end, if none."""
+        """The epoch of a batch (from 0), and whether it is its first and its last; one endless epoch without epochs."""
         if self.batches_per_epoch is None:
             return 0, batch == 0, False
         epoch, inside = divmod(batch, self.batches_per_epoch)
         return epoch, inside == 0, inside == self.batches_per_epoch - 1
 
     def due(self, batches_trained: int) -> Due:
-        """What is due when ``batches_trained`` batches (>= 1) have been trained.
-
-        At the end everything is: the last metrics, the last weights.
-        """
+        """What is due after ``batches_trained`` batches (>= 1). At the end everything is."""
         end = batches_trained >= self.num_batches
         return Due(
             report=end or self._reached(self.reporting_period, batches_trained),

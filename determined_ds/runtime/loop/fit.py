@@ -1,9 +1,10 @@
-"""``Trainer``: Determined's ``deepspeed.Trainer`` by the same names, around our loop."""
+"""``Trainer``: Determined's ``deepspeed.Trainer`` by the same names, around this library's loop."""
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from determined import pytorch
 
 from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.loop.loop import LoopOptions, TrainingLoop
+from determined_ds.runtime.loop.loop import LENGTHS, LoopOptions, TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
 
 logger = logging.getLogger("determined_ds")
+POLICIES = ("best", "all", "none")
 
 
 class Trainer:
@@ -29,8 +31,6 @@ class Trainer:
     def __init__(self, trial: Any, context: Any) -> None:
         self._trial = trial
         self._context = context
-        info = det.get_cluster_info()
-        self._info = info if info is not None and info.task_type == "TRIAL" else None
 
     def fit(
         self,
@@ -51,83 +51,74 @@ class Trainer:
     ) -> None:
         """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and four more.
 
-        Periods count from the start of training, whether this process trained it or one before.
-
         Args:
-            checkpoint_period: ``Batch(n)``, ``Epoch(n)``, or of a list of numbers; None: only at the end.
+            checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, in this process or before,
+                or of a list of numbers; None: only at the end.
             validation_period: The same.
-            max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: just so much is trained.
+            max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: how much is trained.
             reporting_period: The same as a period.
             checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint.
                 ``best`` goes by ``searcher.metric``, off-cluster too; without one it is ``all``.
-            latest_checkpoint: Uuid of the checkpoint to go on from.
+            latest_checkpoint: Uuid of the checkpoint to resume from.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
-            profiling_enabled: Determined's system metrics: on a cluster its master shows them, off it they are
-                written to ``system_metrics.jsonl``. The experiment's ``profiling.enabled`` means the same.
+            profiling_enabled: Determined's system metrics, shown by its master; off-cluster, written to
+                ``system_metrics.jsonl``. The experiment's ``profiling.enabled`` means the same.
             stop_on_nan: Stop at a loss, or a validation of ``searcher.metric``, that is not finite, before anything
                 is saved of it. Where it is False, such a validation is never the best.
-            save_total_limit: Checkpoints to keep at most, >= 1, the best and the newest always; None: all.
-            warm_start: What is taken of a checkpoint of another trial, which ``fork`` names, or on a cluster
-                ``latest_checkpoint``: ``weights`` alone, whatever slots and ZeRO stage wrote them, or ``all``: the
-                optimizer, the schedule and the loss scale too. Callbacks, data and the batch count begin anew.
-            fork: Folder of a checkpoint of another run, to begin with; not where ``latest_checkpoint`` is given.
+            save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
+            warm_start: What is loaded from a checkpoint of another trial, that of ``fork`` or on a cluster
+                ``latest_checkpoint``: ``weights``, at any slots and ZeRO stage, or ``all``: with optimizer, schedule
+                and loss scale. Callbacks, data and the batch count always start anew.
+            fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
 
         Raises:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        max_length = pytorch.Batch(1) if test_mode else self._checked_length(max_length)
-        metric, smaller_is_better = self._searcher()
-        if checkpoint_policy not in ("best", "all", "none"):
-            raise _refuse("checkpoint_policy", checkpoint_policy, "no such policy", "use best, all or none")
-        if warm_start not in WARM_STARTS:
-            raise _refuse(
-                "warm_start", warm_start, "not a valid warm start", f"use {' or '.join(WARM_STARTS)}"
-            )
-        if checkpoint_policy == "best" and not metric:
-            logger.warning(
-                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
-            )
-            checkpoint_policy = "all"
-        if profiling_enabled or section_of(self._context, "profiling").get("enabled"):
-            self._context._core.profiler.on()
+        lengths = (max_length, validation_period, checkpoint_period, reporting_period)
         options = LoopOptions(
-            lengths={
-                "max_length": max_length,
-                "validation_period": validation_period,
-                "checkpoint_period": checkpoint_period,
-                "reporting_period": reporting_period,
-            },
-            checkpoint_policy="none" if test_mode else checkpoint_policy,
-            metric=metric,
-            smaller_is_better=smaller_is_better,
-            step_zero_validation=step_zero_validation and not test_mode,
+            lengths=dict(zip(LENGTHS, lengths, strict=True)),
+            checkpoint_policy=checkpoint_policy,
+            step_zero_validation=step_zero_validation,
             test_mode=test_mode,
             stop_on_nan=stop_on_nan,
             save_total_limit=save_total_limit,
             warm_start=warm_start,
-            trial_id=self._info.trial.trial_id if self._info else 0,
-            time_metric=str(section_of(self._context, "searcher").get("time_metric") or ""),
+        )
+        self._fit(options, latest_checkpoint, None if fork is None else Path(fork), profiling_enabled)
+
+    def _fit(
+        self, options: LoopOptions, latest_checkpoint: str | None, fork: Path | None, profiles: bool
+    ) -> None:
+        info, searcher = det.get_cluster_info(), section_of(self._context, "searcher")
+        if options.test_mode:
+            lengths = {**options.lengths, "max_length": pytorch.Batch(1)}
+            options = replace(options, lengths=lengths, step_zero_validation=False)
+        _check_length(options.lengths["max_length"])
+        policy = options.checkpoint_policy
+        if policy not in POLICIES:
+            raise _refused("checkpoint_policy", policy, "not a valid policy", "use best, all or none")
+        if options.warm_start not in WARM_STARTS:
+            fix = f"use {' or '.join(WARM_STARTS)}"
+            raise _refused("warm_start", options.warm_start, "not a valid warm start", fix)
+        if policy == "best" and not searcher.get("metric"):
+            logger.warning(
+                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+            )
+            policy = "all"
+        if profiles or section_of(self._context, "profiling").get("enabled"):
+            self._context._core.profiler.on()
+        options = replace(
+            options,
+            checkpoint_policy="none" if options.test_mode else policy,
+            metric=searcher.get("metric") or "",
+            smaller_is_better=searcher.get("smaller_is_better") is not False,
+            time_metric=str(searcher.get("time_metric") or ""),
+            trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
         )
         progress = make_progress(self._context.distributed.rank == 0)
-        TrainingLoop(self._trial, self._context, options, progress).run(
-            latest_checkpoint, None if fork is None else Path(fork)
-        )
-
-    def _searcher(self) -> tuple[str, bool]:
-        searcher = section_of(self._context, "searcher")
-        return searcher.get("metric") or "", searcher.get("smaller_is_better") is not False
-
-    def _checked_length(self, max_length: pytorch.TrainUnit | None) -> pytorch.TrainUnit:
-        if max_length is None:
-            fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
-            raise _refuse("fit.max_length", None, "missing: nothing says how long to train", fix)
-        value = max_length.value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            fix = "use Batch(n) or Epoch(n) with n >= 1"
-            raise _refuse("fit.max_length", value, "must be an integer of at least 1", fix)
-        return max_length
+        TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint, fork)
 
 
 def section_of(context: Any, name: str) -> dict[str, Any]:
@@ -138,25 +129,25 @@ def section_of(context: Any, name: str) -> dict[str, Any]:
         return {}
 
 
-def _refuse(key: str, value: Any, message: str, fix: str) -> ConfigError:
+def _check_length(max_length: pytorch.TrainUnit | None) -> None:
+    if max_length is None:
+        fix = "state it: fit(max_length=Batch(200)), or hyperparameters.fit.max_length: {batches: 200}"
+        raise _refused("fit.max_length", None, "missing: the length of training is required", fix)
+    value = max_length.value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        fix = "use Batch(n) or Epoch(n) with n >= 1"
+        raise _refused("fit.max_length", value, "must be an integer of at least 1", fix)
+
+
+def _refused(key: str, value: Any, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix))
 
 
 def fit_arguments(fit: FitOptions) -> dict[str, Any]:
     """``hyperparameters.fit`` as keyword arguments of :meth:`Trainer.fit`."""
-    arguments: dict[str, Any] = {
-        "max_length": _train_unit(fit.max_length),
-        "validation_period": _train_unit(fit.validation_period),
-        "checkpoint_period": _train_unit(fit.checkpoint_period),
-        "checkpoint_policy": fit.checkpoint_policy,
-        "step_zero_validation": fit.step_zero_validation,
-        "profiling_enabled": fit.profiling_enabled,
-        "stop_on_nan": fit.stop_on_nan,
-        "save_total_limit": fit.save_total_limit,
-        "warm_start": fit.warm_start,
-    }
-    if fit.reporting_period is not None:
-        arguments["reporting_period"] = _train_unit(fit.reporting_period)
+    arguments = {name: _train_unit(value) if name in LENGTHS else value for name, value in vars(fit).items()}
+    if fit.reporting_period is None:
+        del arguments["reporting_period"]
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""The training loop: train a batch, see what is due, do it, until the end or until told to stop."""
+"""The training loop: train a batch, do what is due, until the end or a stop request."""
 
 from __future__ import annotations
 
@@ -13,64 +13,60 @@ from typing import Any
 
 import torch
 
-from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, Problem
+from determined_ds.errors import CheckpointError, NotFiniteError
 from determined_ds.protocol.best import is_better, not_finite
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.runtime.checkpoints.saveable import check_callbacks
-from determined_ds.runtime.checkpoints.saving import Checkpoints, spoil
+from determined_ds.runtime.checkpoints.contents import check_callbacks
+from determined_ds.runtime.checkpoints.saving import Checkpoints, scramble
 from determined_ds.runtime.checkpoints.trial_state import TrialState
-from determined_ds.runtime.data.first_rows import check_first_rows
-from determined_ds.runtime.data.generators import seed_everything, set_rng_state
-from determined_ds.runtime.data.samples import DataPlace, training_data
-from determined_ds.runtime.data.taken_over import build_loader, check_apart
+from determined_ds.runtime.data.loaders import build_loader, check_apart
+from determined_ds.runtime.data.samples import METHOD, DataPlace, training_data
+from determined_ds.runtime.data.seeds import seed_everything, set_rng_state
+from determined_ds.runtime.data.streams import check_first_rows
+from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
+from determined_ds.runtime.loop.authors_metrics import Reducers, is_same, searched
 from determined_ds.runtime.loop.batch_calls import METHODS, TrainCalls
 from determined_ds.runtime.loop.boundaries import Due, Schedule
-from determined_ds.runtime.loop.complaints import as_chief, saved_before_complaint
 from determined_ds.runtime.loop.metrics import MetricSums
-from determined_ds.runtime.loop.plain_metrics import is_same, searched
 from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.loop.reducers import Reducers
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source
-from determined_ds.trial.printing import print_communication
+from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")
 
-# Kernels of a GPU may add the same numbers in another order each time. In bf16 that is the last of three digits.
+# Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.
 GPU_TOLERANCE = 0.01
+# How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
+AGREE_S = 10.0
+LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """How a trial is trained.
+    """How a trial is trained; see :meth:`Trainer.fit`, whose arguments have these names.
 
     Args:
-        lengths: Arguments of :class:`Schedule` but the epoch's length.
-        checkpoint_policy: ``best``, ``all`` or ``none``: whether a validation is followed by a checkpoint.
-        metric: The validation metric that ``best`` goes by.
+        lengths: Name of :data:`LENGTHS` -> ``TrainUnit`` or None.
+        metric: The validation metric that ``checkpoint_policy: best`` goes by.
         smaller_is_better: Of that metric.
-        step_zero_validation: Validate before the first batch.
-        test_mode: One batch trained, one validated, one checkpoint saved, loaded and validated again.
-        stop_on_nan: Stop at a loss that is not finite, and at such a validation of ``metric``.
-        save_total_limit: Checkpoints to keep at most; None: all.
-        warm_start: ``weights`` or ``all``: what is taken of another trial's checkpoint.
         trial_id: Of the trial, 0 off-cluster.
-        time_metric: Of the searcher: how far a trial is, which a master reads from each validation.
+        time_metric: Of the searcher: what it reads from each validation as the trial's progress.
     """
 
     lengths: dict[str, Any] = field(default_factory=dict)
     checkpoint_policy: str = "best"
-    metric: str = ""
-    smaller_is_better: bool = True
     step_zero_validation: bool = False
     test_mode: bool = False
     stop_on_nan: bool = True
     save_total_limit: int | None = None
     warm_start: str = "weights"
+    metric: str = ""
+    smaller_is_better: bool = True
     trial_id: int = 0
     time_metric: str = ""
 
@@ -94,8 +90,8 @@ class TrainingLoop:
         self._is_chief = context.distributed.rank == 0
         returned.engines(trial, context.models)
         self._callbacks = returned.callbacks(trial, trial.build_callbacks())
-        said: set[str] | None = set() if self._is_chief else None
-        self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), said=said)
+        warned: set[str] | None = set() if self._is_chief else None
+        self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), warned=warned)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context)
         self._reporter = Reporter(trial, context, progress)
@@ -117,14 +113,18 @@ class TrainingLoop:
     def callbacks(self) -> list[Any]:
         return list(self._callbacks.values())
 
+    def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(*args, **kwargs)
+
     # ------------------------------------------------------------------------------------ start to end
 
     def run(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
         """Train to the end of the schedule, or until a stop is requested.
 
         Args:
-            latest_checkpoint: Where to go on from.
-            fork: Folder of a checkpoint of another run, to begin with; counts only without the former.
+            latest_checkpoint: Uuid of the checkpoint to resume from.
+            fork: Folder of a checkpoint of another run to start from; ignored with the former.
         """
         begins_with = latest_checkpoint or (fork.name if fork is not None else None)
         with contextlib.ExitStack() as stack:
@@ -132,34 +132,15 @@ class TrainingLoop:
             for callback in self.callbacks:
                 callback.on_trial_startup(self._context.get_initial_batch(), begins_with)
                 stack.callback(callback.on_trial_shutdown)
-            self._validator = Validator(
-                self._trial, self._context, test_mode=self._options.test_mode, note=self._progress.note
-            )
-            self._context.reset_reducers()
-            generators: dict[str, Any] = {}
-            if latest_checkpoint is not None:
-                self._state, generators = self._checkpoints.load(
-                    latest_checkpoint, trial_id=self._state.trial_id
-                )
-            elif fork is not None:
-                self._checkpoints.fork(fork)
-            batches = self._open_training_data()
-            self._context.adopt()
-            self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
-            for callback in self.callbacks:
-                callback.on_training_start()
-            check_callbacks(self._callbacks)
-            if self._options.step_zero_validation and self._state.batches_trained == 0:
-                self._validate()
+            batches, generators = self._prepare(latest_checkpoint, fork)
             for model in self._context.models:
                 model.train()
-            # Nothing is built from here on: the generators go on from where the checkpoint was made.
+            # Nothing is built from here on: the generators continue from where the checkpoint was made.
             if generators:
                 set_rng_state(generators, self._context.device)
-            else:  # replicas began alike, to build the same model; what they drop out is each one's own
+            else:  # replicas began alike, to build the same model; their dropout differs
                 seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
-            profiler = self._context.profiler
-            with profiler if profiler is not None else contextlib.nullcontext():
+            with self._context.profiler or contextlib.nullcontext():
                 self._train(batches)
             print_communication()
             if self._options.test_mode:
@@ -168,11 +149,32 @@ class TrainingLoop:
                 self._progress.end(self._state, best_at=self._best_at)
             HEART.rest()
 
+    def _prepare(
+        self, latest_checkpoint: str | None, fork: Path | None
+    ) -> tuple[Iterator[Any] | None, dict[str, Any]]:
+        """Load the checkpoint and open the data. Returns the micro-batches, and the state of the generators."""
+        test_mode, note = self._options.test_mode, self._progress.note
+        self._validator = Validator(self._trial, self._context, test_mode=test_mode, note=note)
+        self._context.reset_reducers()
+        generators: dict[str, Any] = {}
+        if latest_checkpoint is not None:
+            self._state, generators = self._checkpoints.load(latest_checkpoint, trial_id=self._state.trial_id)
+        elif fork is not None:
+            self._checkpoints.fork(fork)
+        batches = self._open_training_data()
+        self._context.adopt()
+        self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
+        self._call_back("on_training_start")
+        check_callbacks(self._callbacks)
+        if self._options.step_zero_validation and self._state.batches_trained == 0:
+            self._validate()
+        return batches, generators
+
     def _open_training_data(self) -> Iterator[Any] | None:
         context, mpu = self._context, self._context._mpu
         data = None
         if mpu.should_build_data_loader:
-            loader = build_loader(self._trial, context, "build_training_data_loader", self._progress.note)
+            loader = build_loader(self._trial, context, METHOD, self._progress.note)
             check_apart(loader, self._validator.dataset)
             data = training_data(
                 loader,
@@ -190,7 +192,7 @@ class TrainingLoop:
         check_first_rows([first for _, first in loading], self._progress.note)
         lengths = [length for length, _ in loading]
         per_epoch = None if None in lengths else min(lengths)
-        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and its like
+        context._epoch_len = per_epoch or sys.maxsize  # for Determined's is_epoch_start() and similar methods
         self._schedule = Schedule(**self._options.lengths, batches_per_epoch=per_epoch)
         return data.batches if data else None
 
@@ -200,7 +202,7 @@ class TrainingLoop:
         self._calls = TrainCalls(self._trial, self._context, batches)
         at_the_end = self._state.batches_trained == self._schedule.num_batches
         if at_the_end and self._state.last_validation != self._state.batches_trained:
-            self._validate()  # what failed at the end of an earlier start
+            self._validate()  # it failed at the end of an earlier process
         while self._state.batches_trained < self._schedule.num_batches:
             self._train_one()
             due = self._schedule.due(self._state.batches_trained)
@@ -222,27 +224,24 @@ class TrainingLoop:
         self._context._current_batch_idx = index
         if is_first:
             for callback in self.callbacks:
-                _on_epoch_start(callback, epoch)
+                # Without the epoch: a form deprecated by Determined in 0.17.8.
+                takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
+                callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
         self._reporter.batch_begins()
-        self._train_batch(epoch, index)
+        self._context._loss_ids = {}
+        for metrics in self._calls.train(epoch, index):
+            self._sums.add(metrics)
+        # Once a batch: a loss that is not finite stays in the sum that it was added to.
+        self._guard.look(self._sums.running("loss"), index + 1)
         TRAINED.set()
         if self._context.profiler is not None:
             self._context.profiler.step()
         self._state.batches_trained += 1
         if is_last:
             self._state.epochs_trained = epoch + 1
-            for callback in self.callbacks:
-                callback.on_training_epoch_end(epoch)
+            self._call_back("on_training_epoch_end", epoch)
         self._progress.step(self._state.batches_trained)
         HEART.step(self._state.batches_trained)
-
-    def _train_batch(self, epoch: int, index: int) -> None:
-        """One optimizer step."""
-        self._context._loss_ids = {}
-        for metrics in self._calls.train(epoch, index):
-            self._sums.add(metrics)
-        # Once a batch: a loss that is not finite stays in the sum that it was added to.
-        self._guard.look(self._sums.running("loss"), index + 1)
 
     # ------------------------------------------------------------------------------------ what is due
 
@@ -254,7 +253,7 @@ class TrainingLoop:
             self._check_loss()
             self._reporter.pause()
         if due.validate and self._state.last_validation != self._state.batches_trained:
-            with saved_before_complaint(self._context.distributed, self._state, self._checkpoint):
+            with self._saved_before_error():
                 is_worth_it = self._validate()
             if is_worth_it:
                 self._checkpoint()
@@ -272,14 +271,13 @@ class TrainingLoop:
         if num_bad and self._options.stop_on_nan:
             self._guard.stop(self._context.distributed, self._last_uuid)
         self._stops.count(votes, done)
-        metrics["batches"] = self._state.batches_trained
-        for callback in self.callbacks:
-            callback.on_training_workload_end(avg_metrics=metrics, batch_metrics=[])
+        metrics["batches"] = done
+        self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
         self._reporter.training(done, metrics, progress=min(1.0, done / self._schedule.num_batches))
 
     def _check_loss(self) -> None:
-        """Before anything is made of the weights: that no loss behind them was not finite."""
+        """Before the weights are used: stop if a loss behind them was not finite; a collective."""
         if self._options.stop_on_nan and any(self._context.distributed.allgather(bool(self._guard.flag))):
             self._guard.stop(self._context.distributed, self._last_uuid)
 
@@ -301,10 +299,9 @@ class TrainingLoop:
         """Validate and report; a collective. Returns whether a checkpoint is due for it."""
         self._set_status("validating")
         metrics = self._validator.run(self.callbacks)
-        for callback in self.callbacks:
-            callback.on_validation_end(metrics)
+        self._call_back("on_validation_end", metrics)
         self._state.last_validation = self._state.batches_trained
-        # Only the chief knows what was best before; the others do as it does.
+        # Only the chief knows what was best before.
         better = as_chief(self._context.distributed, lambda: self._judge(metrics))
         self._check_validation(metrics)
         if better:
@@ -317,12 +314,15 @@ class TrainingLoop:
         return False
 
     def _judge(self, metrics: dict[str, Any]) -> bool:
-        """Report a validation, and say whether it was the best; on the chief."""
+        """Report a validation, and return whether it is the best; on the chief."""
         best_before = self._reporter.validation(self._state.batches_trained, {**self._position(), **metrics})
-        return self._is_better(metrics, best_before)
+        if not self._options.metric:
+            return False
+        now = searched(metrics, self._options.metric, self._trial)
+        return is_better(now, best_before, smaller_is_better=self._options.smaller_is_better)
 
     def _check_validation(self, metrics: dict[str, Any]) -> None:
-        """Stop, before the weights are saved, or warn, where a metric is not finite; alike on all ranks."""
+        """Stop before the weights are saved, or warn, where a metric is not finite; the same on all ranks."""
         if found := not_finite(metrics):
             message = not_finite_validation(
                 found, self._options.metric, self._state.batches_trained, self._last_uuid
@@ -332,23 +332,22 @@ class TrainingLoop:
             if self._is_chief:
                 logger.warning("warning: %s", message)
 
-    def _is_better(self, metrics: dict[str, Any], best_before: float | None) -> bool:
-        name = self._options.metric
-        if not name:
-            return False
-        if name not in metrics:
-            known = ", ".join(sorted(metrics))
-            raise ConfigError(
-                Problem(
-                    key="searcher.metric",
-                    value=name,
-                    message=f"the trial reports {known}",
-                    fix=f"name one of them: {known}",
-                    code="searcher-metric",
-                )
-            )
-        now = searched(name, metrics[name], self._trial)
-        return is_better(now, best_before, smaller_is_better=self._options.smaller_is_better)
+    @contextlib.contextmanager
+    def _saved_before_error(self) -> Iterator[None]:
+        """Write a checkpoint before an error is raised, where all ranks have one and so can take part in it."""
+        try:
+            yield
+        except NotFiniteError:
+            raise
+        except Exception:
+            batch = self._state.batches_trained
+            if self._state.last_checkpoint != batch and all_ranks_come(f"error/{batch}", within_s=AGREE_S):
+                try:
+                    self._checkpoint()
+                except Exception as error:
+                    if self._is_chief:
+                        logger.warning("warning: no checkpoint was written before it: %s", error)
+            raise
 
     def _checkpoint(self) -> None:
         if self._state.last_checkpoint == self._state.batches_trained:
@@ -361,9 +360,9 @@ class TrainingLoop:
         self._set_status("training")
 
     def _prove_checkpoint(self) -> None:
-        """Spoil the weights, load the checkpoint back, and validate to the same number."""
+        """Scramble the weights, load the checkpoint back, and validate to the same number."""
         before = self._validator.run([])
-        spoil(self._context.models)
+        scramble(self._context.models)
         self._checkpoints.load(self._last_uuid, trial_id=self._state.trial_id)
         after = self._validator.run([])
         on_gpu = self._context.device.type == "cuda"
@@ -377,12 +376,5 @@ class TrainingLoop:
     def _set_status(self, status: str) -> None:
         if self._is_chief and status != self._status:
             self._status = status
-            with HEART.patiently():  # a master may be away for a while
+            with HEART.patiently():  # a master may not answer for a while
                 self._core.train.set_status(status)
-
-
-def _on_epoch_start(callback: Any, epoch: int) -> None:
-    if inspect.signature(callback.on_training_epoch_start).parameters:
-        callback.on_training_epoch_start(epoch)
-    else:  # a form deprecated by Determined in 0.17.8
-        callback.on_training_epoch_start()

@@ -1,4 +1,4 @@
-"""Some steps of a trial, measured: the same loop, that nothing is made of but numbers."""
+"""Some steps of a trial, measured: the same loop, with numbers as its only result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.errors import ConfigError, Problem
@@ -15,11 +16,11 @@ from determined_ds.memory.units import GIB
 from determined_ds.protocol.run_dir import STEP_GROUP
 from determined_ds.report.measurements import MEASURED, STOPPED, Repetition, Row
 from determined_ds.runtime.checkpoints.state_bytes import watch
+from determined_ds.runtime.group.collectives import reduce_over_ranks
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.loop.boundaries import Due
 from determined_ds.runtime.loop.fit import section_of
 from determined_ds.runtime.loop.loop import LoopOptions, TrainingLoop
-from determined_ds.runtime.loop.metrics import max_over_ranks, sum_over_ranks
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
@@ -33,7 +34,7 @@ def measure_throughput(
     warmup: int = 5,
     validation_period: pytorch.TrainUnit | None = None,
 ) -> Row:
-    """Train some steps, and tell how fast, in how much memory, and to which loss.
+    """Train some steps, and measure their speed, memory and loss.
 
     The weights change; nothing is validated or saved. A collective: every rank calls it, and gets the same.
 
@@ -46,8 +47,8 @@ def measure_throughput(
             at the end, if None.
 
     Returns:
-        What was measured, with one repetition; a step's time is that of the slowest rank. Where a stop was asked
-        for on the way, its status says so.
+        What was measured, with one repetition; a step's time is that of the slowest rank. Its status says whether the
+        measurement was stopped.
     """
     loop = MeasuredLoop(trial, context, steps=steps, warmup=warmup, validation_period=validation_period)
     loop.run(None)
@@ -55,11 +56,7 @@ def measure_throughput(
 
 
 class MeasuredLoop(TrainingLoop):
-    """Trains, and keeps the time.
-
-    Args:
-        trial: As for :func:`measure_throughput`, and so are the others.
-    """
+    """Trains and measures; the arguments are those of :func:`measure_throughput`."""
 
     def __init__(
         self,
@@ -111,7 +108,7 @@ class MeasuredLoop(TrainingLoop):
             train.report_metrics(STEP_GROUP, step + 1, {"step_seconds": self._seconds[-1]})
 
     def _do(self, due: Due) -> None:
-        """Nothing is saved; a search is told."""
+        """Report to a search; nothing is saved."""
         self._check_loss()
         self._metrics = self._reduced()
         if len(self._seconds) <= self._warmup:
@@ -151,10 +148,10 @@ class MeasuredLoop(TrainingLoop):
         context = self._context
         resolved, strategy = context.resolved, context.resolved.strategy
         seconds = torch.tensor(self._seconds, dtype=torch.float64, device=context.device)
-        max_over_ranks(seconds)
+        reduce_over_ranks(seconds, dist.ReduceOp.MAX)
         losses = torch.stack([loss.double() for loss in self._losses])
         sums = torch.stack([losses, torch.tensor(self._weights, dtype=torch.float64, device=context.device)])
-        sum_over_ranks(sums)
+        reduce_over_ranks(sums)
         states = context.distributed.allgather(sum(self._state_bytes))
         tokens = getattr(self._trial, "tokens_per_sample", lambda: None)()
         engine = engine_name(context.models[0])

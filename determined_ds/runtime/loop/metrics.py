@@ -1,7 +1,7 @@
-"""Metrics are summed where they are computed, and reduced once a report by one collective.
+"""Metrics are summed where they are computed, and reduced over ranks by one collective a report.
 
-A metric of several numbers is reduced to one over all of them, as Determined's harness reduces it: the mean of all
-elements of all batches, or their sum, maximum or minimum.
+A metric of several numbers is reduced to one over all of them, as Determined's harness does: the mean of all elements
+of all batches, or their sum, maximum or minimum.
 
 Source: ``make_metrics`` in determined 0.38.1's ``util.py``; ``_average_training_metrics`` and ``_reduce_metrics`` in
 ``pytorch/_metric_utils.py``, whose ``np.mean``, ``np.average``, ``np.sum``, ``np.max`` and ``np.min`` have no axis.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.errors import TrainingError
-from determined_ds.runtime.group.objects import allgather_objects
+from determined_ds.runtime.group.collectives import allgather_objects, is_alone, reduce_over_ranks
 from determined_ds.trial.author import described
 
 logger = logging.getLogger("determined_ds")
@@ -27,18 +27,24 @@ Reducer = pytorch.Reducer
 # More numbers in one metric are outputs of a model that were returned by mistake.
 MAX_NUMBERS = 100_000
 WORDS = {Reducer.AVG: "mean", Reducer.SUM: "sum", Reducer.MAX: "maximum", Reducer.MIN: "minimum"}
+OF_ELEMENTS: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {
+    Reducer.AVG: torch.mean,
+    Reducer.SUM: torch.sum,
+    Reducer.MAX: torch.max,
+    Reducer.MIN: torch.min,
+}
+# MPS has no float64; everything that trains here does.
+DTYPE = torch.float64
 
 
 class MetricSums:
-    """Weighted sums of metrics over batches and ranks.
-
-    Nothing is moved to the host before :meth:`reduce`.
+    """Weighted sums of metrics over batches and ranks. Nothing is moved to the host before :meth:`reduce`.
 
     Args:
         device: Of the training backend.
         reducers: How each metric is reduced, or one for all; the weighted mean by default.
         source: The method that returned the metrics, for messages.
-        said: Names of metrics of several numbers that a warning has named already; None: there are no warnings.
+        warned: Names of metrics of several numbers that a warning has named already; None: no warnings.
     """
 
     def __init__(
@@ -47,14 +53,12 @@ class MetricSums:
         reducers: Reducer | Mapping[str, Reducer] = Reducer.AVG,
         *,
         source: str = "",
-        said: set[str] | None = None,
+        warned: set[str] | None = None,
     ) -> None:
         self._device = device
         self._reducers = reducers
         self._source = source
-        self._said = said
-        # MPS has no float64; everything that trains here does.
-        self._dtype = torch.float64
+        self._warned = warned
         # Agreed upon at the first reduction, and again where a rank meets another name.
         self._names: list[str] | None = None
         self.clear()
@@ -65,38 +69,36 @@ class MetricSums:
         self._weights: dict[str, float] = {}
 
     def _reducer(self, name: str) -> Reducer:
-        return (
-            self._reducers.get(name, Reducer.AVG) if isinstance(self._reducers, Mapping) else self._reducers
-        )
+        if isinstance(self._reducers, Mapping):
+            return self._reducers.get(name, Reducer.AVG)
+        return self._reducers
 
     def add(self, metrics: Mapping[str, Any], weight: float = 1.0) -> None:
         """Add the metrics of one batch.
 
         Args:
-            metrics: Name -> number, or tensor, array or list of numbers; they need not all be there each time.
-            weight: Samples that the values are means over; 0 leaves no trace.
+            metrics: Name -> number, or tensor, array or list of numbers; not every batch needs all of them.
+            weight: Samples that the values are means over; with 0 the batch does not count.
         """
         for name, value in metrics.items():
             if self._added_in_place(name, value, weight):
                 continue
-            scalar = self._scalar(name, value)
+            scalar, kind = self._scalar(name, value), self._reducer(name)
             if not weight:
                 continue
             self._weights[name] = self._weights.get(name, 0.0) + weight
-            kind = self._reducer(name)
             before = self._values.get(name)
+            new = scalar * weight if kind == Reducer.AVG else scalar
             if before is None:
-                self._values[name] = scalar * weight if kind == Reducer.AVG else scalar
-            elif kind == Reducer.AVG:
-                self._values[name] = before + scalar * weight
-            elif kind == Reducer.SUM:
-                self._values[name] = before + scalar
+                self._values[name] = new
+            elif kind in (Reducer.AVG, Reducer.SUM):
+                self._values[name] = before + new
             else:
                 pick = torch.maximum if kind == Reducer.MAX else torch.minimum
-                self._values[name] = pick(before, scalar)
+                self._values[name] = pick(before, new)
 
     def _added_in_place(self, name: str, value: Any, weight: float) -> bool:
-        """The way of nearly every metric: a scalar of this device, added to its sum by one operation."""
+        """Add nearly every metric by one operation: a scalar on this device with a sum to add it to."""
         before = self._values.get(name)
         if before is None or not weight or not isinstance(value, torch.Tensor) or value.ndim:
             return False
@@ -111,7 +113,7 @@ class MetricSums:
         return self._values.get(name)
 
     def weight(self, name: str) -> float:
-        """What :meth:`running` was weighted with in all."""
+        """The total weight of :meth:`running`."""
         return self._weights.get(name, 0.0)
 
     def _scalar(self, name: str, value: Any) -> torch.Tensor:
@@ -119,39 +121,30 @@ class MetricSums:
         try:
             if is_complex or value is None:
                 raise TypeError
-            # What is on the host is added up there: the host would wait for each copy to a GPU.
+            # Numbers on the host are added up there: the host would wait for each copy to a GPU.
             device = self._device if isinstance(value, torch.Tensor) else None
-            tensor = torch.as_tensor(value, dtype=self._dtype, device=device).detach()
+            tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
         except (TypeError, ValueError, RuntimeError):
-            raise self._refused(
-                name, value, "return numbers, or tensors, arrays or lists of numbers"
-            ) from None
+            fix = "return numbers, or tensors, arrays or lists of numbers"
+            raise self._refused(name, described(value), fix) from None
         if tensor.numel() == 1:
             return tensor.reshape(())
-        shape = tuple(tensor.shape)
+        shape, kind = tuple(tensor.shape), self._reducer(name)
         if not 0 < tensor.numel() <= MAX_NUMBERS:
             what = f"{tensor.numel():,} numbers of shape {shape}; a metric has 1 to {MAX_NUMBERS:,}"
-            raise self._refused(name, value, "return a scalar, or leave it out of the metrics", what)
-        kind = self._reducer(name)
-        self._warn(name, shape, WORDS[kind])
-        if kind == Reducer.AVG:
-            return tensor.mean()
-        if kind == Reducer.SUM:
-            return tensor.sum()
-        return tensor.max() if kind == Reducer.MAX else tensor.min()
-
-    def _refused(self, name: str, value: Any, fix: str, what: str = "") -> TrainingError:
-        of = f"{self._source}: " if self._source else ""
-        return TrainingError(f"{of}metric {name!r} is {what or described(value)}\n  fix: {fix}")
-
-    def _warn(self, name: str, shape: tuple[int, ...], word: str) -> None:
-        if self._said is not None and name not in self._said:
-            self._said.add(name)
+            raise self._refused(name, what, "return a scalar, or leave it out of the metrics")
+        if self._warned is not None and name not in self._warned:
+            self._warned.add(name)
             logger.warning(
                 "warning: %s: metric %r has shape %s; its %s over all elements is reported, as by Determined. To "
                 "report the elements, return them from a MetricReducer (context.wrap_reducer).",
-                *(self._source, name, shape, word),
+                *(self._source, name, shape, WORDS[kind]),
             )
+        return OF_ELEMENTS[kind](tensor)
+
+    def _refused(self, name: str, what: str, fix: str) -> TrainingError:
+        of = f"{self._source}: " if self._source else ""
+        return TrainingError(f"{of}metric {name!r} is {what}\n  fix: {fix}")
 
     def state_dict(self) -> dict[str, Any]:
         """What was added since the last reduction, for a checkpoint."""
@@ -159,14 +152,14 @@ class MetricSums:
         return {"values": values, "weights": dict(self._weights)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Continue from :meth:`state_dict`."""
         self._values = {name: value.to(self._device) for name, value in state_dict["values"].items()}
         self._weights = dict(state_dict["weights"])
 
     def reduce(self) -> dict[str, float]:
-        """The metrics over all batches and ranks since the last call, and start anew.
+        """The metrics over all batches and ranks since the last call; a collective.
 
-        A collective: every rank calls it. A rank that was not asked for metrics counts for nothing.
+        A rank that added no metrics does not count.
         """
         return self.reduce_with(None)[0]
 
@@ -174,7 +167,7 @@ class MetricSums:
         """As :meth:`reduce`, with more numbers in the same collective.
 
         Args:
-            riders: A vector to be summed over ranks, of one length on all of them; None: nothing rides along.
+            riders: A vector to sum over ranks, of one length on all of them, or None.
 
         Returns:
             The metrics, and the summed riders.
@@ -192,14 +185,14 @@ class MetricSums:
     def _reduce(
         self, names: list[str], riders: torch.Tensor | None
     ) -> tuple[float, dict[str, float], list[float]]:
-        """How many names ranks have besides ``names``, the values of these over all ranks, and the riders."""
+        """How many names ranks have beside ``names``, the values of these over all ranks, and the riders."""
         strangers = len(self._values.keys() - set(names))
         weights = [self._weights.get(name, 0.0) for name in names]
-        head = torch.tensor([strangers, *weights], dtype=self._dtype, device=self._device)
+        head = torch.tensor([strangers, *weights], dtype=DTYPE, device=self._device)
         sums = [name for name in names if self._reducer(name) in (Reducer.AVG, Reducer.SUM)]
         tail = [] if riders is None else [riders.to(head)]
         vector = torch.cat([head, *(self._value(name, 0.0) for name in sums), *tail])
-        _all_reduce(vector, dist.ReduceOp.SUM)
+        reduce_over_ranks(vector)
         num_strangers, *reduced = vector.tolist()
         weight = dict(zip(names, reduced, strict=False))
         values = dict(zip(sums, reduced[len(names) :], strict=False))
@@ -210,7 +203,7 @@ class MetricSums:
             extremes = [name for name in names if self._reducer(name) == kind]
             if extremes:
                 vector = torch.cat([self._value(name, worst) for name in extremes])
-                _all_reduce(vector, operation)
+                reduce_over_ranks(vector, operation)
                 values.update(zip(extremes, vector.tolist(), strict=True))
         result = {
             name: values[name] / weight[name] if self._reducer(name) == Reducer.AVG else values[name]
@@ -222,35 +215,16 @@ class MetricSums:
     def _value(self, name: str, absent: float) -> torch.Tensor:
         value = self._values.get(name)
         if value is None:
-            return torch.full((1,), absent, dtype=self._dtype, device=self._device)
+            return torch.full((1,), absent, dtype=DTYPE, device=self._device)
         return value.reshape(1).to(self._device)
 
     def _all_names(self) -> list[str]:
-        """The names that any rank has, in an order that is the same on all."""
+        """The names that any rank has, in the same order on all."""
         names = sorted(self._values)
-        if not _alone():
+        if not is_alone():
             gathered = allgather_objects(names, device=self._device)
             names = sorted({name for some in gathered for name in some})
         return names
-
-
-def sum_over_ranks(vector: torch.Tensor) -> None:
-    """Sum a vector over ranks, in place; a collective."""
-    _all_reduce(vector, dist.ReduceOp.SUM)
-
-
-def max_over_ranks(vector: torch.Tensor) -> None:
-    """The largest of each number over ranks, in place; a collective."""
-    _all_reduce(vector, dist.ReduceOp.MAX)
-
-
-def _alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() < 2
-
-
-def _all_reduce(vector: torch.Tensor, operation: Any) -> None:
-    if not _alone():
-        dist.all_reduce(vector, op=operation)
 
 
 def jsonable(value: Any) -> Any:

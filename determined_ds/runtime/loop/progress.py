@@ -1,4 +1,4 @@
-"""What the chief shows while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""What the chief shows during a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 
 from determined_ds.runtime.checkpoints.trial_state import TrialState
 
-# Of a metric that is no number, on a line for people.
+# Of a metric that is not a number, on a line for people.
 MAX_LISTED, MAX_TEXT = 6, 40
+ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
+RATES = ("samples_per_second", "tokens_per_second")
+MEMORY = "peak_memory_gib"
+LATEST = ("loss", "samples_per_second")
+HIDDEN = (
+    *("batches", "epochs", "samples", "grad_norm", "loss_scale"),
+    *("peak_memory_gib", "peak_memory_gib_min", "bubble_ideal"),
+)
 
 
 def show(name: str, value: Any) -> str:
-    """A metric for people: four significant digits, thousands grouped, rates by their unit."""
+    """A metric for people: four significant digits, thousands grouped, rates with their unit."""
     if name.endswith("_per_second"):
         return f"{value:,.{0 if value >= 100 else 1}f} {name.removesuffix('_per_second')}/s"
     if isinstance(value, float):
@@ -24,22 +32,25 @@ def show(name: str, value: Any) -> str:
         return f"{name} {_show_list(value)}"
     if isinstance(value, Mapping):
         return f"{name} {{{len(value)} entries}}"
-    return f"{name} {_shortened(str(value))}"
+    text = str(value)
+    return f"{name} {text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + '...'}"
 
 
 def _show_list(values: Sequence[Any]) -> str:
-    """As it is where it is short and flat; else its size."""
+    """In full where it is short and flat; else its size."""
     if len(values) > MAX_LISTED or not all(isinstance(value, (int, float)) for value in values):
         return f"[{len(values)} values]"
     return "[" + " ".join(f"{value:.4g}" for value in values) + "]"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
+def _summary(metrics: Mapping[str, Any]) -> str:
+    names = [name for name in ORDER if name in metrics]
+    names += [name for name in metrics if name not in ORDER and name not in HIDDEN]
+    return "  ".join(show(name, metrics[name]) for name in names)
 
 
 class Progress:
-    """No display at all: what every rank but the chief has."""
+    """No display, for every rank but the chief."""
 
     def start(self, *, total: int, done: int) -> None:
         """Training goes from batch ``done`` to ``total``."""
@@ -51,47 +62,16 @@ class Progress:
         """Metrics were reported."""
 
     def note(self, text: str) -> None:
-        """A line worth keeping: a checkpoint, the end."""
+        """Show a line that is worth keeping."""
 
     def end(self, state: TrialState, *, best_at: int) -> None:
-        """Training has come to its end, or to a stop that was asked for.
-
-        Args:
-            state: Where it stands.
-            best_at: Batch of the best validation of this start; -1 where there was none.
-        """
+        """Training has ended or was stopped; ``best_at``: batch of this process's best validation, -1 without one."""
 
     def stop(self) -> None:
-        """Training is over, however it ended."""
+        """Training is over, successful or not."""
 
 
-def silent(text: str) -> None:
-    """Says nothing: in place of :meth:`Progress.note` where nobody listens."""
-
-
-ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_second")
-RATES = ("samples_per_second", "tokens_per_second")
-MEMORY = "peak_memory_gib"
-LATEST = ("loss", "samples_per_second")
-HIDDEN = (
-    "batches",
-    "epochs",
-    "samples",
-    "grad_norm",
-    "loss_scale",
-    "peak_memory_gib",
-    "peak_memory_gib_min",
-    "bubble_ideal",
-)
-
-
-def _summary(metrics: Mapping[str, Any]) -> str:
-    names = [name for name in ORDER if name in metrics]
-    names += [name for name in metrics if name not in ORDER and name not in HIDDEN]
-    return "  ".join(show(name, metrics[name]) for name in names)
-
-
-class Lines(Progress):
+class LogLines(Progress):
     """One line a report, for logs."""
 
     def __init__(self) -> None:
@@ -124,18 +104,16 @@ class Lines(Progress):
         trained = f"{state.batches_trained} of {self._total} batches in {took}"
         self.note("  ".join([f"trained     {trained}", *self._in_short()]))
         newest = state.kept[-1] if state.kept else ""
-        best = (
-            f"batch {best_at}  {_summary(self._validations[best_at])}  "
-            if best_at in self._validations
-            else ""
-        )
+        best = ""
+        if best_at in self._validations:
+            best = f"batch {best_at}  {_summary(self._validations[best_at])}  "
         if state.best:
             self.note(f"best        {best}{state.best}")
         if newest != state.best:
             self.note(f"newest      batch {state.last_checkpoint}  {newest}")
 
     def _in_short(self) -> Iterator[str]:
-        """How fast it was, and what it took."""
+        """Speed and memory."""
         for name in RATES:
             if name in self._training:
                 yield show(name, self._training[name])
@@ -146,22 +124,21 @@ class Lines(Progress):
         print(text, flush=True)
 
 
-class Bar(Lines):
+class Bar(LogLines):
     """A progress bar with loss and throughput, and the reports as lines above it."""
 
     def __init__(self) -> None:
         super().__init__()
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
 
         self._console = Console()
-        self._bar = RichProgress(
-            TextColumn("training"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[latest]}"),
+        self._bar = progress.Progress(
+            progress.TextColumn("training"),
+            progress.BarColumn(bar_width=30),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[latest]}"),
             console=self._console,
             transient=True,
             refresh_per_second=5,
@@ -176,7 +153,7 @@ class Bar(Lines):
 
     def step(self, batches_trained: int) -> None:
         now = time.monotonic()
-        if now - self._shown_at > 0.1:  # a bar that is drawn at every 5 ms step would be a tenth of it
+        if now - self._shown_at > 0.1:  # drawn at every 5 ms step, a bar would take a tenth of it
             self._shown_at = now
             self._bar.update(self._task, completed=batches_trained)
 
@@ -194,7 +171,7 @@ class Bar(Lines):
 
 
 def make_progress(is_chief: bool) -> Progress:
-    """The display that fits where this rank's output goes."""
+    """The display for this rank's kind of output."""
     if not is_chief:
         return Progress()
-    return Bar() if sys.stdout.isatty() else Lines()
+    return Bar() if sys.stdout.isatty() else LogLines()

@@ -25,7 +25,7 @@ class Reporter:
     """Makes reports of the accumulated metrics. Only the chief sends them.
 
     Args:
-        trial: May say how many tokens a sample has (``tokens_per_sample``).
+        trial: Its ``tokens_per_sample``, where it has one, gives ``tokens_per_second``.
         context: The trial's context.
         progress: What the chief shows.
 
@@ -46,17 +46,17 @@ class Reporter:
         self.peak_memory_bytes_by_rank: tuple[int, ...] = ()
 
     def batch_begins(self) -> None:
-        """A batch is about to be trained: from the first one on, the time until :meth:`pause` is the training's.
+        """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
 
-        Batches are not timed one by one. A GPU works on after the call that asked it to; how long it took is known
-        where it is waited for, at a report or a pause.
+        Batches are not timed one by one, since a GPU works on after the call that started its work. How long it took
+        is known where the host waits for it, at a report or a pause.
         """
         if self._started is None:
             self._started = time.perf_counter()
         self._num_batches += 1
 
     def pause(self) -> None:
-        """What comes now is no training: a report, a validation, a checkpoint."""
+        """What follows is not training: a report, a validation, a checkpoint."""
         if self._started is None:
             return
         if self._context.device.type == "cuda":
@@ -69,45 +69,37 @@ class Reporter:
 
         Args:
             sums: The metrics of this rank.
-            riders: More numbers to be summed over ranks by the same collective.
+            riders: More numbers to sum over ranks by the same collective.
 
         Returns:
             The metrics, and the summed riders.
         """
-        times = self._instruction_times()
+        # Of the first of the trial's engines that is a pipeline, the same on every rank; None without one.
+        found = (instruction_times(engine) for engine in self._context.models)
+        times = next((times for times in found if times is not None), None)
         own = [peak_memory_bytes(self._context.device), *(times.take() if times is not None else ())]
-        table = self._own_row(own).flatten()
-        reduced, ridden = sums.reduce_with(torch.cat([riders, table.to(riders.device)]))
+        reduced, ridden = sums.reduce_with(torch.cat([riders, self._own_row(own).to(riders.device)]))
         self.pause()
-        memory, *seconds = self._columns(ridden[len(riders) :])
+        # Column by column, each a number of every rank.
+        memory, *seconds = (ridden[len(riders) :][column :: len(own)] for column in range(len(own)))
         self.peak_memory_bytes_by_rank = tuple(int(number) for number in memory)
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
-        # The web UI draws no list; one number for the rank that took most, one for the rank that took least.
+        # The web UI does not draw lists: one number for the rank that took most, one for the rank that took least.
         metrics["peak_memory_gib"] = max(self.peak_memory_bytes_by_rank) / GIB
         metrics["peak_memory_gib_min"] = min(self.peak_memory_bytes_by_rank) / GIB
         if times is not None:
             metrics.update(_bubbles(times, *seconds))
         return metrics, ridden[: len(riders)]
 
-    def _instruction_times(self) -> InstructionTimes | None:
-        """Of the first of the trial's engines that is a pipeline, the same on every rank; None without one."""
-        found = (instruction_times(engine) for engine in self._context.models)
-        return next((times for times in found if times is not None), None)
-
     def _own_row(self, numbers: Sequence[float]) -> torch.Tensor:
-        """A table of zeros with a row for each rank, and this rank's filled: their sum is everyone's."""
+        """A flat table of zeros with a row for each rank, and this rank's filled: the sum over ranks is all rows."""
         distributed = self._context.distributed
         table = torch.zeros(distributed.size, len(numbers), dtype=torch.float64)
         table[distributed.rank] = torch.tensor(numbers, dtype=torch.float64)
-        return table
-
-    def _columns(self, table: Sequence[float]) -> list[Sequence[float]]:
-        """The columns of such a table, flat: each a number of every rank."""
-        width = len(table) // self._context.distributed.size
-        return [table[column::width] for column in range(width)]
+        return table.flatten()
 
     def _throughput(self) -> dict[str, Any]:
         """Over replicas: samples are counted once, however many ranks hold a replica."""
@@ -125,7 +117,7 @@ class Reporter:
         """Send a report of training metrics."""
         if self._is_chief:
             self._write_tensorboard("train", batches_trained, metrics)
-            with HEART.patiently():  # a master may be away for a while
+            with HEART.patiently():  # a master may not answer for a while
                 self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
                 self._core.train.report_progress(progress)
             self._progress.report("training", batches_trained, metrics)
@@ -134,7 +126,7 @@ class Reporter:
         """Send a report of validation metrics.
 
         Returns:
-            The best value of the searcher's metric before it, as far as the chief knows; None elsewhere.
+            On the chief, the best value of the searcher's metric before it; None without one, and elsewhere.
         """
         if not self._is_chief:
             return None
@@ -145,7 +137,7 @@ class Reporter:
         return None if best_before is None else float(best_before)
 
     def upload(self) -> None:
-        """Put what was written for TensorBoard where it is read: on a cluster, to its storage."""
+        """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
         if not self._context.get_enable_tensorboard_logging():
             return
         if isinstance(self._core.train, core.DummyTrainContext):
@@ -169,13 +161,13 @@ class Reporter:
 
 
 def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
-    """The bubble of a pipeline since the last report, by every rank's seconds, beside the one that it should have."""
+    """The measured bubble of a pipeline since the last report, and the ideal one."""
     measured = bubble(busy_s, span_s, times.pipelines)
     return {} if measured is None else {"bubble": measured, "bubble_ideal": times.ideal_bubble}
 
 
 def engine_metrics(engine: Any) -> dict[str, Any]:
-    """What DeepSpeed knows of the last step: learning rate, gradient norm, loss scale, steps skipped."""
+    """What DeepSpeed reports of the last step: learning rate, gradient norm, loss scale, skipped steps."""
     metrics: dict[str, Any] = {}
     rates = engine.get_lr() if engine.optimizer is not None else []
     if rates:
@@ -184,7 +176,7 @@ def engine_metrics(engine: Any) -> dict[str, Any]:
     if norm is not None and math.isfinite(norm):  # inf where the step was skipped: no gradient was applied
         metrics["grad_norm"] = float(norm)
     if engine.fp16_enabled():
-        # Optimizers without ZeRO keep it elsewhere than those with; this asks all of them.
+        # Optimizers without ZeRO keep it elsewhere than those with; this works for all of them.
         metrics["loss_scale"] = float(engine._get_optimizer_loss_scale())
     if engine.fp16_enabled() or engine.skipped_steps:
         metrics["skipped_steps"] = int(engine.skipped_steps)

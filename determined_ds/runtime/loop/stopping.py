@@ -1,4 +1,4 @@
-"""When to ask whether to stop, and what to stop for."""
+"""Stop requests, and losses and validations that are not finite."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from typing import Any
 import torch
 
 from determined_ds.errors import NotFiniteError
-from determined_ds.runtime.loop.metrics import sum_over_ranks
+from determined_ds.runtime.group.collectives import reduce_over_ranks
 
 ASK_EVERY_S = 5.0
 
 
 class StopRequests:
-    """Asks for preemption, and for the trial's own wish to stop, in step on all ranks.
+    """Asks for preemption, and whether the trial wants to stop, at the same batch on all ranks.
 
-    At every boundary, and at least every :data:`ASK_EVERY_S` seconds whatever the periods: the chief measures how
-    many batches that is, and all ranks learn with each answer when they ask next, so that no batch in between
-    pays for it. An asking is two numbers in a reduction, which may be one that is made anyway.
-
-    Args:
-        context: The trial's context.
+    At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
+    all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is two numbers in
+    a reduction, which may be one that is made anyway.
     """
 
     def __init__(self, context: Any) -> None:
@@ -39,7 +36,7 @@ class StopRequests:
         return getattr(self._context._core.preempt, "reason", "") or "as requested"
 
     def start(self, batches_trained: int) -> None:
-        """Training begins after this batch; the first asking is after the next one."""
+        """Training begins after this batch; ask first after the next one."""
         self._next = batches_trained + 1
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
@@ -66,24 +63,20 @@ class StopRequests:
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
     def ask(self, batches_trained: int) -> None:
-        """Vote by a reduction of its own; a collective."""
+        """Vote by a separate reduction; a collective."""
         votes = self.vote(batches_trained)
-        sum_over_ranks(votes)
+        reduce_over_ranks(votes)
         self.count(votes.tolist(), batches_trained)
 
 
 class LossGuard:
-    """Remembers, on the device, the first batch whose loss was not finite.
-
-    Args:
-        device: Of the loss.
-    """
+    """Remembers, on the device, the first batch whose loss was not finite."""
 
     def __init__(self, device: torch.device) -> None:
         self._first_bad = torch.full((), -1, dtype=torch.int64, device=device)
 
     def look(self, loss: torch.Tensor | None, batch: int) -> None:
-        """Look at the loss of batch ``batch`` (from 1), or at a sum that holds it, without waiting for it.
+        """Check the loss of batch ``batch`` (from 1), or a sum that holds it, without waiting for the device.
 
         Args:
             loss: A scalar; None where the trial reports no loss.
@@ -95,11 +88,11 @@ class LossGuard:
 
     @property
     def flag(self) -> torch.Tensor:
-        """1.0 where a loss was not finite, else 0.0; on the device, to ride along with a reduction."""
+        """1.0 where a loss was not finite, else 0.0; on the device, to be part of a reduction."""
         return (self._first_bad >= 0).double()
 
     def stop(self, distributed: Any, last_checkpoint: str) -> None:
-        """Stop the run; a collective, called by all ranks when any of them has seen such a loss.
+        """Stop the run; a collective, called by all ranks when any of them has found such a loss.
 
         Raises:
             NotFiniteError: always; names the batch and the ranks.
@@ -107,16 +100,15 @@ class LossGuard:
         firsts = distributed.allgather(int(self._first_bad))
         batch = min(first for first in firsts if first >= 0)
         at = [str(rank) for rank, first in enumerate(firsts) if first == batch]
-        ranks = f"rank {at[0]}" if len(at) == 1 else f"ranks {', '.join(at)}"
         raise NotFiniteError(
-            f"the loss was not finite at batch {batch}, on {ranks}: {_kept(last_checkpoint)}. Lower the learning rate, "
-            "warm up longer, clip gradients, or look at the data of that batch; fit.stop_on_nan: false goes on "
-            "regardless"
+            f"the loss was not finite at batch {batch}, on rank{'s' * (len(at) > 1)} {', '.join(at)}: "
+            f"{_kept(last_checkpoint)}. Lower the learning rate, warm up longer, clip gradients, or check the data of "
+            "that batch; fit.stop_on_nan: false continues regardless"
         )
 
 
 def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_checkpoint: str) -> str:
-    """What is said of a validation that was not finite.
+    """The message about a validation that was not finite.
 
     Args:
         names: The metrics that were not.
@@ -126,14 +118,14 @@ def not_finite_validation(names: Sequence[str], searched: str, batch: int, last_
     """
     said = f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} not finite in the validation at batch {batch}"
     if searched not in names:
-        return f"{said}: look at how the trial computes {'it' if len(names) == 1 else 'them'}"
+        return f"{said}: check how the trial computes {'it' if len(names) == 1 else 'them'}"
     return (
-        f"{said}: {_kept(last_checkpoint)}. It is never the best. Lower the learning rate, or look at the validation "
-        f"data and at how {searched} is computed; fit.stop_on_nan: false goes on regardless"
+        f"{said}: {_kept(last_checkpoint)}. It is never the best. Lower the learning rate, or check the validation "
+        f"data and how {searched} is computed; fit.stop_on_nan: false continues regardless"
     )
 
 
 def _kept(last_checkpoint: str) -> str:
-    if not last_checkpoint:
-        return "no checkpoint was made yet"
-    return f"the last good checkpoint is {last_checkpoint}"
+    return (
+        f"the last good checkpoint is {last_checkpoint}" if last_checkpoint else "no checkpoint was made yet"
+    )

@@ -1,4 +1,4 @@
-"""One pass over the validation data: every sample counts once, whatever the ranks and the micro-batch."""
+"""One pass over the validation data: every sample counts once, for any number of ranks and any micro-batch size."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import TrainingError
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.data.first_rows import check_first_rows
-from determined_ds.runtime.data.taken_over import build_loader
+from determined_ds.runtime.data.loaders import build_loader
+from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.data.validation_data import CallPlan, ValidationBatches, validation_share
+from determined_ds.runtime.loop.authors_metrics import Reducers, plain
 from determined_ds.runtime.loop.metrics import MetricSums
-from determined_ds.runtime.loop.plain_metrics import plain
-from determined_ds.runtime.loop.progress import silent
-from determined_ds.runtime.loop.reducers import Reducers
 from determined_ds.trial import returned
-from determined_ds.trial.author import method_of, metrics_source, wrong
+from determined_ds.trial.author import failed, method_of, metrics_source
 
 METHODS = ("evaluate_batch", "evaluate", "loss")
 # Batches of a stream that are read ahead, to ask the other ranks less often whether they have any.
@@ -35,7 +33,7 @@ class Validator:
         trial: The trial.
         context: Its context.
         test_mode: Stop after one ``evaluate_batch``.
-        note: Says something to the user.
+        note: Shows a line to the user.
 
     Attributes:
         dataset: What is validated on; None where this rank loads nothing.
@@ -47,7 +45,7 @@ class Validator:
         context: Any,
         *,
         test_mode: bool = False,
-        note: Callable[[str], None] = silent,
+        note: Callable[[str], None] = print,
     ) -> None:
         self._trial = trial
         self._context = context
@@ -57,30 +55,33 @@ class Validator:
         self._test_mode = test_mode
         self._checked_first = False
         self._reducers = Reducers(context)
-        self._reducers.state_dict()  # a reducer that cannot be copied is refused now, before anything is trained
-        # Metrics of several numbers that a warning has named; the chief's alone are shown.
-        self._said: set[str] | None = set() if context.distributed.rank == 0 else None
+        self._reducers.state_dict()  # a reducer that cannot be copied fails now, before anything is trained
+        # Metrics of several numbers that a warning has named; only the chief's warnings are shown.
+        self._warned: set[str] | None = set() if context.distributed.rank == 0 else None
+        self._at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
+        self._open_data()
+
+    def _open_data(self) -> None:
+        """Build the loader, and exchange the sizes of its batches; a collective."""
+        mpu, distributed = self._context._mpu, self._context.distributed
         self.dataset: Any = None
         self._share: Any = None
-        mpu = context._mpu
         if mpu.should_build_data_loader:
-            loader = build_loader(trial, context, "build_validation_data_loader", note)
+            loader = build_loader(self._trial, self._context, "build_validation_data_loader", self._note)
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
-            replica, replicas = (
-                (0, 1) if self._full_dataset else (mpu.data_parallel_rank, mpu.data_parallel_world_size)
-            )
-            seed = context.get_trial_seed()
-            self._share = validation_share(
-                loader, replica=replica, replicas=replicas, seed=seed, length_of=self._batch_length
-            )
+            replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size
+            place = {"replica": 0, "replicas": 1}
+            if not self._full_dataset:
+                place = {"replica": replica, "replicas": replicas}
+            seed = self._context.get_trial_seed()
+            self._share = validation_share(loader, length_of=self._batch_length, seed=seed, **place)
         speaks = self._share is not None and mpu.should_report_metrics
         sizes = self._share.sizes if self._share else []
-        ranks = context.distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
-        # Of the ranks that hold one replica, the last one counts: all of them report the same samples.
+        ranks = distributed.allgather((mpu.data_parallel_rank if speaks else None, sizes))
+        # Of the ranks that hold one replica, only the last counts: all of them report the same samples.
         counting = {replica: rank for rank, (replica, _) in enumerate(ranks) if replica is not None}
-        self._counts = context.distributed.rank in counting.values()
-        self._at_most = context.get_num_micro_batches_per_slot() if context.use_pipeline_parallel else None
+        self._counts = distributed.rank in counting.values()
         self._sizes = None if any(sizes is None for _, sizes in ranks) else [sizes for _, sizes in ranks]
 
     def _plans(self, reading: Any) -> Iterator[CallPlan]:
@@ -102,14 +103,10 @@ class Validator:
 
     @torch.no_grad()
     def run(self, callbacks: list[Any]) -> dict[str, Any]:
-        """Validate; a collective.
-
-        Returns:
-            The metrics, the same on every rank.
-        """
+        """Validate; a collective. Returns the metrics, the same on every rank."""
         for model in self._context.models:
             model.eval()
-        # What the reducers hold of the training since the last report, they hold after it too.
+        # The reducers keep what they hold of the training since the last report.
         with self._reducers.kept(), _evaluating(self._pipelines):
             self._context.reset_reducers()
             for callback in callbacks:
@@ -142,7 +139,7 @@ class Validator:
         batches = ValidationBatches(reading, self._plans(reading), self._batch_length)
         reducers = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
         source = metrics_source(self._trial, *METHODS)
-        sums = MetricSums(self._context.device, reducers, source=source, said=self._said)
+        sums = MetricSums(self._context.device, reducers, source=source, warned=self._warned)
         outputs: list[Any] = []
         index = 0
         while count := batches.next_call():
@@ -165,18 +162,16 @@ class Validator:
         return returned.batch_length(self._trial, self._trial.get_batch_length(batch))
 
     def _check_reduced(self, reducers: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """A reducer of a metric that is not reported is a name that was misspelt."""
+        """A reducer for a metric that is not reported has a misspelled name."""
         for name in reducers:
             if name not in metrics:
-                did = f"names {name!r}, which is not reported"
-                known = ", ".join(metrics) or "none"
-                problem = wrong(
-                    self._trial, "evaluation_reducer", name, "names of metrics", f"use: {known}", did=did
+                did, fix = f"names {name!r}, which is not reported", f"use: {', '.join(metrics) or 'none'}"
+                raise failed(
+                    self._trial, "evaluation_reducer", name, "names of reported metrics", fix, did=did
                 )
-                raise TrainingError(str(problem))
 
     def _evaluate(self, batches: ValidationBatches, count: int, index: int) -> tuple[dict[str, Any], int]:
-        """One ``evaluate_batch`` of so many micro-batches, and the samples that it was about."""
+        """One ``evaluate_batch`` of ``count`` micro-batches: its metrics, and the samples that they are about."""
         before = batches.taken
         for engine in self._pipelines:
             engine.micro_batches = count
@@ -191,7 +186,7 @@ class Validator:
             batches.skip(count)
         elif batches.taken == before:
             did, fix = "took no batch from its iterator", "call next(dataloader_iter)"
-            raise TrainingError(str(wrong(self._trial, METHODS[0], None, "one or more", fix, did=did)))
+            raise failed(self._trial, METHODS[0], None, "one or more", fix, did=did)
         if not self._context._mpu.should_report_metrics:
             return {}, 0
         metrics = returned.metrics(self._trial, metrics, *METHODS)
@@ -204,10 +199,10 @@ class Validator:
 
 @contextlib.contextmanager
 def _evaluating(engines: list[Any]) -> Iterator[None]:
-    """Pipelines that take micro-batches of other numbers and other sizes than in training.
+    """Let pipelines take other numbers and sizes of micro-batches than in training.
 
-    ``micro_batches`` is what ``eval_batch`` takes unless it is told, ``dynamic_shape`` sends every shape
-    along instead of the first alone, ``is_data_parallel`` averages over replicas, which is ours.
+    ``micro_batches`` is how many ``eval_batch`` takes by default, ``dynamic_shape`` sends every shape along instead of
+    the first alone, ``is_data_parallel`` averages over replicas, which the loop does itself.
 
     Source: ``PipelineEngine`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
     """

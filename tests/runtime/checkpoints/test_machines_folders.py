@@ -93,21 +93,21 @@ def folders_apart(folder: str, alike: bool) -> tuple[list[str], bool, int]:
     """
     import torch.distributed as dist
 
-    from determined_ds.runtime.checkpoints import machines_folders
+    from determined_ds.runtime.checkpoints import folders
 
     with patch.object(dist, "new_group", wraps=dist.new_group) as new_group:
         distributed = joined_as_machines()
     own = Path(folder, os.environ["RANK"], "checkpoint")
     (own / "model0").mkdir(parents=True)
     (own / "model0" / "part").write_text(os.environ["RANK"])
-    before, identity = own.stat().st_ino, machines_folders._identity
+    before, identity = own.stat().st_ino, folders._identity
 
     def looks(path: Path) -> tuple[int, int]:
         return (1, 1) if alike and identity(path)[1] == before else identity(path)
 
-    with patch.object(machines_folders, "_identity", looks):
-        machines_folders.keep_apart(own, distributed)
-    assert not machines_folders.is_shared(own / "model0" / "part", distributed)
+    with patch.object(folders, "_identity", looks):
+        folders.keep_apart(own, distributed)
+    assert not folders.is_shared(own / "model0" / "part", distributed)
     there = [f"{file.relative_to(own)} {file.read_text()}" for file in own.rglob("part")]
     return there, own.stat().st_ino != before, new_group.call_count
 

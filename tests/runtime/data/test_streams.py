@@ -17,8 +17,8 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import CheckpointError, ConfigError, DataError
-from determined_ds.runtime.data.first_rows import FirstRow, check_first_rows, digest
 from determined_ds.runtime.data.samples import TrainingData, training_data
+from determined_ds.runtime.data.streams import FirstRow, check_first_rows, digest
 from determined_ds.runtime.data.validation_data import CallPlan, UncountedShare, ValidationBatches
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
@@ -313,7 +313,7 @@ def test_any_other_reads_all_again_and_says_so() -> None:
     data = opened(Count(20), batch)
     steps_of(data, batch, 8)
     after = opened(Count(20), batch, start=8, place=data.place.state_dict(), note=said.append)
-    assert "skipping 32 samples, to go on after batch 8" in said[0]
+    assert "skipping 32 samples, to resume after batch 8" in said[0]
     without = opened(Count(20), batch, start=8)  # of a checkpoint that knows no place
     assert steps_of(after, batch, 2) == steps_of(without, batch, 2) == [[12, 13, 14, 15], [16, 17, 18, 19]]
 

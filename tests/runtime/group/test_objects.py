@@ -23,7 +23,7 @@ class Trap:
 def exchanged() -> tuple[list[Any], Any]:
     import torch.distributed as dist
 
-    from determined_ds.runtime.group.objects import allgather_objects, broadcast_object
+    from determined_ds.runtime.group.collectives import allgather_objects, broadcast_object
 
     dist.init_process_group("gloo")
     own = SENT[dist.get_rank()]
@@ -39,7 +39,7 @@ def opened(sealed: bytes) -> str:
     import torch.distributed as dist
 
     from determined_ds.errors import TrainingError
-    from determined_ds.runtime.group.objects import _opened
+    from determined_ds.runtime.group.collectives import _opened
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")

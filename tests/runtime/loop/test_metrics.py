@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import TrainingError
+from determined_ds.runtime.loop.authors_metrics import is_same, plain
 from determined_ds.runtime.loop.metrics import MetricSums, jsonable, to_json_line
-from determined_ds.runtime.loop.plain_metrics import is_same, plain
 from determined_ds.runtime.loop.progress import show
 from tests.ranks import Ranks
 
@@ -134,7 +134,7 @@ def test_several_numbers_become_one_as_in_determineds_training(values: list[Any]
 def test_several_numbers_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     said: set[str] = set()
     for _ in range(2):
-        sums = MetricSums(CPU, source="MyTrial.loss (trial.py:7)", said=said)
+        sums = MetricSums(CPU, source="MyTrial.loss (trial.py:7)", warned=said)
         sums.add({"by_class": torch.ones(3), "loss": 1.0})
     [record] = caplog.records
     assert "MyTrial.loss (trial.py:7): metric 'by_class' has shape (3,)" in record.getMessage()

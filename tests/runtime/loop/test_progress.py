@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from determined_ds.runtime.checkpoints.trial_state import TrialState
-from determined_ds.runtime.loop.progress import Lines
+from determined_ds.runtime.loop.progress import LogLines
 
 RATES = {"samples_per_second": 164.2, "tokens_per_second": 21_017.0}
 
 
 def closing(capsys: pytest.CaptureFixture[str], state: TrialState, best_at: int) -> list[str]:
-    lines = Lines()
+    lines = LogLines()
     lines.start(total=200, done=0)
     lines.report("training", 100, {"loss": 3.0, "peak_memory_gib": 0.71, **RATES})
     lines.report("validation", 100, {"validation_loss": 2.5, "batches": 100})

@@ -20,8 +20,8 @@ from determined_ds.errors import (
     Problem,
 )
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.runtime.checkpoints.refused import explained
-from determined_ds.runtime.master.crashes import exit_code_of
+from determined_ds.runtime.checkpoints.contents import explained
+from determined_ds.runtime.master.ending import exit_code_of
 
 # As gloo of torch 2.13 has it, where a rank was killed.
 LOST = RuntimeError(

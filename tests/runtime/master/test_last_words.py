@@ -17,7 +17,7 @@ from determined_ds.errors import (
     ConfigError,
     Problem,
 )
-from determined_ds.runtime.master import last_words
+from determined_ds.runtime.master import ending
 from determined_ds.task_log import NO_RESTART_HELPS, OUT_OF_MEMORY
 from tests.ranks import Ranks
 
@@ -28,7 +28,7 @@ SAID = ["ERROR: data.path = '/nowhere': no such folder; fix: check it", NO_RESTA
 def said(error: BaseException | None, code: int, message: str = "") -> list[str]:
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
-        last_words.say_in_task_log(message or str(error), code, error)
+        ending.say_in_task_log(message or str(error), code, error)
     return text.getvalue().splitlines()
 
 
@@ -64,7 +64,7 @@ def in_a_rank(wrong: str) -> list[str]:
     from determined_ds.runtime.group.distributed import join_process_group
 
     rank = join_process_group(detect_accelerator("cpu")).rank
-    last_words.APART_S = 20.0 if wrong == "all" else 0.5
+    ending.APART_S = 20.0 if wrong == "all" else 0.5
     if wrong == "all":
         time.sleep(0.5 * (1 - rank))  # rank 1 is the first
         return said(MISTAKE, EXIT_CONFIG)

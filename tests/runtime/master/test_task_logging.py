@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from determined_ds.errors import Problem
-from determined_ds.runtime.master.task_logging import WithLevel
+from determined_ds.runtime.upstream import WithLevel
 from tests.command import ROOT
 
 PROBLEM = Problem(key="gradient_clipping", value=0, message="clips nothing", fix="remove it")
@@ -31,7 +31,7 @@ def test_others_have_determineds_form() -> None:
 def test_deepspeed_loads_without_a_word() -> None:
     """It warns where nobody says what to compute on, and it finds no GPU."""
     script = (
-        "from determined_ds.runtime.master.task_logging import log_in_task; log_in_task('cpu');"
+        "from determined_ds.runtime.upstream import log_in_task; log_in_task('cpu');"
         "import logging, determined_ds.runtime.context;"
         "logging.getLogger('determined_ds').warning('the last')"
     )

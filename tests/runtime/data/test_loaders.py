@@ -15,8 +15,8 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
+from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import training_data
-from determined_ds.runtime.data.taken_over import build_loader, check_apart
 from determined_ds.runtime.data.validation_data import IndexedShare
 from determined_ds.trial.stream_loader import StreamLoader
 from tests.ranks import Ranks
@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
                 torch_data.BatchSampler(torch_data.SequentialSampler(NUMBERS), 2, True), 3
             ),
         ),
-        "SkipBatchSampler.*skips samples by itself",
+        "SkipBatchSampler.*skips samples itself",
         "a sampler over all samples",
     ),
 }
@@ -230,12 +230,12 @@ def test_one_dataset_with_a_place_is_not_read_for_training_and_for_validation() 
 # -------------------------------------------------------------------------------------- taken as they are
 
 
-def test_with_the_opt_in_it_is_taken_as_it_is_and_said_so() -> None:
+def test_with_the_opt_in_it_is_used_as_it_is_and_said_so() -> None:
     said: list[str] = []
     loader = torch_data.DataLoader(NUMBERS, batch_size=2)
     assert taken(loader, opted_in=True, said=said) is loader
     assert len(said) == 1
-    assert f"Trial.{TRAINING}: torch's DataLoader over TensorDataset is taken as it is" in said[0]
+    assert f"Trial.{TRAINING}: torch's DataLoader over TensorDataset is used as it is" in said[0]
     first, second = steps(loader, 3, opted_in=True)
     assert first == second == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert steps(loader, 1, start=2, opted_in=True)[0] == first[2:]
@@ -376,8 +376,8 @@ def test_the_same_samples_on_every_replica_are_refused(two_ranks: Ranks, tmp_pat
         assert "return self.training_loader(dataset)" in said
     first, second = two_ranks.run(train, tmp_path / "taken", "iterable", ("batches", 2), opt_in=True)
     assert first == second == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert "is taken as it is" in two_ranks.said(0)
-    assert "is taken as it is" not in two_ranks.said(1)
+    assert "is used as it is" in two_ranks.said(0)
+    assert "is used as it is" not in two_ranks.said(1)
 
 
 def test_a_stream_that_splits_itself_is_refused(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Metrics that an author reduced: from a custom reducer or ``evaluate_full_dataset``, reported as they are."""
+"""Metrics that an author reduced, in a custom reducer or ``evaluate_full_dataset``; the state of custom reducers."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,35 @@ import torch
 from determined import util
 
 from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.runtime.checkpoints.contents import copied_attributes
 from determined_ds.trial.author import described
 
 
+class Reducers:
+    """All reducers that ``context.wrap_reducer`` has wrapped, with one state."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The attributes of every reducer, in the order in which they were wrapped."""
+        return [copied_attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
+
+    def load_state_dict(self, state_dict: list[dict[str, Any]]) -> None:
+        """Continue from :meth:`state_dict`."""
+        for wrapped, state in zip(self._context._wrapped_reducers, state_dict, strict=False):
+            vars(wrapped.reducer).update(copy.deepcopy(state))
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """At the end they have the values of the beginning."""
+        state = self.state_dict()
+        yield
+        self.load_state_dict(state)
+
+
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:
-    """Metrics as numbers, strings, lists and dicts, which a master takes and JSON holds.
+    """Metrics as numbers, strings, lists and dicts, which a master takes and JSON can hold.
 
     Args:
         metrics: Name -> value; tensors and arrays may be in it at any depth.
@@ -23,7 +49,7 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
         for_training: Of training, where a master takes null.
 
     Raises:
-        TrainingError: a value can be reported in no form, or is None in a validation.
+        TrainingError: a value cannot be reported in any form, or is None in a validation.
 
     Source: ``json_encode`` in determined 0.38.1's ``util.py``; ``_get_serializable_metrics`` in ``core/_train.py``.
     """
@@ -43,13 +69,7 @@ def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False
 
 
 def plain_reduced(metrics: Mapping[str, Any], reducers: list[Any], *, for_training: bool) -> dict[str, Any]:
-    """The metrics of custom reducers as :func:`plain` makes them.
-
-    Args:
-        metrics: Name -> what its reducer returned.
-        reducers: Those that a context has wrapped, for messages.
-        for_training: Whether they are of training.
-    """
+    """The metrics of the custom reducers that a context has wrapped, as :func:`plain` makes them."""
     found = {}
     for name, value in metrics.items():
         found.update(plain({name: value}, _reducer_of(name, reducers), for_training=for_training))
@@ -79,33 +99,28 @@ def _plain(value: Any) -> Any:
     raise TypeError(described(value))
 
 
-def searched(name: str, value: Any, trial: Any) -> float:
-    """The value of the searcher's metric, which must be a number.
+def searched(metrics: Mapping[str, Any], name: str, trial: Any) -> float:
+    """The value of the searcher's metric.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the trial does not report it, or not as a number.
     """
-    if util.is_numerical_scalar(value):
-        return float(value)
+    if name not in metrics:
+        known = ", ".join(sorted(metrics))
+        message, fix = f"the trial reports {known}", f"name one of them: {known}"
+    elif util.is_numerical_scalar(metrics[name]):
+        return float(metrics[name])
+    else:
+        kind = type(trial).__name__
+        message = f"{kind} reports {described(metrics[name])} by this name, and a search compares numbers"
+        fix = "name a metric that is a number, or report one besides, such as its mean"
     raise ConfigError(
-        Problem(
-            key="searcher.metric",
-            value=name,
-            message=f"{type(trial).__name__} reports {described(value)} by this name, and a search compares numbers",
-            fix="name a metric that is a number, or report one besides, such as its mean",
-            code="searcher-metric",
-        )
+        Problem(key="searcher.metric", value=name, message=message, fix=fix, code="searcher-metric")
     )
 
 
 def is_same(first: Any, second: Any, *, tolerance: float) -> bool:
-    """Whether plain metrics are equal, numbers up to a relative difference.
-
-    Args:
-        first: Numbers, strings, and lists and dicts of them.
-        second: The same at another time.
-        tolerance: 0: to the last bit.
-    """
+    """Whether plain metrics are equal; numbers up to a relative difference, with 0 to the last bit."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
             is_same(first[key], second[key], tolerance=tolerance) for key in first

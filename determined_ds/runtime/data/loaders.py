@@ -1,8 +1,8 @@
-"""Loaders that are not Determined's: taken over where the samples of a step can still be decided here.
+"""What ``build_training_data_loader`` and ``build_validation_data_loader`` may return besides Determined's loader.
 
-Torch's own loader over data with an index says all that Determined's says, so it is read as that one is: the same
-samples in a step whatever the replicas, and the same after a resume. Any other loader decides by itself what a replica
-sees; it is taken as it is only where the author answers for that.
+torch's own loader over data with an index is read like Determined's: the same samples in a step for any number of
+replicas, and the same after a resume. Any other loader decides by itself what a replica sees; it is used as it is, and
+only where the author takes responsibility for that.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from determined.pytorch import samplers
 from torch.utils import data as torch_data
 
 from determined_ds.errors import ConfigError, DataError, Problem
+from determined_ds.runtime.data.passes import has_state
 from determined_ds.trial import returned
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 OPT_IN = "context.disable_dataset_reproducibility_checks()"
-# What trials shard, repeat and resume by, whose loader Determined takes as it is.
-OF_TRIALS_THAT_SHARD = (
+# Samplers for trials that shard, repeat and skip by themselves, whose loader Determined uses as it is.
+SHARDING_SAMPLERS = (
     samplers.DistributedSampler,
     samplers.DistributedBatchSampler,
     samplers.RepeatSampler,
@@ -32,16 +33,16 @@ OF_TRIALS_THAT_SHARD = (
 
 
 def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], None]) -> Any:
-    """What a trial's method returned, as a loader that can be read.
+    """Call a trial's method, and make its result a loader that can be read here.
 
     Args:
         trial: The trial.
-        context: Its context, which knows whether the author answers for a loader of another kind.
+        context: Its context, which knows whether the author takes responsibility for other kinds of loaders.
         method: ``build_training_data_loader`` or ``build_validation_data_loader``.
-        note: Says something to the user.
+        note: Shows a line to the user.
 
     Returns:
-        Determined's ``DataLoader``, a ``StreamLoader``, or what the author answers for, as it is.
+        A Determined ``DataLoader``, a ``StreamLoader``, or a loader to use as it is.
 
     Raises:
         ConfigError: it is something else.
@@ -54,41 +55,33 @@ def build_loader(trial: Any, context: Any, method: str, note: Callable[[str], No
         return _unsplit(loader, where)
     if hasattr(loader, "__iter__") and context._data_repro_checks_disabled:
         note(
-            f"data        {where}: {_described(loader)} is taken as it is; splitting it over replicas, shuffling and "
-            "resuming it are the trial's own"
+            f"data        {where}: {_described(loader)} is used as it is; the trial splits it over replicas, shuffles "
+            "and resumes it"
         )
         return loader
-    if _can_be_taken_over(loader):
+    if _is_torchs_own(loader):
         return _unsplit(_as_determineds(loader), where)
     raise ConfigError(_refusal(loader, where, hasattr(trial, "training_loader")))
 
 
-def _can_be_taken_over(loader: Any) -> bool:
-    """Whether a loader does what torch's does, and draws its samples by their index."""
+def _is_torchs_own(loader: Any) -> bool:
+    """Whether a loader does what torch's does, over data with an index."""
+    own = torch_data.DataLoader
     return (
-        isinstance(loader, torch_data.DataLoader)
-        and type(loader).__iter__ is torch_data.DataLoader.__iter__
-        and type(loader)._get_iterator is torch_data.DataLoader._get_iterator
+        isinstance(loader, own)
+        and type(loader).__iter__ is own.__iter__
+        and type(loader)._get_iterator is own._get_iterator
         and not isinstance(loader.dataset, torch_data.IterableDataset)
         and loader.batch_sampler is not None
     )
 
 
 def _as_determineds(loader: torch_data.DataLoader[Any]) -> pytorch.DataLoader:
-    """The same loader in Determined's words."""
-    return pytorch.DataLoader(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,  # type: ignore[arg-type]
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+    names = (
+        *("batch_sampler", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+        *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
     )
+    return pytorch.DataLoader(loader.dataset, **{name: getattr(loader, name) for name in names})
 
 
 def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
@@ -97,31 +90,24 @@ def _unsplit(loader: pytorch.DataLoader, where: str) -> pytorch.DataLoader:
     inner = getattr(batches, "sampler", None)
     if type(batches) is torch_data.BatchSampler and type(inner) is torch_data.DistributedSampler:
         whole: Any = torch_data.RandomSampler if inner.shuffle else torch_data.SequentialSampler
-        loader = copy.copy(loader)
-        loader.batch_sampler = torch_data.BatchSampler(
-            whole(inner.dataset), batches.batch_size, batches.drop_last
-        )
+        loader, rest = copy.copy(loader), (batches.batch_size, batches.drop_last)
+        loader.batch_sampler = torch_data.BatchSampler(whole(inner.dataset), *rest)
         return loader
     for sampler in (batches, inner):
         if _splits(sampler):
-            message = (
-                "splits, repeats or skips samples by itself, and so would be split over the replicas twice"
-            )
+            message = "splits, repeats or skips samples itself, and so would be split over the replicas twice"
             fix = (
                 "use a sampler over all samples, which are split and resumed here; or return torch's DataLoader, and "
                 f"call {OPT_IN} in __init__"
             )
-            raise ConfigError(
-                Problem(
-                    key=where, value=type(sampler).__name__, message=message, fix=fix, code="loader-sampler"
-                )
-            )
+            kind = type(sampler).__name__
+            raise ConfigError(Problem(key=where, value=kind, message=message, fix=fix, code="loader-sampler"))
     return loader
 
 
 def _splits(sampler: Any) -> bool:
     replicas = getattr(sampler, "num_replicas", 1)
-    return isinstance(sampler, OF_TRIALS_THAT_SHARD) or (isinstance(replicas, int) and replicas > 1)
+    return isinstance(sampler, SHARDING_SAMPLERS) or (isinstance(replicas, int) and replicas > 1)
 
 
 def _described(loader: Any) -> str:
@@ -134,13 +120,10 @@ def _described(loader: Any) -> str:
 def _refusal(loader: Any, where: str, has_training_loader: bool) -> Problem:
     dataset = getattr(loader, "dataset", loader)
     if has_training_loader:
-        own = "self.training_loader(dataset)" if "training" in where else "self.validation_loader(dataset)"
-    elif is_stream(dataset):
-        own = "determined_ds.StreamLoader(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
+        own = f"self.{'training' if 'training' in where else 'validation'}_loader(dataset)"
     else:
-        own = (
-            "determined.pytorch.DataLoader(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
-        )
+        kind = "determined_ds.StreamLoader" if is_stream(dataset) else "determined.pytorch.DataLoader"
+        own = f"{kind}(dataset, batch_size=context.get_train_micro_batch_size_per_gpu())"
     message, fix = f"returned {_described(loader)}, which is not a data loader", f"return {own}"
     if hasattr(loader, "__iter__"):
         message = (
@@ -160,34 +143,27 @@ def _why(loader: Any) -> str:
 
 
 def check_apart(loader: Any, validation_dataset: Any) -> None:
-    """Refuse a dataset with a place of its own that is read for training and for validation.
-
-    Args:
-        loader: For training, as it can be read.
-        validation_dataset: What is validated on; None where it is not known.
+    """Refuse one dataset for training and for validation that keeps a position.
 
     Raises:
-        ConfigError: it is one object, and has a state.
+        ConfigError: the training loader's dataset is the same object, and has a state.
     """
     dataset = getattr(loader, "dataset", None)
     if isinstance(loader, StreamLoader) and dataset is validation_dataset and hasattr(dataset, "state_dict"):
-        raise ConfigError(
-            Problem(
-                key=loader.name,
-                message="is read for training and for validation, and keeps one place: a validation would move it",
-                fix="give each its own: build the dataset twice",
-                code="stream-shared",
-            )
+        message = (
+            "is read for training and for validation, and keeps one position: a validation would move it"
         )
+        fix = "build the dataset twice, once for each"
+        raise ConfigError(Problem(key=loader.name, message=message, fix=fix, code="stream-shared"))
 
 
 class GivenBatches:
-    """The micro-batches of a loader that is taken as it is, again and again.
+    """The micro-batches of a loader that is used as it is, again and again.
 
     Args:
-        loader: It can be iterated again and again; the author answers for its shards.
+        loader: Can be iterated again and again; the author answers for its shards.
         skip: Micro-batches that were trained already.
-        place: What a checkpoint holds of it: with a ``state_dict`` of the loader's own nothing is skipped.
+        place: What a checkpoint holds of it: with the loader's own ``state_dict`` nothing is skipped.
     """
 
     def __init__(self, loader: Any, *, skip: int, place: Mapping[str, Any]) -> None:
@@ -201,19 +177,14 @@ class GivenBatches:
 
     def _forever(self) -> Iterator[Any]:
         empty = 0
-        while empty < 2:  # a loader that goes on from the end of its data may be empty once
+        while empty < 2:  # a loader that was resumed at the end of its data may be empty once
             empty += 1
             for batch in self._loader:
                 empty = 0
                 yield batch
-        raise DataError(
-            Problem(
-                key=type(self._loader).__name__,
-                message="the data loader yields no batch",
-                fix="use more data, or make iter() begin anew each time",
-                code="too-little-data",
-            )
-        )
+        message, fix = "the data loader yields no batch", "use more data, or make iter() begin anew each time"
+        key = type(self._loader).__name__
+        raise DataError(Problem(key=key, message=message, fix=fix, code="too-little-data"))
 
     def __iter__(self) -> GivenBatches:
         return self
@@ -222,6 +193,5 @@ class GivenBatches:
         return next(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's own state, as torchdata's ``StatefulDataLoader`` has one."""
-        has_state = hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
-        return {"loader": self._loader.state_dict()} if has_state else {}
+        """The loader's own state, such as that of torchdata's ``StatefulDataLoader``."""
+        return {"loader": self._loader.state_dict()} if has_state(self._loader) else {}

@@ -1,0 +1,154 @@
+"""Exchanges between ranks: sums, objects, steps that the chief takes for all, and meetings by the store.
+
+Objects are signed with a key of the run: nothing is unpickled that no rank of it has sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from determined_ds.errors import ChiefFailed, DeterminedDSError, TrainingError
+from determined_ds.protocol.heartbeat import HEART
+from determined_ds.runtime.master.ending import exit_code_of
+
+T = TypeVar("T")
+KEY = "determined_ds/key"  # in the store that the ranks have met by
+DIGEST = "sha256"
+DIGEST_BYTES = 32
+
+
+def is_alone() -> bool:
+    """Whether there is one rank."""
+    return not dist.is_initialized() or dist.get_world_size() < 2
+
+
+def reduce_over_ranks(vector: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+    """Sum a vector over ranks, or reduce it by another operation, in place; a collective."""
+    if not is_alone():
+        dist.all_reduce(vector, op=operation)
+
+
+def store() -> Any:
+    """The store by which the ranks have met."""
+    return dist.distributed_c10d._get_default_store()
+
+
+# ------------------------------------------------------------------------------------------- objects
+
+
+def allgather_objects(stuff: Any, *, group: Any = None, device: torch.device | None = None) -> list[Any]:
+    """The objects of all ranks, by rank; a collective.
+
+    Args:
+        stuff: Of this rank; must be picklable.
+        group: Of ranks; all of them, if None.
+        device: That the group's backend takes; the CPU, if None.
+
+    Raises:
+        TrainingError: an object was not sent by a rank of this run.
+    """
+    own = _sealed(stuff).to(device or "cpu")
+    count = dist.get_world_size(group)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(count)]
+    dist.all_gather(sizes, torch.tensor([len(own)], device=own.device), group=group)
+    lengths = [int(size) for size in sizes]
+    padded = torch.nn.functional.pad(own, (0, max(lengths) - len(own)))
+    gathered = [torch.empty_like(padded) for _ in range(count)]
+    dist.all_gather(gathered, padded, group=group)
+    return [_opened(sealed[:length]) for sealed, length in zip(gathered, lengths, strict=True)]
+
+
+def broadcast_object(stuff: Any, *, group: Any = None) -> Any:
+    """The object of rank 0, on all ranks of a group that takes CPU tensors; a collective.
+
+    Raises:
+        TrainingError: the object was not sent by a rank of this run.
+    """
+    sends = dist.get_rank() == 0
+    sealed = _sealed(stuff) if sends else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([len(sealed)])
+    dist.broadcast(size, src=0, group=group)
+    if not sends:
+        sealed = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(sealed, src=0, group=group)
+    return stuff if sends else _opened(sealed)
+
+
+def _key() -> bytes:
+    """The same on all ranks: the first to ask draws it. The store is a file that only this user can read."""
+    return bytes(store().compare_set(KEY, "", secrets.token_hex(32)))
+
+
+def _sealed(stuff: Any) -> torch.Tensor:
+    body = pickle.dumps(stuff)
+    return torch.frombuffer(bytearray(hmac.digest(_key(), body, DIGEST) + body), dtype=torch.uint8)
+
+
+def _opened(sealed: torch.Tensor) -> Any:
+    content = sealed.cpu().numpy().tobytes()
+    signature, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    if not hmac.compare_digest(signature, hmac.digest(_key(), body, DIGEST)):
+        raise TrainingError(
+            "an object came over the network that no rank of this run has sent; it was not read"
+        )
+    return pickle.loads(body)
+
+
+# ------------------------------------------------------------------------------------------- agreements
+
+
+def as_chief(distributed: Any, step: Callable[[], T]) -> T:
+    """What a step returns on the chief, which alone takes it, or the error that it ends in; a collective."""
+    result, error, shared = None, None, None
+    if distributed.rank == 0:
+        try:
+            with HEART.patiently():
+                result = step()
+        except Exception as caught:
+            error = caught
+            shared = error if isinstance(error, DeterminedDSError) else _chief_failed(error)
+    result, shared = distributed.broadcast((result, shared))
+    if shared is not None:
+        raise error or shared
+    return result  # type: ignore[no-any-return]
+
+
+def _chief_failed(error: Exception) -> ChiefFailed:
+    failed = ChiefFailed(f"rank 0: {error!r}")
+    failed.exit_code = exit_code_of(error)
+    return failed
+
+
+def all_ranks_come(name: str, *, within_s: float) -> bool:
+    """Whether every rank calls this with the same name in time; no collective, which a failed rank never joins.
+
+    Args:
+        name: Of the meeting, a new one each time.
+        within_s: How long to wait for the others.
+    """
+    return is_alone() or seen_in_store(name, name, dist.get_world_size(), within_s=within_s)
+
+
+def seen_in_store(own: str, others: str, wanted: int, *, within_s: float) -> bool:
+    """Count this rank under one name in the store, and wait until another name has enough of them.
+
+    Args:
+        own: The name to count this rank under.
+        others: The name to watch; may be the same.
+        wanted: Ranks to wait for.
+        within_s: How long to wait.
+    """
+    found = store()
+    found.add(own, 1)
+    deadline = time.monotonic() + within_s
+    while (there := found.add(others, 0)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(there >= wanted)

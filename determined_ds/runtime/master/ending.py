@@ -1,0 +1,154 @@
+"""How a rank ends after an error: its exit code, and what it says in the log of a cluster's task. Loads no torch.
+
+The exit code says whether another start may get further. The task's log has the reason once, with its level, and a last
+line for the log policies where no restart helps, by the same rule as that of ``det-ds run``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import sys
+import threading
+import traceback
+
+from determined_ds.errors import EXIT_CRASHED, EXIT_TRAINING_FAILED, ChiefFailed, DeterminedDSError
+from determined_ds.protocol.exhausted import chain
+from determined_ds.protocol.signals import TRAINED
+from determined_ds.task_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
+
+# Classes, and those derived from them, of errors from outside this process: another rank, the network, the master, a
+# disk or a device. The names are Python's, torch's, Determined's, and those of requests and httpx.
+NOT_OURS = {
+    *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),
+    *("AcceleratorError", "APIException", "MasterNotFoundException"),
+}
+ERRNOS = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ENETUNREACH, errno.EHOSTUNREACH)
+# Errors of gloo and NCCL that torch raises as RuntimeError.
+OF_OTHER_RANKS = re.compile(r"/gloo/|\bNCCL\b|closed by peer|reset by peer|connectFullMesh|Broken pipe")
+# An index that is out of range looks so on a GPU.
+ASSERTED = "device-side assert"
+# Of torch, and of cuBLAS and its sisters, which allocate memory themselves.
+MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
+# How far apart ranks may fail for the same reason. A rank that fails alone reports it so much later.
+APART_S = 10.0
+# The same under another launcher, where others wait for the end of a rank that fails alone.
+APART_ELSEWHERE_S = 3.0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the accelerator's memory was too small, as it will be at the same batch of another start."""
+    return any(MEMORY.search(str(each)) is not None for each in chain(error))
+
+
+def came_of_other_ranks(error: BaseException) -> bool:
+    """Whether the cause of an error is that another rank, or the connection to it, was lost."""
+    return any(map(_is_of_other_ranks, chain(error)))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a rank after an error: ``EXIT_CRASHED`` where another start may get further.
+
+    That is so for an unexpected error after a trained batch, and for one from outside this process. A diagnosed error
+    is the same the next time, unless another rank's end caused it; so is an error before the first trained batch.
+    """
+    if isinstance(error, DeterminedDSError):
+        return EXIT_CRASHED if came_of_other_ranks(error) else error.exit_code
+    if is_out_of_memory(error):
+        return EXIT_TRAINING_FAILED
+    return EXIT_CRASHED if TRAINED.is_set() or any(map(_is_not_ours, chain(error))) else EXIT_TRAINING_FAILED
+
+
+def _is_of_other_ranks(error: BaseException) -> bool:
+    return "DistError" in _names(error) or OF_OTHER_RANKS.search(str(error)) is not None
+
+
+def _is_not_ours(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in ERRNOS:
+        return True
+    is_foreign = bool(NOT_OURS & _names(error)) and ASSERTED not in str(error)
+    return is_foreign or _is_of_other_ranks(error)
+
+
+def _names(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+# ------------------------------------------------------------------------------------------- last words
+
+
+def on_cluster() -> bool:
+    """Whether this process belongs to a trial on a cluster."""
+    return os.environ.get("DET_TASK_TYPE") == "TRIAL"
+
+
+def say_in_task_log(message: str, exit_code: int, error: BaseException | None) -> None:
+    """Write to the task's log why this rank ends; of ranks that end for the same reason, only rank 0 does.
+
+    Args:
+        message: Any number of lines.
+        exit_code: Of this rank.
+        error: What was raised; None where the trial's code left the process.
+    """
+    if isinstance(error, ChiefFailed):
+        return
+    lines = _lines(message, error)
+    if exit_code != EXIT_CRASHED:
+        memory = error is not None and is_out_of_memory(error)
+        lines.append(OUT_OF_MEMORY if memory else NO_RESTART_HELPS)
+    foreseen = error is None or isinstance(error, DeterminedDSError)
+    text = "\n".join(lines if foreseen else [message.rstrip(), *lines])
+    chief = _is_chief()
+    if chief:
+        print(text, file=sys.stderr, flush=True)
+    if not _meet(lines, APART_S) and not chief:
+        print(text, file=sys.stderr, flush=True)
+
+
+def said_by_chief(message: str) -> bool:
+    """Whether rank 0 ends for the same reason as this rank, and reports it."""
+    return _meet([message], APART_ELSEWHERE_S)
+
+
+def _is_chief() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _lines(message: str, error: BaseException | None) -> list[str]:
+    if error is None:
+        return lines_of(ERROR, message)
+    if isinstance(error, DeterminedDSError):
+        return error_lines(error)
+    return lines_of(ERROR, traceback.format_exception_only(error)[-1])
+
+
+def _meet(said: list[str], within_s: float) -> bool:
+    """Whether rank 0 says the same; rank 0 waits until all have seen it."""
+    found, done = threading.Event(), threading.Event()
+
+    def meet() -> None:
+        # The store may be gone, or on a machine that is.
+        with contextlib.suppress(Exception):
+            if _all_here(said, within_s):
+                found.set()
+        done.set()
+
+    threading.Thread(target=meet, daemon=True).start()
+    done.wait(within_s + 1)
+    return found.is_set()
+
+
+def _all_here(said: list[str], within_s: float) -> bool:
+    import torch.distributed as dist
+
+    from determined_ds.runtime.group.collectives import seen_in_store
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    name = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
+    if _is_chief():
+        return seen_in_store(f"{name}/chief", name, dist.get_world_size() - 1, within_s=within_s)
+    return seen_in_store(name, f"{name}/chief", 1, within_s=within_s)

@@ -1,0 +1,147 @@
+"""How Determined, DeepSpeed and torch are loaded in a rank, and what they log."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import determined as det
+import torch
+from determined import common
+
+from determined_ds.devices import detect_accelerator
+from determined_ds.task_log import lines_of
+
+STACKS_EVERY_S = 30
+# A pipeline's engine and a schedule log this before their first step, in every run.
+AT_EVERY_START = ("Attempting to get learning rate from scheduler before it has started",)
+
+
+def load_deepspeed(name: str) -> None:
+    """Load DeepSpeed for an accelerator, without the code that it would compile at every start.
+
+    Args:
+        name: ``cpu`` or ``cuda``.
+    """
+    os.environ["DS_ACCELERATOR"] = name
+    import deepspeed
+
+    _quiet_upstream()
+    _compute_on(name)
+    # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _compile_muon_when_called()
+    if name == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def _compute_on(name: str) -> None:
+    """Set DeepSpeed's accelerator, which it otherwise chooses for good when it is first imported.
+
+    Source: ``get_accelerator`` in deepspeed 0.19.8's ``accelerator/real_accelerator.py``.
+    """
+    from deepspeed.accelerator import cpu_accelerator, cuda_accelerator, get_accelerator, set_accelerator
+
+    kinds = {"cpu": cpu_accelerator.CPU_Accelerator, "cuda": cuda_accelerator.CUDA_Accelerator}
+    if get_accelerator().device_name() != name:
+        set_accelerator(kinds[name]())
+
+
+def _compile_muon_when_called() -> None:
+    """Load Muon without torch's code generator, which takes three seconds; again, this changes nothing.
+
+    For any optimizer, ZeRO of deepspeed 0.19.8 loads ``runtime/zero/muon/original_muon.py``, whose functions are
+    decorated with ``torch.compile``.
+    """
+    from deepspeed.runtime import compiler
+
+    own = compiler.compile
+    compiler.compile = lambda: compiled_when_called
+    try:
+        import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+    finally:
+        compiler.compile = own
+
+
+def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The decorator ``torch.compile``, applied at the first call."""
+    compiled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled
+        if torch.compiler.is_compiling():  # it is part of another function that is compiled
+            return function(*args, **kwargs)
+        compiled = compiled or torch.compile(function)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+# ------------------------------------------------------------------------------------------- logging
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(AT_EVERY_START)
+
+
+def _quiet_upstream() -> None:
+    """Silence what DeepSpeed and torch log at every start, except at level DEBUG; other warnings and errors stay."""
+    deepspeed_logger = logging.getLogger("DeepSpeed")
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
+        deepspeed_logger.setLevel(logging.DEBUG)
+        return
+    if _is_news not in deepspeed_logger.filters:
+        deepspeed_logger.addFilter(_is_news)
+    logging.getLogger("determined.common.storage.shared").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
+
+
+class WithLevel(logging.Formatter):
+    """Determined's format; each line of this library's begins with the level, and a problem is one line."""
+
+    def __init__(self) -> None:
+        super().__init__(det.LOG_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name.partition(".")[0] != "determined_ds":
+            return super().format(record)
+        return "\n".join(lines_of(f"{record.levelname}: ", record.getMessage()))
+
+
+def log_in_task(accelerator: str | None) -> None:
+    """Log for the task's log from now on; to be called before DeepSpeed is loaded.
+
+    DeepSpeed warns on each rank where it finds no GPU, unless ``DS_ACCELERATOR`` is set.
+
+    Args:
+        accelerator: ``cpu``, ``cuda``, or None for the best there is.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(WithLevel())
+    logging.getLogger().addHandler(handler)
+    os.environ["DS_ACCELERATOR"] = detect_accelerator(accelerator).name
+
+
+@contextlib.contextmanager
+def debugging(enabled: bool) -> Iterator[None]:
+    """``debug: true``: log at level DEBUG, and dump every thread's stack to stderr now and then.
+
+    Source: ``maybe_periodic_stacktraces`` and ``set_logger`` in determined 0.38.1's ``exec/harness.py``.
+    """
+    if not enabled:
+        yield
+        return
+    common.set_logger(True)
+    faulthandler.dump_traceback_later(STACKS_EVERY_S, repeat=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
