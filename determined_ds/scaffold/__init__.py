@@ -1,1 +1,1 @@
-"""A model of one's own, begun: what ``det-ds new`` writes. The texts lie beside this file, a folder a kind."""
+"""Files of a new model: what ``det-ds new`` writes. The templates are beside this file, one folder a kind."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from determined_ds.check.files import check_files
 from determined_ds.cli.main import main
+from determined_ds.scaffold.copies import _modules_in as modules_in
 from determined_ds.scaffold.files import KINDS
 from tests.command import ROOT, det_ds
+
+MODELS = sorted(trial.parent.name for trial in (ROOT / "model_defs").glob("*/trial.py"))
 
 
 def new(folder: Path, *arguments: str) -> str:
@@ -21,12 +26,9 @@ def new(folder: Path, *arguments: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_runs_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = new(tmp_path, "mine", "--kind", kind)
-    monkeypatch.chdir(tmp_path)
-    files = [*Path("experiments").glob("*/*.yaml"), *Path("experiments").glob("*/*.json")]
-    assert [report.findings for report in check_files(files)] == [()] * len(files)
+@pytest.mark.parametrize("options", [*(("--kind", kind) for kind in KINDS), ("--from", "vit")])
+def test_it_runs_at_once(options: tuple[str, str], tmp_path: Path) -> None:
+    said = new(tmp_path, "mine", *options)
     assert str(tmp_path / "experiments/mine/const.yaml") in said
     arguments = ["run", "experiments/mine/const.yaml", ".", "--test", "--run-dir", tmp_path / "run"]
     done = det_ds(*arguments, cwd=tmp_path)
@@ -34,21 +36,61 @@ def test_it_runs_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "test passed: " in done.stdout
 
 
-def test_what_it_writes_keeps_the_style_of_the_house(tmp_path: Path) -> None:
+def test_what_it_writes_passes_check_and_the_linter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for kind in KINDS:
         new(tmp_path, f"my_{kind.replace('-', '_')}", "--kind", kind)
     for command in (["check"], ["format", "--check"]):
-        words = [
-            sys.executable,
-            "-m",
-            "ruff",
-            *command,
-            "--config",
-            str(ROOT / "pyproject.toml"),
-            str(tmp_path),
-        ]
+        words = [sys.executable, "-m", "ruff", *command, "--config", str(ROOT / "pyproject.toml"), "."]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout
+    for model in MODELS:
+        new(tmp_path, f"my_{model}", "--from", model)
+    files = [*Path("experiments").glob("*/*.yaml"), *Path("experiments").glob("*/*.json")]
+    errors = [
+        found for report in check_files(files) for found in report.findings if found.severity == "error"
+    ]
+    assert errors == []
+
+
+def test_a_copy_has_its_own_names_and_all_that_it_imports(tmp_path: Path) -> None:
+    """And nothing of the example that it is a copy of: it may be missing, or of another version."""
+    for model in MODELS:
+        folder = tmp_path / model
+        new(folder, "mine", "--from", model)
+        modules = {".".join(file.relative_to(folder).with_suffix("").parts) for file in folder.rglob("*.py")}
+        for file in folder.rglob("*.py"):
+            for module in modules_in(file):
+                assert module in modules or module.rpartition(".")[0] in modules, (file, module)
+        texts = {file.name: file.read_text() for file in folder.glob("experiments/mine/*.yaml")}
+        there = {file.name for file in (ROOT / "experiments" / model).glob("*.yaml")}
+        assert texts.keys() == there
+        for text in texts.values():
+            data = yaml.safe_load(text)
+            assert data["name"].startswith("mine_")
+            assert "mine" in data["labels"]
+            assert " model_defs.mine.trial:" in data["entrypoint"]
+            assert (folder / data["hyperparameters"]["deepspeed_config"]).is_file()
+            assert model not in {data["name"], *data["labels"]}
+
+
+def test_a_wheel_has_every_experiment() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = {Path(key).name for key in setup["options.data_files"]}
+    assert folders == {folder.name for folder in (ROOT / "experiments").iterdir() if folder.is_dir()}
+
+
+def test_models_that_cannot_be_copied(tmp_path: Path) -> None:
+    for model, said in {
+        "brt": "did you mean bert?",
+        "common": "no such model",
+        "../x": "use one of bert",
+    }.items():
+        result = CliRunner().invoke(main, ["new", "mine", "--from", model, "-o", str(tmp_path)])
+        assert result.exit_code == 2
+        assert said in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
@@ -63,11 +105,11 @@ def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
     assert trial.read_text() != "mine\n"
 
 
-def test_a_json_that_is_there_stays(tmp_path: Path) -> None:
+def test_a_shared_file_that_exists_is_kept(tmp_path: Path) -> None:
     own = tmp_path / "experiments/deepspeed/zero1.json"
     own.parent.mkdir(parents=True)
     own.write_text("{}")
-    new(tmp_path, "mine")
+    new(tmp_path, "mine", "--from", "dcgan", "--force")
     assert own.read_text() == "{}"
 
 
