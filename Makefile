@@ -16,7 +16,7 @@ UNSOUND := $(shell $(SOUND) || echo unsound)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-all measures lint bench format clean unsound
+.PHONY: help run test test-all measures lint bench docs format clean unsound
 
 help:  ## show this list
 	@echo "usage: make TARGET [PYTHON=python3.12] [CONFIG=$(CONFIG)] [PYTEST_ARGS='-k batch']"
@@ -42,6 +42,9 @@ lint: .venv/.installed-dev  ## style, format, types and the direction of imports
 
 bench: .venv/.installed-dev  ## what the training loop costs, beside Determined's and plain DeepSpeed; about ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
+docs: .venv/.installed-dev  ## build the documentation into site/; a broken link or reference is an error
+	$(BIN)/mkdocs build --strict
 
 format: .venv/.installed-dev  ## put style and format right where a machine can
 	$(BIN)/ruff check --fix

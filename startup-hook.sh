@@ -62,7 +62,7 @@ for name in ("torch", "determined"):
         sys.exit(
             f"startup-hook: determined_ds needs {wanted[name]}, and this image has {name} {found}. Name one that fits in "
             "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
-            "2.3: see \"The image\" in README.md.)"
+            "2.3: see \"The image\" in docs/cluster.md.)"
         )
 
 if missing:

@@ -1,40 +1,184 @@
-"""What the README tells a newcomer to type."""
+"""README.md and docs/: every command runs, every block of code or configuration is what it claims to be.
+
+Conventions of the documents: each line of a ``sh`` block is a command. A block whose first line is a comment with a
+path is a file of that name, which the commands may use. ``text`` blocks are output or schemas.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import yaml
+from determined.cli import add_args
+from determined.cli.cli import all_args_description, make_parser
 
-from tests.command import ROOT, det_ds
+import determined_ds
+from determined_ds.cli.main import main
+from tests.command import DET_DS, ROOT, det_ds
 
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Commands that no test runs from here, and what stands for them.
+ELSEWHERE = {
+    "make": "the targets exist (below); make itself is what runs the tests",
+    "det": "its parser takes the arguments (below); tests/cluster runs such commands",
+    "docker": "tests/docker lints the Dockerfile and runs its install step",
+    "source": "a shell's own",
+    "export": "a shell's own",
+    ".venv/bin/python": "a run of tests",
+}
+TRAINING = ("run", "compare", "autotune", "search")
+TIMEOUT_S = 1800.0
 
 
-def block(first_line: str) -> str:
-    """The README's code block whose first line is a comment with this file name."""
-    found = re.search(rf"```\w+\n# {re.escape(first_line)}\n(.*?)```", README, re.DOTALL)
-    assert found, first_line
-    return found[1]
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block.
+
+    Args:
+        page: The document.
+        language: The word after the fence.
+        text: What is in it, without the line that names a file.
+        file: The name of the file that it is; "" where it has none.
+    """
+
+    page: Path
+    language: str
+    text: str
+    file: str
+
+    @property
+    def commands(self) -> list[str]:
+        return [line for line in self.text.splitlines() if line]
 
 
-def test_your_own_model_is_under_forty_lines_and_runs(tmp_path: Path) -> None:
-    """The trial and the YAML as they stand there, beside a JSON of ours; and on a machine without a compiler."""
-    trial, experiment = block("model_defs/mine/trial.py"), block("experiments/mine.yaml")
-    assert len((trial + experiment).strip().splitlines()) < 40
-    (tmp_path / "model_defs" / "mine").mkdir(parents=True)
-    (tmp_path / "model_defs" / "mine" / "trial.py").write_text(trial)
-    shutil.copytree(ROOT / "experiments" / "deepspeed", tmp_path / "experiments" / "deepspeed")
-    (tmp_path / "experiments" / "mine.yaml").write_text(experiment)
-    done = det_ds(
-        *("run", "experiments/mine.yaml", ".", "--test", "--run-dir", tmp_path / "run"),
-        cwd=tmp_path,
-        env={"PATH": "/nowhere"},
+def blocks_of(page: Path) -> Iterator[Block]:
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        named = re.match(r"# ([\w/]+\.\w+)\n", text)
+        yield Block(
+            page=page,
+            language=language,
+            text=text[named.end() :] if named else text,
+            file=named[1] if named else "",
+        )
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+COMMANDS = sorted({command for block in BLOCKS if block.language == "sh" for command in block.commands})
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command, comments=True)
+
+
+def is_run(command: str) -> bool:
+    return words_of(command)[0] not in ELSEWHERE
+
+
+def trains(page: Path) -> bool:
+    """Whether a page has commands that train, which take long."""
+    return any(
+        words_of(command)[0] == "torchrun" or words_of(command)[1] in TRAINING
+        for block in blocks_of(page)
+        if block.language == "sh"
+        for command in filter(is_run, block.commands)
     )
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def context_of(folder: Path) -> Path:
+    """A context directory with our experiments and models, and the files that the pages have."""
+    for name in ("experiments", "model_defs", "launch"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".detignore", folder)
+    for block in BLOCKS:
+        if block.file:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
+    return folder
+
+
+def run_commands(page: Path, folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{DET_DS.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    commands = [command for block in blocks_of(page) if block.language == "sh" for command in block.commands]
+    for command in filter(is_run, commands):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if not trains(page)], ids=name_of)
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    run_commands(page, context_of(tmp_path))
+
+
+@pytest.mark.long(
+    "trains everything that the pages show; the commands' arguments are checked by a short test"
+)
+@pytest.mark.parametrize("page", [page for page in RUN if trains(page)], ids=name_of)
+def test_the_commands_of_a_page_that_trains_run(page: Path, tmp_path: Path) -> None:
+    run_commands(page, context_of(tmp_path))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_arguments_that_its_program_takes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, *words = words_of(command)
+    monkeypatch.chdir(tmp_path)
+    for word in words:  # det opens the file while it parses
+        if word.endswith(".yaml") and "*" not in word:
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / word).touch()
+    if program == "det-ds":
+        subcommand = main.commands[words[0]]
+        context = click.Context(subcommand, info_name=words[0], token_normalize_func=str)
+        subcommand.make_parser(context).parse_args(words[1:])
+    elif program == "det":
+        parser = make_parser()
+        add_args(parser, all_args_description)
+        parser.parse_args(words)
+    elif program == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        assert program in {*ELSEWHERE, "torchrun"}
+
+
+FILES = {block.file: block.text for block in BLOCKS}
+
+
+def test_your_own_model_runs_without_a_compiler(tmp_path: Path) -> None:
+    folder = context_of(tmp_path)
+    options = ("--test", "--run-dir", folder / "run")
+    done = det_ds("run", "experiments/mine.yaml", ".", *options, cwd=folder, env={"PATH": "/nowhere"})
     assert done.returncode == 0, done.stderr
     assert "test passed" in done.stdout
 
@@ -43,37 +187,125 @@ def test_your_own_model_is_under_forty_lines_and_runs(tmp_path: Path) -> None:
 def test_your_own_model_on_other_data_resumes_where_it_stopped(
     data: str, tmp_path: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]]
 ) -> None:
-    """The same trial with torch's own loader, shuffled, or with the stream that stands there."""
-    folder = tmp_path / "model_defs" / "mine"
-    folder.mkdir(parents=True)
-    trial, experiment = block("model_defs/mine/trial.py"), block("experiments/mine.yaml")
+    """The same trial with torch's own loader, shuffled, or with the stream of the page."""
+    folder = context_of(tmp_path)
     if data == "stream":
-        (folder / "streaming.py").write_text(block("model_defs/mine/streaming.py"))
-        experiment = experiment.replace("mine.trial:MyTrial", "mine.streaming:MyStreamingTrial")
+        trial = "model_defs.mine.streaming:MyStreamingTrial"
     else:
-        trial = trial.replace(
-            "self.training_loader(self.data)",
-            "torch.utils.data.DataLoader(self.data, batch_size=self.micro_batch_size, shuffle=True)",
-        )
-    (folder / "trial.py").write_text(trial)
-    shutil.copytree(ROOT / "experiments" / "deepspeed", tmp_path / "experiments" / "deepspeed")
-    config = tmp_path / "experiments" / "mine.yaml"
-    config.write_text(experiment.replace("{epochs: 3}", "{batches: 40}"))
+        trial = "model_defs.mine.trial:MyTrial"
+        torchs = "torch.utils.data.DataLoader(self.data, batch_size=self.micro_batch_size, shuffle=True)"
+        source = FILES["model_defs/mine/trial.py"].replace("self.training_loader(self.data)", torchs)
+        (folder / "model_defs/mine/trial.py").write_text(source)
+    length = "hyperparameters.fit.max_length={batches: %d}"
 
-    def run(folder: str, *options: str) -> Any:
-        done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / folder, *options)
+    def run(name: str, batches: int, *options: str) -> str:
+        settings = (f"entrypoint=python3 -m determined_ds.train {trial}", length % batches)
+        sets = [word for setting in settings for word in ("--set", setting)]
+        done = det_ds(
+            "run", folder / "experiments/mine.yaml", folder, "--run-dir", folder / name, *sets, *options
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "test passed" in run("test", "--test")
-    run("whole")
-    run("stopped", "--set", "hyperparameters.fit.max_length.batches=33")
-    assert ("skipping" in run("stopped", "--resume")) == (data == "stream")
-    last = [metrics_of(tmp_path / folder, "validation")[-1] for folder in ("whole", "stopped")]
+    run("whole", 40)
+    run("stopped", 33)
+    assert ("skipping" in run("stopped", 40, "--resume")) == (data == "stream")
+    last = [metrics_of(folder / name, "validation")[-1] for name in ("whole", "stopped")]
     assert last[0]["validation_loss"] == last[1]["validation_loss"]
 
 
-def test_every_file_it_links_to_is_there() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert links
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+def test_a_file_is_the_same_on_every_page() -> None:
+    texts: dict[str, str] = {}
+    for block in BLOCKS:
+        if block.file:
+            assert texts.setdefault(block.file, block.text) == block.text, block.page
+
+
+def test_the_readme_is_short() -> None:
+    """A model of your own in about twenty lines of Python and ten of YAML."""
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+    texts = {block.file: block.text for block in blocks_of(ROOT / "README.md")}
+    assert len(texts["model_defs/mine/trial.py"].split("\n")) <= 25
+    assert len(texts["experiments/mine.yaml"].split("\n")) <= 12
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if block.language == "python"],
+    ids=lambda block: f"{name_of(block.page)} {block.file}".strip(),
+)
+def test_what_python_imports_is_there(block: Block) -> None:
+    own = {each.file.removesuffix(".py").replace("/", ".") for each in BLOCKS}
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and node.module not in own:
+            module = importlib.import_module(node.module or "")
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+
+
+def overlaid(base: Any, over: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    return {**base, **{key: overlaid(base.get(key), value) for key, value in over.items()}}
+
+
+def test_det_ds_check_passes_every_experiment_and_json(tmp_path: Path) -> None:
+    """A file as it stands; a part of an experiment in place of what a template has."""
+    folder = context_of(tmp_path)
+    template = yaml.safe_load((ROOT / "experiments/gpt2/const.yaml").read_text())
+    files = {folder / name for name in FILES if name.endswith(".yaml")}
+    for number, block in enumerate(BLOCKS):
+        path = folder / f"experiments/block{number}.{block.language}"
+        if block.language == "json":
+            path.write_text(block.text)
+            files.add(path)
+        elif block.language == "yaml" and not block.file and "repos" not in block.text:  # of pre-commit
+            path.write_text(yaml.safe_dump(overlaid(template, yaml.safe_load(block.text))))
+            files.add(path)
+    assert len(files) >= 4
+    done = subprocess.run([DET_DS, "check", *files], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_that_a_page_links_to_is_there() -> None:
+    """And every heading; pages of docs/ link to no file outside it, since the site has only those."""
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            path, _, heading = link.partition("#")
+            if "://" in link:
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file(), f"{name_of(page)}: {link}"
+            assert page.parent != ROOT / "docs" or target.parent == page.parent, f"{name_of(page)}: {link}"
+            assert not heading or heading in headings_of(target), f"{name_of(page)}: {link}"
+
+
+def headings_of(page: Path) -> set[str]:
+    """Anchors as GitHub and mkdocs make them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_the_navigation_and_every_public_name_in_the_reference() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert [
+        page.name for page in PAGES if page.parent.name == "docs" and f": {page.name}\n" not in site
+    ] == []
+    reference = (ROOT / "docs/api.md").read_text()
+    assert [name for name in determined_ds.__all__ if name not in reference] == []
+
+
+@pytest.mark.long("the site, built as make docs does, from every docstring of the public names")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    mkdocs = DET_DS.with_name("mkdocs")
+    done = subprocess.run(
+        [mkdocs, "build", "--strict", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "load_model_from_checkpoint_path" in (tmp_path / "api" / "index.html").read_text()

@@ -407,7 +407,7 @@ def test_an_image_that_does_not_fit_is_refused(
     assert done.stderr == (
         f"startup-hook: determined_ds needs {needs}, and this image has {name} {version}. Name one that fits in "
         "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
-        '2.3: see "The image" in README.md.)\n'
+        '2.3: see "The image" in docs/cluster.md.)\n'
     )
 
 
