@@ -57,7 +57,6 @@ TO_COME: tuple[str, ...] = (
     "determined_ds/train.py",
     "determined_ds/trial",
     "determined_ds/tune",
-    "model_defs",
     "experiments",
 )
 
