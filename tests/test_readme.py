@@ -196,7 +196,7 @@ def test_your_own_model_on_other_data_resumes_where_it_stopped(
         torchs = "torch.utils.data.DataLoader(self.data, batch_size=self.micro_batch_size, shuffle=True)"
         source = FILES["model_defs/mine/trial.py"].replace("self.training_loader(self.data)", torchs)
         (folder / "model_defs/mine/trial.py").write_text(source)
-    length = "hyperparameters.fit.max_length={batches: %d}"
+    length = "hyperparameters.fit.max_length.batches=%d"
 
     def run(name: str, batches: int, *options: str) -> str:
         settings = (f"entrypoint=python3 -m determined_ds.train {trial}", length % batches)
