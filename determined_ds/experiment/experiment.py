@@ -131,6 +131,9 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | No
         overrides: ``KEY=VALUE`` as in ``det experiment create --config``: dotted key, YAML value.
         name: What to call the file in messages; its path as given, if None.
 
+    Returns:
+        The experiment: its hyperparameters, its search space and its trial.
+
     Raises:
         ConfigError: everything that is wrong with it, at once.
     """

@@ -287,6 +287,9 @@ class Results:
     def against_first(self, row: Row) -> dict[str, float | None] | None:
         """A row beside the first one that was measured.
 
+        Args:
+            row: One of :attr:`rows`.
+
         Returns:
             ``samples_per_second`` and ``peak_memory_bytes`` as ratios, ``loss`` as a difference; each None where
             either row does not know it. None for a row that was not measured.
@@ -302,9 +305,14 @@ class Results:
         }
 
     def scaling_efficiency(self, row: Row) -> float | None:
-        """Samples per second over what as many times the fewest slots would do, were nothing lost: 1 is ideal.
+        """How much of the ideal speed-up is reached, against the row of this name with the fewest slots.
 
-        None where the row was not measured, or no more than one number of slots of its name was.
+        Args:
+            row: One of :attr:`rows`.
+
+        Returns:
+            1 where samples per second grow with the slots, less where they do not; None where the row was not
+            measured, or only one number of slots of its name was.
         """
         alike = [each for each in self.measured if each.name == row.name]
         if not row.is_measured or len({each.slots for each in alike}) < 2:
@@ -337,6 +345,9 @@ def load_results(path: str | Path) -> Results:
 
     Args:
         path: Of the file, as :func:`save_results` writes it.
+
+    Returns:
+        What was measured.
 
     Raises:
         ConfigError: the file cannot be read, is damaged, is another program's or of another format; with the keys

@@ -111,6 +111,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
         Returns:
             ``mpu`` itself.
+
+        Raises:
+            ConfigError: it was called before.
         """
         if self._called_wrap_mpu:
             message, fix = "was called twice: a trial has one MPU", "call it once"
@@ -120,7 +123,17 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return mpu
 
     def wrap_model_engine(self, model: Any) -> Any:
-        """Register a DeepSpeed engine. See Determined's method of this name."""
+        """Register a DeepSpeed engine. See Determined's method of this name.
+
+        Args:
+            model: What ``deepspeed.initialize`` returned first.
+
+        Returns:
+            The engine.
+
+        Raises:
+            ConfigError: the context was opened for another kind of engine.
+        """
         self._check_engine(model)
         chosen = self._mpu if self._called_wrap_mpu else None
         engine = super().wrap_model_engine(model)
@@ -137,7 +150,17 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         raise ConfigError(Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine"))
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
-        """The metrics of the custom reducers over all ranks, as they can be reported; a collective."""
+        """The metrics of the custom reducers over all ranks; a collective.
+
+        Args:
+            for_training: Whether to reduce those of training, or those of validation.
+
+        Returns:
+            Metrics by name, as they can be reported.
+
+        Raises:
+            TrainingError: a reducer returned a dict where a value was expected, or the reverse.
+        """
         try:
             metrics = super().reduce_metrics(for_training)
         except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
@@ -145,7 +168,14 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
 
     def to_device(self, data: Any) -> Any:
-        """A batch with all of its tensors and arrays on the device; a warning names what cannot be moved, and where."""
+        """Move a batch to the device. A warning names what cannot be moved, and where.
+
+        Args:
+            data: Tensors and arrays, in lists, tuples and mappings of any depth.
+
+        Returns:
+            The same structure, its tensors and arrays on the device.
+        """
         return self._mover.move(data)
 
     def reconcile_ds_config(self, ds_config: Any) -> None:
@@ -271,6 +301,9 @@ def open_context(
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
         engine: ``deepspeed``, or ``ddp`` to train the same by torch's own DistributedDataParallel.
         storage: Have checkpoints go to the experiment's ``checkpoint_storage`` off-cluster too.
+
+    Yields:
+        The context, until the block ends.
 
     Raises:
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the

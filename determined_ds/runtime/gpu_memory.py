@@ -41,6 +41,9 @@ def get_gpu_memory_stats() -> list[GpuMemoryStats]:
     driver is asked, by ``nvidia-smi``. Where that does not know a GPU (ROCm, a part of one by MIG), CUDA is asked
     about those that this process computes on already, and the others are left out.
 
+    Returns:
+        One entry a GPU, in the order of their indices.
+
     Source: ``torch.cuda.memory_allocated``, ``memory_reserved`` and ``mem_get_info``.
     """
     stats = []

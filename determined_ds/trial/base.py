@@ -86,14 +86,32 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     @abc.abstractmethod
     def build_model(self) -> torch.nn.Module:
-        """The model, with the weights to start from, on the CPU; the same on every rank that holds it."""
+        """Build the model, on the CPU, with its initial weights: the same on every rank that holds it.
+
+        Returns:
+            The bare model. The library calls ``deepspeed.initialize`` itself.
+        """
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-        """An optimizer of your own; None takes the one in the DeepSpeed JSON."""
+        """Build your own optimizer, in place of the one in the DeepSpeed JSON.
+
+        Args:
+            model: What :meth:`build_model` returned.
+
+        Returns:
+            An optimizer over parameters of ``model``; None takes the one in the JSON.
+        """
         return None
 
     def build_parameters(self, model: torch.nn.Module) -> Any:
-        """Parameters, or groups of them, for the JSON's optimizer; by default all that require a gradient."""
+        """Choose the parameters that the JSON's optimizer trains; by default all that require a gradient.
+
+        Args:
+            model: What :meth:`build_model` returned.
+
+        Returns:
+            Parameters, or groups such as ``{"params": [...], "weight_decay": 0.0}``.
+        """
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
@@ -103,6 +121,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         compiles its model. The JSON's ``activation_checkpointing`` sets the options of
         ``deepspeed.checkpointing.checkpoint``, for a model that calls it and for a pipeline. Where the context asks
         for ``ddp``, the engine is torch's own DistributedDataParallel, to compare with.
+
+        Args:
+            model: The bare model.
+            ds_config: The mapping for DeepSpeed, every ``"auto"`` filled: ``self.resolved.ds_config``.
+
+        Returns:
+            The engine, registered with the context.
         """
         optimizer = returned.optimizer(self, model, self.build_optimizer(model))
         parameters = None
@@ -157,7 +182,15 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return pytorch.DataLoader(dataset, **{"shuffle": True, "drop_last": True, **options})
 
     def validation_loader(self, dataset: Any, **options: Any) -> Any:
-        """A data loader over ``dataset``, in order, to the last sample; of the same kinds of data."""
+        """A data loader over ``dataset``, in order, to the last sample.
+
+        Args:
+            dataset: As for :meth:`training_loader`.
+            options: Of Determined's ``DataLoader``, or of ``StreamLoader``.
+
+        Returns:
+            Determined's ``DataLoader``, or a ``StreamLoader``.
+        """
         returned.loader_arguments(self, "validation_loader", dataset, options)
         options = {**self._loader_defaults, **options}
         return (
@@ -165,7 +198,11 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         )
 
     def tokens_per_sample(self) -> int | None:
-        """Tokens in a training sample, for ``tokens_per_second``; None where the word means nothing."""
+        """Tokens in a training sample.
+
+        Returns:
+            The number, for the metric ``tokens_per_second``; None where samples have no tokens.
+        """
         return None
 
 

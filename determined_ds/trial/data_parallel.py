@@ -51,11 +51,14 @@ class DataParallelTrial(ReconciledTrial):
         """
 
     def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-        """Validation metrics of a batch, each a mean over its samples; by default the loss.
+        """Validation metrics of a batch; by default those of :meth:`loss`, as ``validation_<name>``.
 
         Args:
             model: The engine, in evaluation mode, without gradients.
             batch: One micro-batch, on the device; the last one may be smaller.
+
+        Returns:
+            Metrics by name, each a mean over the samples of the batch.
         """
         metrics = returned.evaluated_loss(self, self.loss(model, batch))
         return {f"validation_{name}": value for name, value in metrics.items()}
@@ -63,7 +66,16 @@ class DataParallelTrial(ReconciledTrial):
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> dict[str, Any]:
-        """One micro-batch, forward and backward; the engine steps at the end of an accumulation."""
+        """Train one micro-batch; the engine steps at the end of an accumulation.
+
+        Args:
+            dataloader_iter: Yields micro-batches.
+            epoch_idx: Epochs completed, from 0.
+            batch_idx: Optimizer steps completed, from 0.
+
+        Returns:
+            The metrics of :meth:`loss`, the loss detached.
+        """
         assert dataloader_iter is not None
         batch = self.context.to_device(next(dataloader_iter))
         metrics = returned.training_loss(self, self.loss(self.engine, batch))
@@ -76,6 +88,15 @@ class DataParallelTrial(ReconciledTrial):
         return {**metrics, "loss": loss.detach()}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+        """Validate one micro-batch by :meth:`evaluate`.
+
+        Args:
+            dataloader_iter: Yields micro-batches.
+            batch_idx: Micro-batches validated before it.
+
+        Returns:
+            The metrics of :meth:`evaluate`.
+        """
         assert dataloader_iter is not None
         batch = self.context.to_device(next(dataloader_iter))
         return self.evaluate(self.engine, batch)

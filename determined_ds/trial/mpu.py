@@ -15,6 +15,9 @@ def DeepSpeedMPU(mpu: Any) -> det_ds.ModelParallelUnit:
         mpu: A pipeline engine's grid; an object with Megatron's ``get_data_parallel_rank`` and
             ``get_data_parallel_world_size``; or None, as a data-parallel engine has it.
 
+    Returns:
+        Determined's unit: this rank's replica, and whether it reads data and reports metrics.
+
     Source: ``determined.pytorch.deepspeed._mpu`` (0.38.1); the class of this name of its first releases.
     """
     if mpu is None:

@@ -40,7 +40,11 @@ class PipelineTrial(ReconciledTrial):
 
     @abc.abstractmethod
     def build_layers(self) -> list[Any]:
-        """The layers in order: modules, functions, ``LayerSpec`` or ``TiedLayerSpec``."""
+        """Build the layers, in order.
+
+        Returns:
+            Modules, functions, ``LayerSpec`` or ``TiedLayerSpec``; at least one for each pipeline stage.
+        """
 
     @abc.abstractmethod
     def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
@@ -49,12 +53,24 @@ class PipelineTrial(ReconciledTrial):
         Args:
             outputs: What the last layer returned.
             targets: The second element of the data loader's pairs.
+
+        Returns:
+            A scalar tensor that requires a gradient.
         """
 
     def load_weights(self, module: PipelineModule) -> None:
-        """Fill this stage's layers with the weights to start from. By default they stay as built."""
+        """Fill the layers of this pipeline stage with their initial weights. By default they stay as built.
+
+        Args:
+            module: This rank's part of the model.
+        """
 
     def build_model(self) -> PipelineModule:
+        """Divide the layers over the pipeline stages, and load their weights.
+
+        Returns:
+            This rank's part of the model.
+        """
         num_stages = self.resolved.topology.pipe_parallel_size
         layers = returned.layers(self, self.build_layers(), num_stages)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
@@ -72,11 +88,28 @@ class PipelineTrial(ReconciledTrial):
     def train_batch(
         self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
     ) -> dict[str, Any]:
-        """One optimizer step: all the micro-batches of a replica, through all its stages."""
+        """One optimizer step: all micro-batches of a replica, through all its pipeline stages.
+
+        Args:
+            dataloader_iter: Yields micro-batches; None on stages that read none.
+            epoch_idx: Epochs completed, from 0.
+            batch_idx: Optimizer steps completed, from 0.
+
+        Returns:
+            The mean loss, as ``loss``.
+        """
         return {"loss": self.engine.train_batch(data_iter=self._on_device(dataloader_iter))}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        """The mean loss over the next micro-batches, as many as the engine is set to take."""
+        """The mean loss over the next micro-batches, as many as the engine is set to take.
+
+        Args:
+            dataloader_iter: Yields micro-batches; None on stages that read none.
+            batch_idx: Batches validated before it.
+
+        Returns:
+            The mean loss, as ``validation_loss``.
+        """
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:

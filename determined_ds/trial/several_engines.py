@@ -77,13 +77,18 @@ class SeveralEnginesTrial(ReconciledTrial):
 
     @abc.abstractmethod
     def build_models(self) -> dict[str, torch.nn.Module]:
-        """Name of an engine -> its model, with the weights to start from, on the CPU; the same on every rank.
+        """Build the models, on the CPU, with their initial weights: the same on every rank.
 
-        They are wrapped in this order: in a checkpoint, the first is ``model0``.
+        Returns:
+            Name of an engine -> its bare model. In a checkpoint, the first is ``model0``.
         """
 
     def build_model(self) -> torch.nn.Module:
-        """The first model: what is trained for, and what a checkpoint is loaded into."""
+        """The first model, which a checkpoint is loaded into.
+
+        Returns:
+            The first value of :meth:`build_models`.
+        """
         return next(iter(self.build_models().values()))
 
     def _write_ds_configs(self) -> None:

@@ -80,14 +80,22 @@ class StreamLoader:
         return str(getattr(self.dataset, "__qualname__", type(self.dataset).__name__))
 
     def length(self) -> int | None:
-        """Samples that a pass should have; None where the dataset does not say."""
+        """Samples of a pass.
+
+        Returns:
+            ``len(dataset)``; None where it has none.
+        """
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError, AttributeError):
             return None
 
     def open(self) -> Iterator[Any]:
-        """Begin a pass over the dataset."""
+        """Begin a pass over the dataset.
+
+        Returns:
+            An iterator over samples.
+        """
         made = self.dataset if hasattr(self.dataset, "__iter__") else self.dataset()
         return iter(made)
 

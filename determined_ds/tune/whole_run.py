@@ -75,6 +75,9 @@ def run_training_experiment(
         run_dir: Where the run is written; ``runs/<name>_<method>/<time>``, if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
 
+    Returns:
+        What the training gave, from the metrics of its run directory.
+
     Raises:
         ConfigError: it cannot run; every reason at once.
         TrainingError: it failed, or was interrupted.
