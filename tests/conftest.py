@@ -21,7 +21,7 @@ import hypothesis
 import psutil
 import pytest
 
-from tests import forked
+from tests import forked, short_cases
 from tests.machines import Machine, two_machines, why_no_machines
 from tests.ranks import ROOT, Ranks, compile_nothing
 
@@ -73,6 +73,9 @@ _left_out: collections.Counter[str] = collections.Counter()
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hold every mark ``long`` to a reason; side by side, begin with the files that take longest."""
+    short_cases.mark_long_cases(items)
+    if not config.option.file_or_dir and (names := short_cases.unknown(items)):
+        raise pytest.UsageError(f"tests/short_cases.py names what is not a test: {', '.join(names)}")
     for item in items:
         mark = item.get_closest_marker("long")
         if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):

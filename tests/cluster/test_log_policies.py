@@ -24,22 +24,14 @@ def errors_in(log: str) -> list[str]:
     return [line for line in lines if (level := LEVEL.match(line)) and level[1] == "ERROR"]
 
 
-ONCE_MORE = pytest.mark.long("one more start for one more line of the log; test_task_log has all lines")
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["hyperparameters.global_batch_size=33"], "hyperparameters.global_batch_size = 33 .*; fix: use "),
-        pytest.param(
-            ["data.path=/nowhere"],
-            "data.path = '/nowhere': no such file or folder.*; fix: ",
-            marks=ONCE_MORE,
-        ),
-        pytest.param(
+        (["data.path=/nowhere"], "data.path = '/nowhere': no such file or folder.*; fix: "),
+        (
             ["searcher.metric=validation_los"],
             "searcher.metric = 'validation_los': the trial reports .*; fix: ",
-            marks=ONCE_MORE,
         ),
         (
             ["hyperparameters.learning_rate=1000000000000000000", BY_DEEPSPEED],

@@ -16,7 +16,7 @@ from determined_ds.check.files import check_files
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.task_log import LOG_POLICIES
-from tests.command import ROOT, det_ds, det_ds_program
+from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors
 
 EXPERIMENTS = ROOT / "experiments"
@@ -33,8 +33,6 @@ def comments(path: str) -> list[str]:
 RUN_ANYWHERE = [path for path in TEMPLATES if "CPU" in comments(path)[1]]
 # Every strategy with one model, and every model with one strategy.
 RUN_HERE = [path for path in RUN_ANYWHERE if "/gpt2/" in path or path.endswith("/const.yaml")]
-# Of each model one, and a pipeline, are started as a user starts them; the other strategies by a fork.
-STARTED = [path for path in RUN_HERE if path.endswith(("/const.yaml", "/pipeline.yaml"))]
 NEEDS_CUDA = ["experiments/gpt2/zeropp.yaml"]
 
 
@@ -94,8 +92,7 @@ def test_every_deepspeed_json_is_used() -> None:
 
 @pytest.mark.parametrize("path", RUN_HERE)
 def test_it_runs(path: str, tmp_path: Path) -> None:
-    start = det_ds_program if path in STARTED else det_ds
-    done = start("run", path, ".", "--test", "--run-dir", tmp_path)
+    done = det_ds("run", path, ".", "--test", "--run-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "test passed: trained, validated, saved, loaded back" in done.stdout

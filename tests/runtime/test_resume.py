@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.command import ROOT, det_ds
+from tests.command import ROOT, det_ds, det_ds_program
 from tests.runtime.victim import differences, last_words
 
 NUM_BATCHES = 17
@@ -73,21 +73,25 @@ def kill_points(strategy: str) -> list[str]:
     return sorted(points, key=lambda point: int(point.partition(":")[2]))
 
 
+@pytest.mark.parametrize("kills", ["a few", "many"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, tmp_path: Path) -> None:
-    """The last of the kills, the end after it and the run that was never interrupted are processes of their own."""
+def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, kills: str, tmp_path: Path) -> None:
+    """With many kills, the last of them, the end after it and the whole run are programs, and not forks."""
     config = tmp_path / "victim.yaml"
     config.write_text(yaml.safe_dump(experiment(**STRATEGIES[strategy])))
-    whole = run(config, tmp_path / "whole")
+    last_start = det_ds_program if kills == "many" else det_ds
+    whole = last_start("run", config, ROOT, "--run-dir", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
-    *points, last = kill_points(strategy)
+    points = kill_points(strategy)
+    points = (
+        points if kills == "many" else [point for point in points if point.startswith(("torn", "validating"))]
+    )
     command: list[str | Path] = ["run", config, ROOT, "--run-dir", tmp_path / "killed"]
     for point in points:
-        killed = det_ds(*command, env={"KILL_AT": point})
+        start = last_start if point == points[-1] else det_ds
+        killed = start(*command, env={"KILL_AT": point})
         assert killed.returncode == 1, (point, killed.stdout, killed.stderr)
         command = [*command[:5], "--resume"]
-    killed = run(config, tmp_path / "killed", "--resume", KILL_AT=last)
-    assert killed.returncode == 1, (last, killed.stdout, killed.stderr)
-    resumed = run(config, tmp_path / "killed", "--resume")
+    resumed = last_start(*command)
     assert resumed.returncode == 0, resumed.stderr
     assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []

@@ -192,6 +192,7 @@ def test_an_upload_takes_as_long_as_it_takes_and_a_cut_cable_is_told_on_both_mac
     assert "Traceback" not in training.said(0) + training.said(1)
 
 
+@pytest.mark.long("two machines once more; the test of a cut cable has two, test_hang a rank that hangs")
 def test_a_rank_that_hangs_is_named_with_its_stack(machines: tuple[Machine, Machine]) -> None:
     """And under ``det-ds run``, as here, ``result.json`` says how it ended."""
     training = Training(machines, "Stuck", det_ds=True)
@@ -203,6 +204,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack(machines: tuple[Machine, Mach
     assert training.status == "failed"
 
 
+@pytest.mark.long("two machines once more; the test of a cut cable has two, test_hang a rank that hangs")
 def test_a_machine_that_dies_is_named(machines: tuple[Machine, Machine]) -> None:
     """Its connections are closed, which the other one hears of at once, as an error of gloo's."""
     training = Training(machines, "Endless")

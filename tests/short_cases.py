@@ -1,0 +1,123 @@
+"""Of a test with many costly cases, those that ``make test`` runs; its other cases are long.
+
+Chosen so that every value of every parameter that changes the code path stands in one of them. A case that is added
+to a test is long until it is named here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+# Test -> regular expressions of the ids of its short cases.
+SHORT_CASES: dict[str, tuple[str, ...]] = {
+    "cluster/test_log_policies.py::test_a_failure_that_another_start_cannot_help_is_started_once": (
+        "configuration",
+        "not finite",
+    ),
+    "experiments/test_templates.py::test_it_runs": (
+        ".*/const.yaml",
+        ".*/(search|pipeline4|zero3_offload).yaml",
+    ),
+    "memory/test_measured.py::test_model_states_are_within_ten_percent": (
+        "fp32-None-[02]-2M",
+        "bf16-None-[13]-2M",
+        "bf16-fp32-1-7M",
+    ),
+    "memory/test_measured.py::test_offloaded_states_are_on_the_host": ("2-False-2", "3-True-1"),
+    "model_defs/bert/test_metrics.py::test_validation_on_two_ranks_is_that_of_the_whole_set": ("3",),
+    "model_defs/causal_lm/test_refusals.py::test_under_zero_3_every_rank_refuses_them": (
+        "missing",
+        "other_shapes",
+    ),
+    "model_defs/causal_lm/test_strategies_agree.py::test_losses_agree": ("loaded", "lora"),
+    "model_defs/causal_lm/test_strategies_agree.py::test_what_was_trained_loads_in_plain_huggingface": ("3",),
+    "model_defs/causal_lm/test_strategies_agree.py::test_adapters_load_in_plain_peft": ("3",),
+    "model_defs/causal_lm/test_strategies_agree.py::test_a_run_goes_on_as_if_it_had_never_stopped": ("lora",),
+    "model_defs/causal_lm/test_strategies_agree.py::test_under_zero_3_no_rank_holds_the_model": ("True",),
+    "model_defs/dcgan/test_trial.py::test_a_step_does_not_depend_on_how_it_is_cut": (
+        r"Way\(generator=1, discriminator=2, accumulation=2.*",
+        r"Way\(generator=3, discriminator=3, accumulation=1.*",
+    ),
+    "model_defs/dcgan/test_trial.py::test_a_resumed_run_is_the_whole_one": (r"Way\(generator=2.*",),
+    "model_defs/drivable_vit/test_trial.py::test_losses_and_iou_are_those_of_one_rank": (
+        r"Way\(zero_stage=2.*",
+        r"Way\(zero_stage=3.*activation_checkpointing=True.*",
+    ),
+    "model_defs/drivable_vit/test_trial.py::test_a_resumed_run_is_the_whole_one": ("2",),
+    "model_defs/test_sizes.py::test_a_template_of_full_size_builds_the_published_model": (
+        "bert/zero3_large num_labels=2 model_size=base",
+        "gpt2/zero3_xl model_size=small",
+        "vit/zero3_huge num_labels=1000 model_size=base",
+        "causal_lm/zero3_full",
+    ),
+    "model_defs/vit/test_entry.py::test_an_image_that_is_found_broken_in_training_is_named": ("1",),
+    "model_defs/vit/test_strategies.py::test_losses_are_those_without_zero": ("1-False", "3-True"),
+    "runtime/checkpoints/test_built.py::test_a_new_learning_rate_is_the_one_of_the_next_step": (
+        "no scheduler-[02]",
+        "WarmupLR-[13]",
+    ),
+    "runtime/checkpoints/test_built.py::test_other_settings_of_the_optimizer_and_clipping": ("[13]",),
+    "runtime/checkpoints/test_built.py::test_a_checkpoint_of_another_model_is_refused_in_a_message": (
+        "width-3",
+        "layers-1",
+        "groups-0",
+    ),
+    "runtime/checkpoints/test_object_storage.py::test_resumed_it_ends_as_if_never_interrupted": (
+        "s3-(zero3|pipeline)",
+        "(gcs|azure)-zero1",
+    ),
+    "runtime/checkpoints/test_warm_start.py::test_it_is_a_new_training_that_begins_with_the_weights": (
+        "bf16",
+        "pipeline",
+        "zero1",
+        "zero3-two-engines",
+    ),
+    "runtime/checkpoints/test_warm_start.py::test_other_slots_another_strategy_and_optimizer_take_the_same_weights": (
+        "1",
+    ),
+    "runtime/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
+    "runtime/test_resume.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
+        "zero1-a few",
+        "zero3-a few",
+        "pipeline-a few",
+    ),
+    "runtime/test_resume_data.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
+        "TorchVictim-2",
+        "PlacedStreamVictim-0",
+        "PipelineStreamVictim-2",
+    ),
+    "trial/test_strategies_agree.py::test_losses_are_those_of_plain_pytorch": (
+        "one rank, accumulation 2",
+        "ZeRO [13]",
+        "ZeRO 2, accumulation 2",
+        "pipeline, ZeRO 1",
+    ),
+    "trial/test_torch_compile.py::test_compiled_it_trains_the_same": ("pipeline",),
+}
+LONG_CASE = pytest.mark.long("one more case of a test that has short ones: tests/short_cases.py")
+
+
+def mark_long_cases(items: Iterable[pytest.Item]) -> None:
+    """Give the mark ``long`` to the cases that are not short."""
+    for item in items:
+        test, _, case = item.nodeid.removeprefix("tests/").partition("[")
+        short = SHORT_CASES.get(test)
+        if short is not None and not any(re.fullmatch(pattern, case.removesuffix("]")) for pattern in short):
+            item.add_marker(LONG_CASE)
+
+
+def unknown(items: Sequence[pytest.Item]) -> list[str]:
+    """The tests and cases above that are not among all tests: they have another name by now."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        test, _, case = item.nodeid.removeprefix("tests/").partition("[")
+        found.setdefault(test, []).append(case.removesuffix("]"))
+    return [
+        f"{test}[{pattern}]"
+        for test, patterns in SHORT_CASES.items()
+        for pattern in patterns
+        if not any(re.fullmatch(pattern, case) for case in found.get(test, []))
+    ]
