@@ -60,7 +60,8 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        return [line for line in self.text.splitlines() if line]
+        """A line that ends with a backslash continues on the next."""
+        return [line for line in re.sub(r"\\\n *", "", self.text).splitlines() if line]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
