@@ -2,8 +2,7 @@
 
     python3 -m determined_ds.train MODULE:TRIAL
 
-On a cluster Determined's launcher starts it and all else comes from the cluster. Off it ``det-ds run`` does,
-with the run directory in ``--run-dir``.
+On a cluster Determined's launcher starts it. Off it ``det-ds run`` does, with the run directory in ``--run-dir``.
 """
 
 from __future__ import annotations
@@ -24,17 +23,12 @@ from determined_ds.errors import (
     Problem,
     TrialError,
 )
-from determined_ds.protocol.exhausted import exhausted, let_main_thread_tell
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, tell_launcher, tell_terminal
+from determined_ds.protocol.exhausted import exhausted, leave_reporting_to_main_thread
+from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.laid_aside import current
-from determined_ds.protocol.run_dir import EXPERIMENT, LOGS
-from determined_ds.protocol.signals import (
-    die_with_parent,
-    end_with,
-    let_workers_end,
-    stop_on_signal,
-)
+from determined_ds.protocol.result import ERROR, EXHAUSTED
+from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
+from determined_ds.protocol.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
 from determined_ds.protocol.terminal import outlive_readers
 from determined_ds.runtime.authors_frames import (
     AuthorsFiles,
@@ -44,8 +38,10 @@ from determined_ds.runtime.authors_frames import (
 )
 from determined_ds.runtime.master.ending import (
     came_of_other_ranks,
+    cause_of,
     exit_code_of,
     on_cluster,
+    reason_of,
     said_by_chief,
     say_in_task_log,
 )
@@ -53,73 +49,67 @@ from determined_ds.runtime.master.ending import (
 
 def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.train", description="Train one rank.")
-    parser.add_argument("trial", metavar="MODULE:TRIAL", help="the trial class to train")
-    parser.add_argument("--run-dir", type=Path, help="where an off-cluster run writes (det-ds run sets it)")
-    parser.add_argument("--accelerator", choices=("cpu", "cuda"), help="the best there is, if absent")
-    parser.add_argument("--test", action="store_true", help="one batch, one validation, one checkpoint")
-    parser.add_argument("--resume", metavar="UUID", help="checkpoint to go on from")
-    parser.add_argument("--fork", metavar="DIR", help="checkpoint of another run, to begin with its weights")
-    parser.add_argument(
-        "--pipeline-trial",
-        metavar="MODULE:TRIAL",
-        help="the trial to train instead where pipe_parallel_size is above 1",
-    )
-    parser.add_argument(
-        "--measure", metavar="STEPS", type=int, help="measure so many steps, instead of training to the end"
-    )
-    parser.add_argument("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
-    parser.add_argument("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
-    parser.add_argument("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
-    options = parser.parse_args(argv)
+    options = _parser().parse_args(argv)
     if options.run_dir is not None:
-        if PARENT in os.environ:
-            end_with(int(os.environ[PARENT]))
-        else:
-            die_with_parent()
-        stop_on_signal()
-        outlive_readers()
-        let_main_thread_tell(options.run_dir)
-        HEART.listen_for_questions(options.run_dir / LOGS / f"rank{os.environ.get('RANK', '0')}.log")
+        _listen_to_launcher(RunDir(options.run_dir))
     files = AuthorsFiles(os.getcwd())
     try:
         try:
-            with os_exit_told(files, _say):
+            with os_exit_told(files, _report_exit):
                 _train(options)
         finally:
             let_workers_end()
-    except DeterminedDSError as error:
-        if used_up := _used_up(error, options):  # which may look as if the trial had done it
-            _say(used_up, EXIT_TRAINING_FAILED)
-            return EXIT_TRAINING_FAILED
-        code = exit_code_of(error)
-        _say(str(error) if isinstance(error, ConfigError) else f"error: {error}", code, error)
-        return code
     except KeyboardInterrupt:
         return 130
+    except GeneratorExit:
+        raise
     except SystemExit as error:
         message = exit_of_author(error, files)
         if message is None:
             raise
-        _say(message, 1)
-        return 1
-    except GeneratorExit:
-        raise
-    except BaseException as error:  # Determined's InvalidExperimentException is no Exception
-        used_up = _used_up(error, options)
-        code = EXIT_TRAINING_FAILED if used_up else exit_code_of(error)
-        _say(used_up or _traceback(error, files, options), code, error)
-        return code
+        _report_exit(message, EXIT_TRAINING_FAILED)
+        return EXIT_TRAINING_FAILED
+    except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
+        return _failed(error, files, options)
     return 0
 
 
-def _traceback(error: BaseException, files: AuthorsFiles, options: argparse.Namespace) -> str:
-    """From the author's first line on; all of it where the experiment says ``debug: true``."""
-    if getattr(options, "debug", False):
-        return "".join(traceback.format_exception(error))
-    rank = os.environ.get("RANK", "0")
-    keep = None if options.run_dir is None else options.run_dir / LOGS / f"traceback-rank{rank}.txt"
-    return told_from_author(error, files, keep)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.train", description="Train one rank.")
+    add = parser.add_argument
+    add("trial", metavar="MODULE:TRIAL", help="the trial class to train")
+    add("--run-dir", type=Path, help="where an off-cluster run writes (det-ds run sets it)")
+    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
+    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
+    add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--fork", metavar="DIR", help="checkpoint of another run, to start with its weights")
+    pipeline = "the trial to train instead where pipe_parallel_size is above 1"
+    add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
+    add(
+        "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
+    )
+    add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
+    add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
+    add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
+    return parser
+
+
+def _listen_to_launcher(run_dir: RunDir) -> None:
+    if PARENT in os.environ:
+        end_with(int(os.environ[PARENT]))
+    else:
+        die_with_parent()
+    stop_on_signal()
+    outlive_readers()
+    leave_reporting_to_main_thread(run_dir.path)
+    HEART.listen_for_questions(run_dir.log(_rank()))
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+# ------------------------------------------------------------------------------------------- training
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -135,13 +125,11 @@ def _train(options: argparse.Namespace) -> None:
     experiment = None
     if info is None:
         if options.run_dir is None:
-            problem = Problem(
-                key="determined_ds.train",
-                message="runs on a cluster, or under `det-ds run`, and this is neither",
-                fix="use: det-ds run CONFIG CONTEXT_DIR",
-            )
-            raise ConfigError(problem)
-        experiment = load_experiment(current(options.run_dir, EXPERIMENT), name=EXPERIMENT)
+            message = "must be started by a cluster, or by `det-ds run`"
+            fix = "use: det-ds run CONFIG CONTEXT_DIR"
+            raise ConfigError(Problem(key="determined_ds.train", message=message, fix=fix))
+        there = RunDir(options.run_dir)
+        experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
     config = experiment.config if experiment is not None else info.trial._config if info is not None else {}
     options.debug = bool(config.get("debug"))
     if info is not None and not options.debug:
@@ -178,7 +166,6 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.protocol.run_dir import MEASURED
     from determined_ds.report.measurements import write_row
     from determined_ds.runtime.loop.fit import fit_arguments
     from determined_ds.runtime.loop.measured_loop import measure_throughput
@@ -188,17 +175,22 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
         trial, context, steps=options.measure, warmup=options.warmup, validation_period=period
     )
     if options.run_dir is not None and context.distributed.rank == 0:
-        write_row(row, options.run_dir / MEASURED)
+        write_row(row, RunDir(options.run_dir).measured)
 
 
 def load_trial(spec: str) -> Any:
     """Import ``MODULE:CLASS``.
 
     Raises:
-        EntrypointError: there is no such module or class, or it is no ``DeepSpeedTrial``.
+        EntrypointError: there is no such module or class, or it does not subclass ``DeepSpeedTrial``.
         TrialError: it lacks a method.
     """
     from determined.pytorch import deepspeed as det_ds
+
+    def problem(message: str, fix: str) -> EntrypointError:
+        return EntrypointError(
+            Problem(key="entrypoint", value=spec, message=message, fix=fix, code="entrypoint")
+        )
 
     module_name, _, class_name = spec.partition(":")
     sys.path.insert(0, os.getcwd())
@@ -207,63 +199,74 @@ def load_trial(spec: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise  # a module that the trial imports is missing: its traceback says where
-        fix = "check the path in the entrypoint"
-        raise _entrypoint(spec, f"there is no module {error.name}", fix) from None
+        raise problem(f"there is no module {error.name}", "check the path in the entrypoint") from None
     trial = getattr(module, class_name, None)
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
     classes = [
         name
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, det_ds.DeepSpeedTrial)
-        and value.__module__ == module.__name__
+        for name, value in found.items()
+        if issubclass(value, det_ds.DeepSpeedTrial) and value.__module__ == module.__name__
     ]
     there = f"use one of its trials: {', '.join(classes)}" if classes else "subclass DataParallelTrial in it"
     if trial is None:
-        raise _entrypoint(spec, f"module {module_name} has no {class_name}", there)
+        raise problem(f"module {module_name} has no {class_name}", there)
     if not (isinstance(trial, type) and issubclass(trial, det_ds.DeepSpeedTrial)):
-        raise _entrypoint(spec, f"{class_name} is no DeepSpeedTrial", there)
+        raise problem(f"{class_name} must be a subclass of DeepSpeedTrial", there)
     missing = sorted(getattr(trial, "__abstractmethods__", ()))
     if missing:
-        message, fix = (
-            f"does not define {', '.join(missing)}",
-            "define it in the class, or in one that it derives from",
-        )
+        message = f"does not define {', '.join(missing)}"
+        fix = "define it in the class, or in one that it derives from"
         raise TrialError(Problem(key=class_name, origin=spec, message=message, fix=fix, code="abstract"))
     return trial
 
 
-def _entrypoint(spec: str, message: str, fix: str) -> EntrypointError:
-    problem = Problem(key="entrypoint", value=spec, message=message, fix=fix, code="entrypoint")
-    return EntrypointError(problem)
+# ------------------------------------------------------------------------------------------- failures
 
 
-def _used_up(error: BaseException, options: argparse.Namespace) -> str | None:
-    return None if options.run_dir is None else exhausted(error, options.run_dir)
+def _failed(error: BaseException, files: AuthorsFiles, options: argparse.Namespace) -> int:
+    """Report why this rank ends. Returns its exit code."""
+    run_dir = None if options.run_dir is None else RunDir(options.run_dir)
+    used_up = None if run_dir is None else exhausted(error, run_dir.path)
+    if used_up:  # first: it may look like an error of the trial
+        _report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up)
+        return EXIT_TRAINING_FAILED
+    if isinstance(error, DeterminedDSError):
+        message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
+    elif getattr(options, "debug", False):
+        message = "".join(traceback.format_exception(error))
+    else:  # from the author's first line on
+        message = told_from_author(error, files, None if run_dir is None else run_dir.traceback(_rank()))
+    code = exit_code_of(error)
+    _report(message, code, cause_of(error), reason_of(error), error)
+    return code
 
 
-def _say(message: str, exit_code: int, error: BaseException | None = None) -> None:
-    """Say why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
-    # What its objects do not manage while they are deleted is no news.
+def _report_exit(message: str, exit_code: int) -> None:
+    _report(message, exit_code, ERROR, message)
+
+
+def _report(
+    message: str, exit_code: int, cause: str, reason: str, error: BaseException | None = None
+) -> None:
+    """Report why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
+    # Errors of destructors are no news.
     sys.unraisablehook = lambda _: None
-    if (
-        error is not None
-        and came_of_other_ranks(error)
-        and "determined_ds.runtime.group.peers" in sys.modules
-    ):
-        sys.modules["determined_ds.runtime.group.peers"].say_missing_peers()
-    if tell_launcher(message, exit_code):
+    peers = sys.modules.get("determined_ds.runtime.group.peers")
+    if error is not None and peers is not None and came_of_other_ranks(error):
+        peers.say_missing_peers()
+    if report_failure(message, exit_code, cause=cause, reason=reason):
         return
     if on_cluster():
         say_in_task_log(message, exit_code, error)
     else:
         print(message, file=sys.stderr, flush=True)
         if LAUNCHED_BY in os.environ and not said_by_chief(message):
-            tell_terminal(message)
+            copy_to_terminal(message)
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the process group may wait for a peer that is gone; nothing of ours is left to do.
+    # Threads of the process group may wait for a peer that is gone.
     os._exit(code)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from determined_ds.config.deepspeed.normalized import AUTO
-from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, REPORT
+from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.launch.options import RunOptions, click_options
 
 if TYPE_CHECKING:
-    from determined_ds.launch.prepare import LocalRun
+    from determined_ds.launch.local_run import LocalRun
 
 EPILOG = """\b
 Examples:
@@ -26,152 +25,82 @@ Examples:
 """
 
 
-class Slots(click.ParamType):
-    """A number, or ``auto``."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
-
-
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
-@click.option(
-    "--slots",
-    type=Slots(),
-    help="Ranks to start; resources.slots_per_trial if absent; auto: so many, or as many as this machine carries.",
-)
-@click.option(
-    "--test", is_flag=True, help="One batch trained and validated, one checkpoint proved; then stop."
-)
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --run-dir.")
-@click.option(
-    "--storage",
-    is_flag=True,
-    help="Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
-)
-@click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
-@click.option(
-    "--hang-timeout",
-    metavar="MINUTES",
-    type=click.FloatRange(min=0),
-    help="End a run in which no step passes for so long; 0: never. Default: "
-    f"{HANG_TIMEOUT} of the experiment or the shell, or {HANG_TIMEOUT_MINUTES:g}.",
-)
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    help="Machines (HOST slots=N, a line each) on which DeepSpeed's launcher starts the ranks, by pdsh over ssh.",
-)
-@click.option(
-    "--report-to-master",
-    is_flag=True,
-    help="Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
-)
-@click.option("--measure", metavar="STEPS", type=click.IntRange(min=1), hidden=True)
-@click.option("--warmup", metavar="STEPS", type=click.IntRange(min=0), default=5, hidden=True)
-@click.option("--engine", type=click.Choice(["deepspeed", "ddp"]), default="deepspeed", hidden=True)
-@click.option("--parent", metavar="PID", type=int, hidden=True)
-@click.option("--local-rank", type=int, hidden=True)  # deepspeed's launcher adds it
-def run(
-    config: Path,
-    context_dir: Path,
-    slots: int | str | None,
-    test: bool,
-    overrides: tuple[str, ...],
-    run_dir: Path | None,
-    resume: bool,
-    storage: bool,
-    accelerator: str | None,
-    hang_timeout: float | None,
-    hostfile: Path | None,
-    report_to_master: bool,
-    measure: int | None,
-    warmup: int,
-    engine: str,
-    parent: int | None,
-    local_rank: int | None,
-) -> None:
+def run(**given: Any) -> None:
     """Run the experiment CONFIG with the code in CONTEXT_DIR, here.
 
     The arguments are those of `det experiment create CONFIG CONTEXT_DIR`. Started by torchrun, srun, mpirun or
     deepspeed, it is one of the ranks and starts none.
     """
-    # The hidden options are for the commands that start many runs: compare, search, autotune.
     from determined_ds import train
-    from determined_ds.launch.asked import Asked
     from determined_ds.launch.elsewhere.as_rank import be_rank
     from determined_ds.launch.elsewhere.hostfile import run_on_hosts
     from determined_ds.launch.elsewhere.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
+    from determined_ds.protocol.handed_on import REPORT
     from determined_ds.protocol.signals import end_with
     from determined_ds.protocol.terminal import outlive_readers
 
-    more = ["--engine", engine] if engine != "deepspeed" else []
-    if measure is not None:
-        more += ["--measure", str(measure), "--warmup", str(warmup)]
-    asked = Asked(
-        config=config,
-        context_dir=context_dir,
-        slots=slots,
-        overrides=overrides,
-        run_dir=run_dir,
-        resume=resume,
-        accelerator=accelerator,
-        storage=storage,
-        test=test,
-        hang_timeout=hang_timeout,
-        measured=measure is not None,
-        more=more,
-    )
-    placed = None if parent is not None else placement_here()
+    options = RunOptions(**given)
+    placed = None if options.parent is not None else placement_here()
     if placed is not None:
-        be_rank(placed, asked, before_ranks=partial(_before_ranks, engine=engine), train=train.main)
-    if hostfile is not None:
-        run_on_hosts(hostfile, asked)
-    if parent is not None:
-        end_with(parent)
+        be_rank(placed, options, before_ranks=_before_ranks, train=train.main)
+    if options.hostfile is not None:
+        run_on_hosts(options.hostfile, options)
+    if options.parent is not None:
+        end_with(options.parent)
     outlive_readers()
-    if report_to_master:
-        _report_to_master()
-
-    prepared = prepare_run(
-        config,
-        context_dir,
-        slots=slots,
-        overrides=overrides,
-        run_dir=run_dir,
-        resume=resume,
-        accelerator=accelerator,
-        now=datetime.now(),
-        measured=measure is not None,
-        storage=storage,
-    )
-    found = _before_ranks(prepared, engine=engine)
-    for line in prepared.header():
-        click.echo(line)
-    # Whoever starts many runs has said once what is true of all of them.
-    for warning in (
-        *prepared.start.damages,
-        *(prepared.warnings if parent is None else prepared.resolved.warnings),
-    ):
-        click.echo(f"warning: {warning}", err=True)
-    for warned in found:
-        click.echo(f"warning: {warned}", err=True)
-    if prepared.complete and not test and measure is None:
-        click.echo(f"  complete   this run is complete: {prepared.complete}")
-        return
-    sys.stdout.flush()
-    hang_timeout_s = None if hang_timeout is None else 60 * hang_timeout
-    sys.exit(prepared.launch(test=test, more=more, hang_timeout_s=hang_timeout_s))
+    if options.report_to_master:
+        if not os.environ.get("DET_MASTER"):
+            message, fix = (
+                "the environment variable DET_MASTER is not set",
+                "export DET_MASTER=https://HOST:PORT",
+            )
+            raise ConfigError(Problem(key="--report-to-master", message=message, fix=fix, code="master"))
+        os.environ[REPORT] = "1"
+    with _result_for_parent(options):
+        prepared = prepare_run(options)
+        warnings = [*prepared.start.damages, *_before_ranks(prepared)]
+        for line in prepared.header():
+            click.echo(line)
+        # A command that starts many runs has shown what applies to all of them.
+        for warning in (
+            *warnings,
+            *(prepared.warnings if options.parent is None else prepared.resolved.warnings),
+        ):
+            click.echo(f"warning: {warning}", err=True)
+        if prepared.complete:
+            prepared.show_complete()
+            return
+        sys.stdout.flush()
+        code = prepared.launch()
+    sys.exit(code)
 
 
-def _before_ranks(prepared: LocalRun, *, engine: str) -> list[str]:
-    """Look whether this machine can build what DeepSpeed will, before a rank tries. Returns warnings.
+run.params += click_options()
+
+
+@contextlib.contextmanager
+def _result_for_parent(options: RunOptions) -> Iterator[None]:
+    """Where a command reads ``result.json``, write it also for a run that could not be prepared or started."""
+    try:
+        yield
+    except DeterminedDSError as error:
+        if options.parent is not None and options.run_dir is not None:
+            from determined_ds.protocol.handed_on import shortened
+            from determined_ds.protocol.result import CONFIGURATION, ERROR, status_of, write_result
+            from determined_ds.protocol.run_dir import RunDir
+
+            cause = CONFIGURATION if isinstance(error, ConfigError) else ERROR
+            status = status_of(error.exit_code)
+            write_result(RunDir(options.run_dir), status=status, cause=cause, reason=shortened(str(error)))
+        raise
+
+
+def _before_ranks(prepared: LocalRun) -> list[str]:
+    """Check that this machine can build what DeepSpeed will, before a rank tries. Returns warnings.
 
     Raises:
         ConfigError: a compiler is missing.
@@ -179,22 +108,10 @@ def _before_ranks(prepared: LocalRun, *, engine: str) -> list[str]:
     from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
     from determined_ds.doctor.machine import Machine
 
-    if engine != "deepspeed":
+    if prepared.options.engine != "deepspeed":
         return []
     machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
     missing = missing_compiler(prepared.resolved, machine)
     if missing:
         raise ConfigError(missing, prepared.warnings)
-    return [str(line) for line in freed_locks(prepared.resolved, machine)]
-
-
-def _report_to_master() -> None:
-    """Have rank 0 report the run.
-
-    Raises:
-        ConfigError: no master is named.
-    """
-    if not os.environ.get("DET_MASTER"):
-        message, fix = "the environment names no master", "export DET_MASTER=https://HOST:PORT"
-        raise ConfigError(Problem(key="--report-to-master", message=message, fix=fix, code="master"))
-    os.environ[REPORT] = "1"
+    return freed_locks(prepared.resolved, machine)

@@ -1,4 +1,4 @@
-"""Around the ranks: a run prepared in its directory, started, restarted, stopped, gone on with. Loads no torch.
+"""Around the ranks: a run is prepared in its directory, launched, watched, restarted, stopped, resumed. Loads no torch.
 
 ``launch.deepspeed`` is a launcher that an entrypoint may name in place of Determined's.
 """

@@ -1,4 +1,4 @@
-"""``det-ds run --slots auto``: the slots that an experiment asks for, or as many of them as this machine carries."""
+"""``det-ds run --slots auto``: the experiment's slots, or as many of them as this machine can run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ORIGIN = "--slots auto"
 def fitting_slots(
     experiment: Experiment, *, context_dir: Path, accelerator: Accelerator
 ) -> tuple[Experiment, list[Problem]]:
-    """An experiment on as many of its slots as a machine carries and its batch and its stages can be laid out on.
+    """An experiment on as many of its slots as a machine can run and its batch and stages divide by.
 
     Args:
-        experiment: Its slots are the most that are taken.
+        experiment: Its slots are the most that are used.
         context_dir: Where the DeepSpeed JSON is.
         accelerator: This machine's.
 
     Returns:
-        The experiment, and a warning where it has fewer slots than it asked for. It is as it was where there are
-        enough, and where no number would do: its problems are then reported for the slots that it states.
+        The experiment, and a warning where it has fewer slots than it states. It is unchanged where the machine has
+        enough, and where no number works: its problems are then reported for the slots that it states.
     """
     if experiment.slots <= accelerator.max_ranks:
         return experiment, []
@@ -45,13 +45,6 @@ def _on(document: Document, slots: int) -> Experiment:
 
 
 def _fewer(experiment: Experiment, accelerator: Accelerator, slots: int) -> Problem:
-    path = ("resources", "slots_per_trial")
-    carries = f"this machine carries {accelerator.max_ranks} on {accelerator.name}"
-    return Problem(
-        key="resources.slots_per_trial",
-        value=experiment.slots,
-        origin=experiment.document.origin(path),
-        message=f"{carries}: {slots} {'is' if slots == 1 else 'are'} taken",
-        fix=f"use a machine with {experiment.slots} devices, or --accelerator cpu",
-        code="fewer-slots",
-    )
+    message = f"this machine can run {accelerator.max_ranks} on {accelerator.name}; using {slots}"
+    fix = f"use a machine with {experiment.slots} devices, or --accelerator cpu"
+    return experiment.document.problem(("resources", "slots_per_trial"), message, fix, "fewer-slots")

@@ -8,36 +8,40 @@ from pathlib import Path
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.launch.resuming import check_writers
 from determined_ds.protocol.checkpoint_files import (
     Checkpoint,
     checkpoints_in,
     damage_of,
     newest_good_checkpoint,
+    num_writers,
 )
-from determined_ds.protocol.paths import RUNS
-from determined_ds.protocol.run_dir import CHECKPOINTS
+from determined_ds.protocol.handed_on import count
+from determined_ds.protocol.run_dir import CHECKPOINTS, RUNS, RunDir
 
 CHECKPOINT: KeyPath = ("searcher", "source_checkpoint_uuid")
 TRIAL: KeyPath = ("searcher", "source_trial_id")
+SLOTS: KeyPath = ("resources", "slots_per_trial")
 ANEW = f"start without {CHECKPOINT[-1]}"
 FORM = "write the path of a run directory or of a checkpoint in one, e.g. runs/NAME/TIME"
 
 
 def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint that an experiment begins with, whole, and what is wrong with newer ones.
+    """The checkpoint that an experiment starts from, and what is wrong with newer ones.
 
     Args:
         experiment: What will run.
         run_dir: Where; its neighbours are searched for a uuid.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or all of it is to be taken and other ranks wrote it.
+        ConfigError: there is no such checkpoint, it is damaged, or another number of ranks wrote one that is to be
+            loaded whole.
     """
     document = experiment.document
     trial, source = document.get(TRIAL), document.get(CHECKPOINT)
     if trial is not None:
-        raise ConfigError(_problem(experiment, TRIAL, "names a trial of a cluster, of which nothing is here"))
+        raise ConfigError(
+            _problem(experiment, TRIAL, "names a trial on a cluster; none of it is on this machine")
+        )
     if source is None:
         return None, ()
     if not isinstance(source, str) or not source:
@@ -48,21 +52,43 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
     return checkpoint, damages
 
 
+def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:
+    """Check that a checkpoint has one part for each rank.
+
+    Args:
+        checkpoint: The checkpoint.
+        experiment: What will read it.
+        anew: How to start without it, for the message.
+
+    Raises:
+        ConfigError: another number of ranks wrote it.
+    """
+    writers = num_writers(checkpoint.path)
+    if writers in (0, experiment.slots):  # 0: another program wrote it; the ranks will check it
+        return
+    message = f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}"
+    fix = f"use --slots {writers}, or {anew}"
+    raise ConfigError(experiment.document.problem(SLOTS, message, fix, "resume-slots"))
+
+
 def _found(experiment: Experiment, source: str, run_dir: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     path = next(_candidates(source, run_dir), None)
     if path is None:
         message = f"there is no such folder, and no checkpoint of that name below {RUNS}"
         raise ConfigError(_problem(experiment, CHECKPOINT, message))
     path = path.resolve()
-    if (path / CHECKPOINTS).is_dir():
-        good, damages = newest_good_checkpoint(path / CHECKPOINTS)
+    folder = RunDir(path).checkpoints
+    if folder.is_dir():
+        good, damages = newest_good_checkpoint(folder)
         if good is None:
             message = "; ".join(["holds no complete checkpoint", *damages])
             raise ConfigError(_problem(experiment, CHECKPOINT, message))
         return good, tuple(damages)
     damage = damage_of(path)
     if damage is not None:
-        raise ConfigError(_problem(experiment, CHECKPOINT, f"is no checkpoint that can be loaded: {damage}"))
+        raise ConfigError(
+            _problem(experiment, CHECKPOINT, f"must be a checkpoint that can be loaded: {damage}")
+        )
     return next(found for found in checkpoints_in(path.parent) if found.path == path), ()
 
 

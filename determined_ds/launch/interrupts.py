@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP of a command that runs trials: the first asks it to end in order, the second at once."""
+"""SIGINT, SIGTERM and SIGHUP of a command that runs trials: the first stops it in good order, the second at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Interrupts:
     """Counts the signals while it is entered.
 
     Args:
-        told: What is printed at the first one.
+        message: Printed at the first one.
     """
 
-    def __init__(self, told: str) -> None:
-        self._told = told
+    def __init__(self, message: str) -> None:
+        self._message = message
         self._before: dict[int, Any] = {}
         self.signals: list[int] = []
 
@@ -28,7 +28,7 @@ class Interrupts:
 
     @property
     def at_once(self) -> bool:
-        """Whether to wait for nothing any more."""
+        """Whether to end without waiting."""
         return len(self.signals) > 1
 
     @property
@@ -41,7 +41,7 @@ class Interrupts:
             return self  # signals are the main thread's
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: a terminal that closes is to end nothing
+                continue  # nohup: a terminal that closes ends nothing
             self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -52,4 +52,4 @@ class Interrupts:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
         if len(self.signals) == 1:
-            print(f"\n{signal.Signals(number).name}: {self._told}; again ends at once", file=sys.stderr)
+            print(f"\n{signal.Signals(number).name}: {self._message}; again ends at once", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``max_restarts`` without a cluster: what crashed is started again from its newest good checkpoint."""
+"""``max_restarts`` without a cluster: a run that crashed is restarted from its newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from determined_ds.errors import EXIT_CRASHED
-from determined_ds.launch.ranks.failures import words_of
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.start import Outcome
-from determined_ds.launch.trial_process import reason_of
 from determined_ds.protocol.checkpoint_files import Checkpoint, newest_good_checkpoint
-from determined_ds.protocol.run_dir import CHECKPOINTS
+from determined_ds.protocol.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """Another start.
+    """Another launch.
 
     Args:
-        checkpoint: To go on from; None: from the beginning.
+        checkpoint: To resume from; None: from step 0.
         message: For people: which of how many, from where, and why.
     """
 
@@ -41,33 +39,28 @@ class Restarts:
     _used: int = field(default=0, init=False)
 
     def after(self, outcome: Outcome) -> Restart | None:
-        """Another start after a crash; None where there is no more, or where it could not come further."""
+        """Another launch after a crash; None where none is left, or where it could not get further."""
         why = self._why(outcome)
         if why is None or self._used >= self.allowed:
             return None
         self._used += 1
-        good, damages = newest_good_checkpoint(self.run_dir / CHECKPOINTS)
-        origin = f"checkpoint {good.uuid} at batch {good.steps_completed}" if good else "the beginning"
+        good, damages = newest_good_checkpoint(RunDir(self.run_dir).checkpoints)
+        origin = f"checkpoint {good.uuid} at batch {good.steps_completed}" if good else "step 0"
         lines = [f"restart {self._used} of {self.allowed} from {origin}; it crashed: {why}"]
         return Restart(checkpoint=good, message="\n".join([*(f"warning: {d}" for d in damages), *lines]))
 
     def _why(self, outcome: Outcome) -> str | None:
-        """Why it crashed, in a line; None where it did not, or where another start could not come further."""
-        if outcome.signals:
-            return None
-        if outcome.hang:
-            return f"no rank got any further for {outcome.hang.seconds:.0f} s"
-        if not outcome.failures or not may_come_further(outcome.failures[0]):
-            return None
-        return reason_of(words_of(outcome.failures[0]))
+        """Why it crashed, in a line; None where it did not, or where another launch could not get further."""
+        may = outcome.hang or (outcome.failures and may_get_further(outcome.failures[0]))
+        return outcome.reason if may and not outcome.signals else None
 
 
-def may_come_further(failure: Failure) -> bool:
-    """Whether another start of a failed rank may come further than this one.
+def may_get_further(failure: Failure) -> bool:
+    """Whether another launch may get further than the one that ended with this failure.
 
-    So it may where the system or somebody else ended it, e.g. for want of memory, or where it says so itself: see
+    So it may where the process was killed, e.g. for want of memory, or where the rank says so: see
     :func:`~determined_ds.runtime.master.ending.exit_code_of`, which decides it on a cluster too. What a rank has
-    diagnosed is the same next time: a configuration that cannot run, a loss that is not finite, a
-    checkpoint that cannot be written.
+    diagnosed would be the same again: a configuration that cannot run, a loss that is not finite, a checkpoint that
+    cannot be written.
     """
     return failure.code < 0 or failure.exit_code == EXIT_CRASHED

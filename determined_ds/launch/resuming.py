@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, with what changed since it was written, and whether anything is left."""
+"""Where a run starts: from which checkpoint, what has changed since it was written, and whether anything is left."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.changed_keys import Changes, asked_before, changes_since
+from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
+from determined_ds.launch.forking import check_writers, fork_of
 from determined_ds.protocol.checkpoint_files import (
     Checkpoint,
     checkpoints_in,
     is_index,
     newest_good_checkpoint,
-    num_writers,
 )
-from determined_ds.protocol.paths import count, run_dir_problem
-from determined_ds.protocol.run_dir import CHECKPOINTS, DEEPSPEED_CONFIG, EXPERIMENT
+from determined_ds.protocol.run_dir import RunDir, run_dir_problem
+from determined_ds.protocol.run_lock import check_run_dir
 
-NO_CHECKPOINT = "it was ended before its first checkpoint, and starts from the beginning"
-UNKNOWN = "unknown: the checkpoint does not say what it was written by, and settings cannot be compared"
+NO_CHECKPOINT = "no checkpoint found; starting from step 0"
+UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
+NOT_RESUMED = "start anew in another --run-dir, without --resume"
 MOST_SHOWN = 12
 
 
@@ -33,8 +35,8 @@ class Start:
     """Where a run starts.
 
     Args:
-        checkpoint: To go on from; None: from the beginning.
-        fork: A checkpoint of another run, to begin with.
+        checkpoint: To resume from; None: from step 0.
+        fork: A checkpoint of another run, to start from.
         changes: What has changed since either was written.
         damages: What is wrong with checkpoints that are newer.
     """
@@ -45,7 +47,7 @@ class Start:
     damages: tuple[str, ...] = ()
 
     def header(self) -> list[str]:
-        """It, in a few lines for people."""
+        """The lines of the header about it."""
         lines = []
         if self.checkpoint:
             at = self.checkpoint.steps_completed
@@ -69,67 +71,85 @@ def _listed(title: str, lines: tuple[str, ...]) -> list[str]:
     return [f"  {title if not number else '':<10} {line}" for number, line in enumerate(shown)]
 
 
-def checkpoint_to_resume(run_dir: Path, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The newest good checkpoint of a run, None for the beginning, and what is wrong with those after it.
+def start_in(
+    run_dir: Path,
+    experiment: Experiment,
+    resolved: ResolvedConfig | None,
+    *,
+    resume: bool,
+    stated: bool,
+    forks: bool,
+) -> Start:
+    """Where a run starts.
 
     Args:
         run_dir: The run directory.
-        stated: Whether the user named it.
+        experiment: What will run.
+        resolved: What was decided; None where that failed.
+        resume: Whether to resume what is there.
+        stated: Whether the user named the run directory.
+        forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
 
     Raises:
-        ConfigError: there is nothing to go on from.
+        ConfigError: it cannot start there; every reason.
     """
-    if not stated:  # of which run? The newest one of the same experiment is a good guess
-        siblings = run_dir.parent.glob("*")
-        runs = sorted((path for path in siblings if checkpoints_in(path / CHECKPOINTS)), reverse=True)
-        fix = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to go on with"
+    check_run_dir(run_dir)
+    there = RunDir(run_dir)
+    checkpoint, fork = None, None
+    damages: tuple[str, ...] = ()
+    if resume:
+        checkpoint, damages = _checkpoint_to_resume(there, stated=stated)
+    elif kept := checkpoints_in(there.checkpoints):
+        message = f"holds a run already, trained to batch {kept[0].steps_completed}"
+        fix = "add --resume to continue it, or give another --run-dir to start anew"
+        raise ConfigError(run_dir_problem(run_dir, message, fix))
+    if checkpoint is None and forks:
+        fork, more = fork_of(experiment, run_dir)
+        damages = (*damages, *more)
+    start = Start(checkpoint=checkpoint, fork=fork, damages=damages)
+    found = Problems()
+    if checkpoint is not None:
+        found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
+        experiment = keeping_seed(checkpoint, experiment)
+    origin = checkpoint or fork
+    if origin is not None and resolved is not None:
+        takes = resolved.fit.warm_start if checkpoint is None else None
+        start = replace(start, changes=_changes_of(origin, experiment, resolved, warm_start=takes))
+        found.problems += start.changes.problems
+    found.raise_any()
+    return start
+
+
+def _checkpoint_to_resume(there: RunDir, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The newest good checkpoint of a run, None for step 0, and what is wrong with newer ones.
+
+    Raises:
+        ConfigError: there is nothing to resume.
+    """
+    if not stated:  # the newest run of the same experiment is a good guess
+        siblings = there.path.parent.glob("*")
+        runs = sorted((path for path in siblings if checkpoints_in(RunDir(path).checkpoints)), reverse=True)
+        fix = f"add --run-dir {runs[0]}" if runs else "add the --run-dir of the run to resume"
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
-    good, damages = newest_good_checkpoint(run_dir / CHECKPOINTS)
-    if good is None and not damages and (run_dir / EXPERIMENT).is_file():
+    good, damages = newest_good_checkpoint(there.checkpoints)
+    if good is None and not damages and there.experiment.is_file():
         return None, (NO_CHECKPOINT,)
     if good is None:
         message = "; ".join(["there is no complete checkpoint in it to resume from", *damages])
-        fix = "give the --run-dir of the run to go on with, or start anew in another, without --resume"
-        raise ConfigError(run_dir_problem(run_dir, message, fix))
+        fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
     return good, tuple(damages)
 
 
-def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:
-    """A checkpoint has one part for each rank that wrote it.
-
-    Args:
-        checkpoint: The checkpoint.
-        experiment: What is to read it.
-        anew: How to start without it, for the message.
-
-    Raises:
-        ConfigError: other ranks than these wrote it.
-    """
-    writers = num_writers(checkpoint.path)
-    if writers in (0, experiment.slots):  # 0: not one of ours; the ranks will say
-        return
-    path = ("resources", "slots_per_trial")
-    raise ConfigError(
-        Problem(
-            key=experiment.document.key(path),
-            value=experiment.slots,
-            origin=experiment.document.origin(path),
-            message=f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}",
-            fix=f"use --slots {writers}, or {anew}",
-            code="resume-slots",
-        )
-    )
-
-
 def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
-    """A run goes on with its checkpoints where it has kept them.
+    """Check that a run resumes from the storage that it has used.
 
     Args:
-        checkpoint: To go on from.
+        checkpoint: To resume from.
         storage: Whether ``--storage`` was given.
 
     Raises:
-        ConfigError: they are in the other place.
+        ConfigError: its checkpoints are in the other one.
     """
     elsewhere = is_index(checkpoint.path)
     if elsewhere == storage:
@@ -141,19 +161,19 @@ def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
 
 
 def trial_seed_of(checkpoint: Checkpoint) -> int | None:
-    """The seed of the trial that wrote a checkpoint; None where it does not tell.
+    """The seed of the trial that wrote a checkpoint; None if unknown.
 
-    Before checkpoints named it, a run here took the experiment's own seed for the trial's.
+    Before checkpoints held it, a run here took the experiment's seed as the trial's.
     """
-    told = _read(checkpoint.path / "load_data.json")
-    config = told.get("experiment_config")
-    if TRIAL_SEED in told or not isinstance(config, dict):
-        return told.get(TRIAL_SEED)
+    written = _read(checkpoint.path / "load_data.json")
+    config = written.get("experiment_config")
+    if TRIAL_SEED in written or not isinstance(config, dict):
+        return written.get(TRIAL_SEED)
     return int((config.get("reproducibility") or {}).get("experiment_seed") or 0)
 
 
 def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
-    """An experiment with the trial seed of the checkpoint that it goes on from, unless it states one itself."""
+    """An experiment with the trial seed of the checkpoint that it resumes from, unless it states one itself."""
     seed, point = trial_seed_of(checkpoint), experiment.hyperparameters
     if seed in (None, experiment.trial_seed) or point.get((TRIAL_SEED,)) is not None:
         return experiment
@@ -161,27 +181,26 @@ def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
     return replace(experiment, hyperparameters=kept)
 
 
-def changes_of(
+def _changes_of(
     checkpoint: Checkpoint, experiment: Experiment, resolved: ResolvedConfig, *, warm_start: str | None = None
 ) -> Changes:
-    """What has changed since a checkpoint was written; of one that does not tell, a line says so.
+    """What has changed since a checkpoint was written; one line where that is unknown.
 
     Args:
         checkpoint: The checkpoint.
-        experiment: What is asked for now.
-        resolved: What it makes.
-        warm_start: What is taken of it by a training that begins anew; None where training goes on.
+        experiment: What will run.
+        resolved: What was decided.
+        warm_start: What a training that starts anew loads of it; None where training resumes.
     """
-    told = _read(checkpoint.path / "load_data.json")
-    ds_config = (
-        told.get("deepspeed_config") or _read(checkpoint.path.parent.parent / DEEPSPEED_CONFIG) or None
-    )
-    before = asked_before(told.get("experiment_config") or {}, ds_config, trial_seed_of(checkpoint))
+    load_data = _read(checkpoint.path / "load_data.json")
+    written_beside = RunDir(checkpoint.path.parent.parent).deepspeed_config
+    ds_config = load_data.get("deepspeed_config") or _read(written_beside) or None
+    before = asked_before(load_data.get("experiment_config") or {}, ds_config, trial_seed_of(checkpoint))
     if before is None:
         return Changes(effective=(UNKNOWN,))
     written = f"checkpoint {checkpoint.uuid}"
     changes = changes_since(before, experiment, resolved, written=written, warm_start=warm_start)
-    # The number of ranks has a check of its own.
+    # check_writers checks the number of ranks.
     problems = [problem for problem in changes.problems if problem.key != "resources.slots_per_trial"]
     return Changes(effective=changes.effective, idle=changes.idle, problems=tuple(problems))
 
@@ -206,5 +225,5 @@ def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
     if trained == length.value and state.get("last_validation") != state.get("batches_trained"):
         return ""
     if trained > length.value:
-        return f"{trained} {length.unit} are trained, and {length.value} were asked for"
+        return f"{trained} {length.unit} are trained, max_length is {length.value}"
     return f"{trained} of {length.value} {length.unit}"

@@ -13,11 +13,11 @@ from typing import Any
 
 METADATA = "metadata.json"
 MANIFEST = "manifest.json"
-# As metadata.json has them, and in this order; whatever else is in one was added by somebody.
+# As metadata.json has them, and in this order; other keys were added by the user.
 METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
-THEIR_STATE = "trial_state.pkl"  # what a checkpoint of Determined's own loop has
-INDEX = "stored.json"  # of a checkpoint that is elsewhere, see stored_elsewhere.py
-PARTIAL = ".partial"  # ends the name of one that is being written
+THEIR_STATE = "trial_state.pkl"  # in a checkpoint of Determined's own loop
+INDEX = "stored.json"  # of a checkpoint in another storage, see stored_elsewhere.py
+PARTIAL = ".partial"  # suffix of one that is being written
 CHUNK_BYTES = 2**20
 
 
@@ -39,8 +39,7 @@ class Checkpoint:
 def checkpoints_in(folder: Path) -> list[Checkpoint]:
     """The complete checkpoints in ``folder``, the one that has trained longest first.
 
-    One that is still being written, or was when its run was killed, has another name (see
-    :class:`~determined_ds.runtime.local_core.AtomicStorage`) and is none of them.
+    One that is incomplete has another name: see :class:`~determined_ds.runtime.local_core.AtomicStorage`.
     """
     found = []
     for path in folder.glob("*"):
@@ -52,14 +51,14 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
 
 
-def forget_partial(folder: Path) -> None:
-    """Remove what is half-written; nobody may be writing to it."""
+def remove_partial(folder: Path) -> None:
+    """Remove incomplete checkpoints; no process may be writing them."""
     for path in folder.glob(f".*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _steps_completed(path: Path) -> int:
-    """From whichever of the two files can be read; -1 where neither can."""
+    """-1 where neither of its two files can be read."""
     for name in (MANIFEST, METADATA):
         try:
             return int(json.loads((path / name).read_text())["steps_completed"])
@@ -69,10 +68,10 @@ def _steps_completed(path: Path) -> int:
 
 
 def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is still what was written, and what is wrong with the ones after it."""
+    """The newest checkpoint that is intact, and what is wrong with newer ones."""
     damages: list[str] = []
     for checkpoint in checkpoints_in(folder):
-        # One that is elsewhere is verified when the ranks have fetched it.
+        # One in another storage is verified when the ranks have fetched it.
         damage = None if is_index(checkpoint.path) else damage_of(checkpoint.path)
         if damage is None:
             return checkpoint, damages
@@ -81,7 +80,7 @@ def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def files_of(path: Path) -> list[str]:
-    """The files of a checkpoint but its manifest and metadata, by relative name, sorted."""
+    """The relative names of a checkpoint's files, without manifest and metadata, sorted."""
     names = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
     return sorted(name for name in names if name not in (MANIFEST, METADATA))
 
@@ -130,38 +129,38 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _metadata_digest(metadata: Mapping[str, Any]) -> str:
-    """One checksum for every order of the keys: ``det checkpoint download`` writes a copy in the master's order."""
+    """One checksum for every order of the keys: ``det checkpoint download`` writes them in the master's."""
     written = {key: metadata[key] for key in METADATA_KEYS if key in metadata}
     return hashlib.sha256(metadata_text(written).encode()).hexdigest()
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a checkpoint has a manifest to hold its files against."""
+    """Whether a checkpoint has a manifest to compare its files with."""
     return (path / MANIFEST).is_file()
 
 
 def is_index(path: Path) -> bool:
-    """Whether a folder is the index of a checkpoint in another storage, and not the checkpoint."""
+    """Whether a folder is only the index of a checkpoint in another storage."""
     return (path / INDEX).is_file()
 
 
 def num_writers(path: Path) -> int:
-    """How many ranks wrote a checkpoint; 0 where it does not tell."""
+    """How many ranks wrote a checkpoint; 0 if unknown."""
     if is_index(path):
         return int(json.loads((path / INDEX).read_text())["ranks"])
     return len(list(path.glob("det_state_dict_rank*.pth")))
 
 
 def unverified(name: str) -> str:
-    """What is said of a checkpoint without one."""
+    """The warning about a checkpoint without a manifest."""
     return f"checkpoint {name} has no {MANIFEST}: its files are unverified, and may not be what was written"
 
 
 def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is what was written.
 
-    A checkpoint without a manifest, such as Determined's own loop writes, is taken on trust. In object storage it has
-    no ``metadata.json`` either.
+    A checkpoint without a manifest, as Determined's own loop writes it, is trusted. In object storage it has no
+    ``metadata.json`` either.
     """
     return next(_damages(path, share=None), None)
 
@@ -199,7 +198,7 @@ def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
 
 
 def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
-    """It may be missing: the manifest has all of it that is needed, and in object storage earlier ones have none."""
+    """It may be missing: the manifest has what is needed, and earlier ones in object storage have none."""
     try:
         intact = _metadata_digest(json.loads(file.read_bytes())) == expected
     except FileNotFoundError:

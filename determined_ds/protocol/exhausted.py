@@ -1,4 +1,4 @@
-"""What a run ran out of, but memory: room on a disk, shared memory, open files. Loads no torch."""
+"""What a run ran out of, except memory: room on a disk, shared memory, open files. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.run_dir import CHECKPOINTS
+from determined_ds.protocol.run_dir import RunDir, existing
 
 SHARED_MEMORY = Path("/dev/shm")
 DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -58,26 +58,30 @@ def disk_full(path: Path, run_dir: Path, needed: str = "") -> str:
         run_dir: Of the run.
         needed: What there is no room for; "" where that is not known.
     """
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    usage = shutil.disk_usage(there)
-    have = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
-    kept = checkpoints_in(run_dir / CHECKPOINTS)
+    kept = checkpoints_in(RunDir(run_dir).checkpoints)
     last = f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet"
     return (
-        f"error: no space left on the disk of {path}: {have}{needed}; {last}\n"
-        "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then go on with --resume"
+        f"error: no space left on the disk of {path}: {room_in(existing(path))}{needed}; {last}\n"
+        "  fix: free some space, or keep fewer checkpoints by fit.save_total_limit; then add --resume"
     )
+
+
+def room_in(folder: Path) -> str:
+    """How much room a file system has, in words.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    usage = shutil.disk_usage(folder)
+    return f"{format_bytes(usage.free)} of {format_bytes(usage.total)} are free"
 
 
 def _shared_memory() -> str:
     have = ""
     with contextlib.suppress(OSError):
-        usage = shutil.disk_usage(SHARED_MEMORY)
-        have = f": {format_bytes(usage.free)} of {format_bytes(usage.total)} are free now"
+        have = f": {room_in(SHARED_MEMORY)} now"
     return (
-        f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers hand over batches by it\n"
+        f"error: no space left in shared memory, {SHARED_MEMORY}{have}; data-loader workers pass batches through it\n"
         "  fix: use fewer workers (num_workers: 0 uses none), or make it larger: docker run --shm-size 8g, "
         "resources.shm_size on a cluster"
     )
@@ -92,7 +96,7 @@ def _open_files() -> str:
 
 
 def allow_open_files() -> None:
-    """Let this process and those that it starts have as many open files as it may ask for."""
+    """Raise the limit of open files of this process and its children as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -100,10 +104,10 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def let_main_thread_tell(run_dir: Path) -> None:
+def leave_reporting_to_main_thread(run_dir: Path) -> None:
     """From now on a thread that finds something used up (TensorBoard's writer) prints no traceback.
 
-    What it could not do, the main thread finds undone, and raises.
+    The main thread meets the same error, and raises it.
     """
     before = threading.excepthook
 

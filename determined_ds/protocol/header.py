@@ -1,4 +1,4 @@
-"""What was decided of a run, in a few lines above its metrics: here, and in the log of a task. Loads no torch."""
+"""What was decided for a run, in a few lines above its metrics: here, and in the log of a task. Loads no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from determined_ds import __version__
 from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown
-from determined_ds.protocol.paths import count
+from determined_ds.protocol.handed_on import count
 
 PACKAGES = ("determined", "deepspeed", "torch")
 WIDTH = 110
@@ -35,13 +35,13 @@ def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
-        *wrapped("filled in", filled_in(resolved)),
-        *wrapped("versions", versions()),
+        *_wrapped("filled in", _filled_in(resolved)),
+        *_wrapped("versions", _versions()),
     ]
 
 
-def filled_in(resolved: ResolvedConfig) -> list[str]:
-    """The values of the DeepSpeed JSON that stood open there, but the batch sizes, which have a line of their own."""
+def _filled_in(resolved: ResolvedConfig) -> list[str]:
+    """The values that the DeepSpeed JSON left open, except the batch sizes, which have their own line."""
     sizes: set[KeyPath] = {(key,) for key in BATCH_KEYS}
     values = {path: resolved.ds.get(path) for path in resolved.filled if path not in sizes}
     return [
@@ -50,21 +50,14 @@ def filled_in(resolved: ResolvedConfig) -> list[str]:
     ]
 
 
-def versions() -> list[str]:
-    """Of what trains."""
-    found = [f"determined_ds {__version__}"]
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return [*found, f"Python {platform.python_version()}"]
+def _versions() -> list[str]:
+    installed = {each.name: each.version for name in PACKAGES for each in metadata.distributions(name=name)}
+    found = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
+    return [f"determined_ds {__version__}", *found, f"Python {platform.python_version()}"]
 
 
-def wrapped(title: str, entries: list[str]) -> list[str]:
-    """Entries beside a title; none, where there are none."""
-    if not entries:
-        return []
+def _wrapped(title: str, entries: list[str]) -> list[str]:
+    """Entries beside a title; no line where there are none."""
     return textwrap.wrap(
         ", ".join(entries),
         WIDTH,

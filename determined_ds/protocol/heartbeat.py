@@ -1,6 +1,6 @@
-"""A rank's sign of life: for a launcher of ours, numbers in a file that both have in memory. Loads nothing.
+"""A rank's sign of life: numbers in a file that the rank and its launcher have in memory. Loads nothing.
 
-A beat is a few bytes written to memory. Under a launcher that is not ours, the ranks watch one another (``peers.py``).
+Under a launcher that is not ours, the ranks watch one another (``peers.py``).
 """
 
 from __future__ import annotations
@@ -12,15 +12,30 @@ import os
 import signal
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 HEARTBEATS = "DET_DS_HEARTBEATS"  # environment variable: the file
-# Of each rank: steps passed, signs of life, and whether it may take any time now.
-SLOT = struct.Struct("=QQQ")
-# Of a rank's stack, the innermost frames are looked at; these are of ranks that wait for another one.
+# Frames of a stack, innermost first, that are searched for those of a rank that waits for another one.
 SHOWN_FRAMES = 6
 WAITS = ("/torch/distributed/", "/deepspeed/comm/")
+
+
+class Beat(NamedTuple):
+    """What a rank shows.
+
+    Args:
+        steps: Batches trained; 0 before this process has trained one.
+        beats: Signs of life; only changes matter.
+        patient: Above 0 where it may take any time.
+    """
+
+    steps: int
+    beats: int
+    patient: int
+
+
+SLOT = struct.Struct("=QQQ")  # a Beat
 
 
 class Heartbeat:
@@ -38,7 +53,7 @@ class Heartbeat:
         return self._steps, self._beats, self._patient, self._rests
 
     def listen_for_questions(self, log: Path) -> None:
-        """Begin: from now on the launcher may look, and may ask by SIGUSR1 for this process's stacks.
+        """From now on the launcher may read, and may request this process's stacks by SIGUSR1.
 
         Args:
             log: Where the stacks are appended.
@@ -68,7 +83,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def patiently(self) -> Iterator[None]:
-        """What is done in here is the user's, and takes as long as it takes."""
+        """The user's code runs in here, and may take any time."""
         self._patient += 1
         self._write()
         try:
@@ -78,7 +93,7 @@ class Heartbeat:
             self._write()
 
     def rest(self) -> None:
-        """Training is over: whatever comes now may take its time."""
+        """Training is over: whatever follows may take any time."""
         self._patient += 1
         self._rests = True
         self._write()
@@ -92,29 +107,11 @@ class Heartbeat:
 HEART = Heartbeat()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sign:
-    """What a rank has shown last.
-
-    Args:
-        steps: Batches trained; 0 before this process has trained one.
-        beats: Signs of life; of no meaning but that they change.
-        patient: Whether it may take any time.
-    """
-
-    steps: int
-    beats: int
-    patient: bool
-
-
 def make_heartbeats(path: Path, size: int) -> None:
     """Make the file for so many ranks."""
     path.write_bytes(bytes(SLOT.size * size))
 
 
-def read_heartbeats(path: Path) -> list[Sign]:
-    """What each rank has shown, by rank."""
-    return [
-        Sign(steps=steps, beats=beats, patient=bool(patient))
-        for steps, beats, patient in SLOT.iter_unpack(path.read_bytes())
-    ]
+def read_heartbeats(path: Path) -> list[Beat]:
+    """What each rank has shown last, by rank."""
+    return [Beat(*numbers) for numbers in SLOT.iter_unpack(path.read_bytes())]

@@ -1,43 +1,126 @@
-"""``result.json``: how a run ended, for programs. Nothing that is printed for people has to be parsed."""
+"""``result.json``: how a run ended, for programs. Nothing that is printed for people has to be parsed.
+
+A rank says why it ends through :func:`~determined_ds.protocol.handed_on.report_failure`; the launcher writes the file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import EXIT_CONFIG
+from determined_ds.protocol.best import is_better
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.run_dir import CHECKPOINTS, METRICS, RESULT
+from determined_ds.protocol.metrics_file import jsonable, read_records
+from determined_ds.protocol.run_dir import RunDir
+
+# status
+COMPLETED, STOPPED, FAILED, INVALID = "completed", "stopped", "failed", "invalid"
+# cause of a run that is failed or invalid
+CONFIGURATION = "configuration"  # it cannot run
+ERROR = "error"  # diagnosed: a checkpoint that cannot be written, a loss that is not finite
+CRASH = "crash"  # an exception that nothing expected
+OUT_OF_MEMORY = "out of memory"
+EXHAUSTED = "exhausted"  # a disk, shared memory or open files
+KILLED = "killed"  # by a signal; Linux sends SIGKILL when memory runs out
+HANG = "hang"
+LOST_MACHINE = "lost machine"  # or a rank, or the network between them
 
 
-def write_result(run_dir: Path, *, exit_code: int, stopped: bool, trial_seed: int) -> None:
-    """Write how a run ended, whole or not at all. A disk that is full has been reported by the run itself.
-
-    ``status`` is ``completed``, ``stopped`` (by the user), ``invalid`` (it cannot run) or ``failed``.
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended.
 
     Args:
-        run_dir: The run directory.
-        exit_code: Of the run.
-        stopped: Whether the user stopped it, and nothing else went wrong.
-        trial_seed: What the trial's generators started from.
+        status: ``completed``, ``stopped`` (by the user), ``invalid`` (it cannot run) or ``failed``.
+        cause: Why it failed, in a word of this module; None where it did not.
+        reason: The same in one sentence for people.
+        steps_completed: Batches trained.
+        trial_seed: The seed of the trial's generators; None where it was never decided.
+        best: The best validation: ``metric``, ``value``, ``steps_completed``, ``checkpoint`` (a uuid or None).
+        checkpoint: The newest one: ``uuid`` and ``steps_completed``.
+        resume: The command that resumes the run; None where it is complete or has no checkpoint.
     """
-    status = {0: "completed", EXIT_CONFIG: "invalid"}.get(exit_code, "failed")
-    result = {
-        "status": "stopped" if stopped else status,
-        "steps_completed": steps_completed(run_dir),
-        "trial_seed": trial_seed,
-    }
-    with contextlib.suppress(OSError):
-        write_whole(run_dir / RESULT, json.dumps(result, indent=2) + "\n")
+
+    status: str
+    cause: str | None = None
+    reason: str | None = None
+    steps_completed: int = 0
+    trial_seed: int | None = None
+    best: dict[str, Any] | None = None
+    checkpoint: dict[str, Any] | None = None
+    resume: str | None = None
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether memory ran out; where the kernel ends a process for that, only its signal is known."""
+        return self.cause in (OUT_OF_MEMORY, KILLED)
 
 
-def steps_completed(run_dir: Path) -> int:
-    """Batches trained, as far as the run's metrics and checkpoints tell; 0 where neither does."""
-    steps = [checkpoint.steps_completed for checkpoint in checkpoints_in(run_dir / CHECKPOINTS)]
+def status_of(exit_code: int, *, stopped: bool = False) -> str:
+    """The status of a run that ended with an exit code."""
+    return STOPPED if stopped else {0: COMPLETED, EXIT_CONFIG: INVALID}.get(exit_code, FAILED)
+
+
+def write_result(
+    run_dir: RunDir,
+    *,
+    status: str,
+    cause: str | None = None,
+    reason: str | None = None,
+    trial_seed: int | None = None,
+    metric: str = "",
+    smaller_is_better: bool = True,
+    resume: str | None = None,
+) -> None:
+    """Write how a run ended, whole or not at all; a full disk has been reported by the run itself.
+
+    Args:
+        run_dir: The run directory; its metrics and checkpoints are read.
+        status: As of :class:`RunResult`, like the arguments below.
+        cause: Why it failed.
+        reason: The same for people.
+        trial_seed: What the trial's generators started from.
+        metric: ``searcher.metric``.
+        smaller_is_better: Whether smaller values of it are better.
+        resume: The command that resumes the run, should it have a checkpoint.
+    """
+    kept = checkpoints_in(run_dir.checkpoints)
+    records = read_records(run_dir.metrics)
+    steps = [*(each.steps_completed for each in kept), *(record["steps_completed"] for record in records)]
+    newest = {"uuid": kept[0].uuid, "steps_completed": kept[0].steps_completed} if kept else None
+    result = RunResult(
+        status=status,
+        cause=cause,
+        reason=reason,
+        steps_completed=max(steps, default=0),
+        trial_seed=trial_seed,
+        best=_best(records, metric, smaller_is_better),
+        checkpoint=newest,
+        resume=resume if newest and status != COMPLETED else None,
+    )
+    if result.best:
+        at = result.best["steps_completed"]
+        result.best["checkpoint"] = next((each.uuid for each in kept if each.steps_completed == at), None)
     with contextlib.suppress(OSError):
-        for line in (run_dir / METRICS).read_bytes().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                steps.append(int(json.loads(line)["steps_completed"]))
-    return max(steps, default=0)
+        write_whole(run_dir.result, json.dumps(jsonable(asdict(result)), indent=2) + "\n")
+
+
+def read_result(run_dir: RunDir) -> RunResult | None:
+    """How a run ended; None where no such file was written, or a part of it by another program."""
+    try:
+        return RunResult(**json.loads(run_dir.result.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _best(records: list[dict[str, Any]], metric: str, smaller_is_better: bool) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = None
+    for record in records:
+        value = record["metrics"].get(metric) if record["group"] == "validation" else None
+        if is_better(value, best and best["value"], smaller_is_better=smaller_is_better):
+            best = {"metric": metric, "value": value, "steps_completed": record["steps_completed"]}
+    return best

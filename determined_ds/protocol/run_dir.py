@@ -1,22 +1,98 @@
-"""What lies in a run directory, by name."""
+"""The run directory: each path in it is made here, and nowhere else.
+
+:mod:`metrics_file`, :mod:`result`, :mod:`checkpoint_files` and :mod:`run_lock` read and write what lies there.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+from datetime import datetime
 from pathlib import Path
 
-EXPERIMENT = "experiment.yaml"  # what was really run
-DEEPSPEED_CONFIG = "deepspeed_config.json"  # what DeepSpeed was really given
-METRICS = "metrics.jsonl"
-RESULT = "result.json"  # how it ended
+from determined_ds.errors import ConfigError, Problem
+
+RUNS = Path("runs")
+EXPERIMENT = "experiment.yaml"
 CHECKPOINTS = "checkpoints"
-SYSTEM_METRICS = "system_metrics.jsonl"  # of a run that is profiled
-TENSORBOARD = "tensorboard"
-LOGS = "logs"  # what the ranks but the first write
-REPORTED = "master.json"  # of a run that is reported to a master: how that knows it
-MEASURED = "measured.json"  # of a run that is measured
-OUTPUT = "output.log"  # of a run that another process started
-GIVEN = "given.yaml"  # what that process asked for
-STEP_GROUP = "measured"  # of the records in metrics.jsonl that it writes, one a step
+STEP_GROUP = "measured"  # of the records in metrics.jsonl of a run that is measured, one a step
+WRITABLE = "give a --run-dir that can be written to"
+
+
+class RunDir:
+    """The files of one run.
+
+    A run that resumes writes to ``next`` until its checkpoint is loaded. One that ends before, because the checkpoint
+    is of another model or the data cannot be read, leaves the run as it was.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / ".lock"
+        self.next = path / ".next"
+        self.experiment = path / EXPERIMENT  # what was run, overrides included
+        self.deepspeed_config = path / "deepspeed_config.json"  # what DeepSpeed was given
+        self.metrics = path / "metrics.jsonl"
+        self.result = path / "result.json"  # how it ended
+        self.checkpoints = path / CHECKPOINTS
+        self.system_metrics = path / "system_metrics.jsonl"  # of a run that is profiled
+        self.tensorboard = path / "tensorboard"
+        self.logs = path / "logs"
+        self.master = path / "master.json"  # of a run that is reported to a master: the name it has there
+        self.measured = path / "measured.json"  # of a run that is measured
+        self.output = path / "output.log"  # of a run that another process started
+        self.given = path / "given.yaml"  # what that process requested
+
+    def log(self, rank: int) -> Path:
+        """What a rank writes; rank 0, which writes to the terminal, only its stacks."""
+        return self.logs / f"rank{rank}.log"
+
+    def traceback(self, rank: int) -> Path:
+        """The whole traceback of a rank that failed."""
+        return self.logs / f"traceback-rank{rank}.txt"
+
+    def is_empty(self) -> bool:
+        """Whether no run has begun in it: it does not exist, or holds at most a lock."""
+        return not self.path.exists() or (
+            self.path.is_dir() and all(p == self.lock for p in self.path.iterdir())
+        )
+
+    # ------------------------------------------------------------------------------- a run that resumes
+
+    def make_next(self) -> RunDir:
+        """The run directory of the next launch, empty."""
+        self.remove_next()
+        self.next.mkdir(mode=0o700)
+        return RunDir(self.next)
+
+    def remove_next(self) -> None:
+        """Remove what an earlier launch left in ``next``."""
+        shutil.rmtree(self.next, ignore_errors=True)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the ranks have taken over the run: ``next`` is gone."""
+        return not self.next.exists()
+
+    def current(self, path: Path) -> Path:
+        """A file of the run as it will be: the one in ``next`` where there is one.
+
+        Args:
+            path: Of this run directory; itself for the folder that ranks write to.
+        """
+        replaced = self.next if path == self.path else self.next / path.name
+        return replaced if replaced.exists() else path
+
+    def adopt_next(self) -> None:
+        """Move the files of ``next`` to their places."""
+        if self.next.is_dir():
+            for file in sorted(self.next.iterdir()):
+                file.replace(self.path / file.name)
+            self.result.unlink(missing_ok=True)
+            self.next.rmdir()
 
 
 def short(path: Path) -> str:
@@ -25,3 +101,55 @@ def short(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def slug(name: str) -> str:
+    """An experiment's name as that of a folder."""
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "run"
+
+
+def new_run_dir(folder: Path, now: datetime) -> Path:
+    """A path named for the time that does not exist yet: two runs may start in the same second."""
+    stem = now.strftime("%Y%m%d-%H%M%S")
+    path, number = folder / stem, 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}"
+    return path
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and its missing parents, for this user only; one that exists is not changed."""
+    if not folder.is_dir():
+        if folder.parent != folder:
+            make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def existing(path: Path) -> Path:
+    """A path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def check_writable(run_dir: Path) -> None:
+    """Check that a run directory can be made and written to.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    there = existing(run_dir.resolve())
+    if not there.is_dir():
+        raise ConfigError(run_dir_problem(run_dir, f"{short(there)} is a file, not a folder", WRITABLE))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(run_dir_problem(run_dir, f"no permission to write in {short(there)}", WRITABLE))
+
+
+def unwritable(run_dir: Path, error: OSError) -> Problem:
+    """The problem of a run directory that the system refused to write to."""
+    return run_dir_problem(run_dir, f"cannot be written to: {error.strerror or error}", WRITABLE)
+
+
+def run_dir_problem(run_dir: Path, message: str, fix: str, code: str = "run-dir") -> Problem:
+    """A problem of a run directory."""
+    return Problem(key="--run-dir", value=short(run_dir), message=message, fix=fix, code=code)

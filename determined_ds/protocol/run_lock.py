@@ -1,4 +1,4 @@
-"""A run directory has one writer at a time, and belongs to its user."""
+"""A run directory has one writer at a time."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ import time
 from pathlib import Path
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.run_dir import short
+from determined_ds.protocol.run_dir import RunDir, check_writable, make_private, run_dir_problem, unwritable
 
-LOCK = ".lock"
 # The processes of a run that was killed end with it; the system may take a moment.
 LEFT_S = 10.0
 
 
 class RunLock:
-    """Held while something writes to a run directory: by its process, and by all that inherit its descriptor.
+    """Held while a process, or one that inherits its descriptor, writes to a run directory.
 
-    The system lets go of it when the last of them ends, however that ends.
+    The system releases it when the last of them ends, for whatever reason.
 
     Args:
-        run_dir: The run directory; made, for its user only, where there is none.
+        run_dir: The run directory; made, for its user only, if missing.
 
     Raises:
-        ConfigError: another process writes to it, whose id is named; or it cannot be written to.
+        ConfigError: another process writes to it (its id is named), or it cannot be written to.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._descriptor = -1
         try:
             make_private(run_dir)
-            self._descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(RunDir(run_dir).lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             _lock(self._descriptor, run_dir)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
@@ -46,7 +45,7 @@ class RunLock:
             raise
 
     def fileno(self) -> int:
-        """The descriptor, for those who are to hold it too."""
+        """The descriptor, for processes that are to hold it too."""
         return self._descriptor
 
     def release(self) -> None:
@@ -62,16 +61,15 @@ class RunLock:
         self.release()
 
 
-def check_not_held(run_dir: Path) -> None:
-    """Refuse a run directory that another process writes to.
+def check_run_dir(run_dir: Path) -> None:
+    """Check that a run directory can be written to, and that no other process does.
 
     Raises:
-        ConfigError: its id is named.
+        ConfigError: it cannot, or one does, whose id is named.
     """
-    with contextlib.suppress(
-        OSError
-    ):  # there is none, or it is not ours to look at: that is found when it is made
-        descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    check_writable(run_dir)
+    with contextlib.suppress(OSError):  # there is none, or it may not be opened: found when it is made
+        descriptor = os.open(RunDir(run_dir).lock, os.O_RDWR | os.O_CLOEXEC)
         try:
             _lock(descriptor, run_dir)
         finally:
@@ -83,19 +81,18 @@ def _lock(descriptor: int, run_dir: Path) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                return  # a file system without locks: nothing tells of another writer
-            pid, host = _holder(descriptor)
-            if _has_ended(pid, host) and time.monotonic() < until:
-                time.sleep(0.1)
-                continue
-            raise ConfigError(_held(run_dir, pid, host)) from None
-        return
+                return  # a file system without locks
+        pid, host = _holder(descriptor)
+        if not _has_ended(pid, host) or time.monotonic() >= until:
+            raise ConfigError(_held(run_dir, pid, host))
+        time.sleep(0.1)
 
 
 def _holder(descriptor: int) -> tuple[int, str]:
-    """Process id and host of who holds it; 0 where that is not written yet."""
+    """Process id and host of the holder; 0 where that is not written yet."""
     words = os.pread(descriptor, 512, 0).decode(errors="replace").split()
     if len(words) == 2 and words[0].isdigit():
         return int(words[0]), words[1]
@@ -103,7 +100,7 @@ def _holder(descriptor: int) -> tuple[int, str]:
 
 
 def _has_ended(pid: int, host: str) -> bool:
-    """Whether only those that inherited the lock still hold it."""
+    """Whether only processes that inherited the lock still hold it."""
     if host != socket.gethostname():
         return False
     try:
@@ -117,29 +114,8 @@ def _has_ended(pid: int, host: str) -> bool:
 
 def _held(run_dir: Path, pid: int, host: str) -> Problem:
     where = "" if host == socket.gethostname() else f" on {host}"
-    return Problem(
-        key="--run-dir",
-        value=short(run_dir),
-        message=f"process {pid}{where} is writing to it",
-        fix="wait until that has ended, or give another --run-dir",
-        code="run-dir-held",
+    message, fix = (
+        f"process {pid}{where} is writing to it",
+        "wait until that has ended, or give another --run-dir",
     )
-
-
-def unwritable(run_dir: Path, error: OSError) -> Problem:
-    """A run directory that cannot be written to, as a problem."""
-    return Problem(
-        key="--run-dir",
-        value=short(run_dir),
-        message=f"cannot be written to: {error.strerror or error}",
-        fix="give a --run-dir that can be written to",
-        code="run-dir",
-    )
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for its user only; one that is there stays as it is."""
-    if not folder.is_dir():
-        if folder.parent != folder:
-            make_private(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+    return run_dir_problem(run_dir, message, fix, "run-dir-held")

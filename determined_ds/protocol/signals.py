@@ -1,4 +1,4 @@
-"""How processes of a run hear that it ends. Loads nothing, so that a rank listens from its first moment."""
+"""How the processes of a run learn that it ends. Loads nothing, so that a rank listens from its first moment."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from determined_ds.protocol.handed_on import LAUNCHED_BY
 
-# Set by SIGTERM; the chief asks for it between two batches.
+# Set by SIGTERM; rank 0 reads it between two batches.
 STOP = threading.Event()
-# Set by the first batch that this process has trained: another start may come further, if it crashes after that.
+# Set by the first batch that this process has trained: after a crash a restart may get further.
 TRAINED = threading.Event()
 
 
 def stop_on_signal() -> None:
-    """From now on SIGTERM asks for a stop at the next batch. SIGINT is for our launcher, which passes it on.
+    """From now on SIGTERM requests a stop at the next batch. SIGINT is for our launcher, which passes it on.
 
-    Another launcher sends the ranks what it was sent: SIGINT, or what SLURM's ``--signal`` names, by habit SIGUSR1.
+    Another launcher sends the ranks what it received: SIGINT, or what SLURM's ``--signal`` names, often SIGUSR1.
     """
 
     def stop(_number: int, _frame: Any) -> None:
@@ -34,9 +34,9 @@ def stop_on_signal() -> None:
 
 
 def let_workers_end() -> None:
-    """From now on data-loader workers may end in any way: this rank ends too, and has said why.
+    """From now on data-loader workers may end in any way: this rank ends too, and has reported why.
 
-    While its loaders are closed the launcher may end its workers, which torch would tell as an error of its own.
+    The launcher may end them while the loaders close, which torch would report as another error.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

@@ -1,6 +1,6 @@
-"""``det-ds run --storage``: checkpoints go to the experiment's ``checkpoint_storage``, by Determined's own managers.
+"""``det-ds run --storage``: checkpoints go to the experiment's ``checkpoint_storage``, by Determined's managers.
 
-The run directory has an index of each, which says all that a start needs to know before anything is fetched::
+The run directory has an index of each, with all that is read before anything is fetched::
 
     checkpoints/<uuid>/stored.json        the type of storage, and how many ranks wrote it
                        metadata.json  trial_state.json  load_data.json        as in the checkpoint itself
@@ -21,7 +21,7 @@ from determined.common import storage
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.checkpoint_files import INDEX, METADATA, PARTIAL, metadata_text, sync_to_disk
 from determined_ds.protocol.metrics_file import put_on_disk
-from determined_ds.protocol.run_dir import CHECKPOINTS, METRICS
+from determined_ds.protocol.run_dir import RunDir
 
 KEY = "checkpoint_storage"
 
@@ -35,7 +35,7 @@ class StoredElsewhere(core.DummyCheckpointContext):
         run_dir: Where the indexes go.
 
     Raises:
-        ConfigError: nothing can be written there and read back.
+        ConfigError: a small object cannot be written there and read back.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class StoredElsewhere(core.DummyCheckpointContext):
             problem = Problem(key=KEY, value=config.get("type"), message=message, fix=fix, code="storage")
             raise ConfigError(problem) from error
         super().__init__(distributed, manager)
-        self._run_dir = run_dir
+        self._run_dir = RunDir(run_dir)
         self._about = {"type": config.get("type"), "ranks": distributed.size}
 
     def enter(self, uuid: str, metadata: Mapping[str, Any], files: Mapping[str, str]) -> None:
-        """Enter a checkpoint that is stored into the run directory; on the chief.
+        """Write the index of a stored checkpoint; on rank 0.
 
         Args:
             uuid: Of the checkpoint.
             metadata: Of the checkpoint.
-            files: Name -> text of those of its files that a start reads first.
+            files: Name -> text of its files that are read before the rest is fetched.
         """
-        put_on_disk(self._run_dir / METRICS)
-        folder = self._run_dir / CHECKPOINTS
+        put_on_disk(self._run_dir.metrics)
+        folder = self._run_dir.checkpoints
         aside = folder / f".{uuid}{PARTIAL}"
         aside.mkdir(parents=True)
         texts = {**files, METADATA: metadata_text(metadata), INDEX: json.dumps(self._about) + "\n"}
@@ -73,5 +73,5 @@ class StoredElsewhere(core.DummyCheckpointContext):
         os.rename(aside, folder / uuid)
 
     def delete(self, storage_id: str) -> None:
-        shutil.rmtree(self._run_dir / CHECKPOINTS / storage_id, ignore_errors=True)
+        shutil.rmtree(self._run_dir.checkpoints / storage_id, ignore_errors=True)
         super().delete(storage_id)

@@ -1,4 +1,4 @@
-"""Output that outlives its reader: a closed terminal, or a pipe that nobody reads any more, ends no training."""
+"""Output that outlives its reader: a closed terminal or pipe ends no training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GONE = (errno.EPIPE, errno.EIO)
 
 
 class _Outliving(io.FileIO):
-    """A descriptor that leads nowhere from the moment that its reader is gone."""
+    """A descriptor that leads to ``/dev/null`` once its reader is gone."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -27,14 +27,14 @@ class _Outliving(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """From now on, what is written to stdout and stderr after their reader has gone is dropped."""
+    """From now on, output to stdout and stderr is dropped once their reader is gone."""
     sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
 
 
 def _outliving(stream: TextIO) -> TextIO:
     try:
         descriptor = stream.fileno()
-    except (OSError, AttributeError, ValueError):  # none, or one that a test reads
+    except (OSError, AttributeError, ValueError):  # replaced by a test
         return stream
     stream.flush()
     raw = _Outliving(descriptor, "w", closefd=False)

@@ -29,9 +29,7 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.master_random import first_trial_seed
 from determined_ds.experiment.task import Task, decide_task, hyperparameters_of, task_of_cluster
 from determined_ds.protocol.handed_on import REPORT
-from determined_ds.protocol.laid_aside import ASIDE, adopt, current
-from determined_ds.protocol.run_dir import DEEPSPEED_CONFIG
-from determined_ds.protocol.run_lock import make_private
+from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.runtime.data.moving import Mover
 from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
@@ -88,13 +86,13 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         """The model is built and its checkpoint loaded: from here on the run is this one. A collective."""
         hparams = self.get_hparams()
         path = Path(hparams["deepspeed_config"])
-        if path.parent.name != ASIDE:
+        run_dir = RunDir(path.parent.parent)
+        if path.parent != run_dir.next:
             return
-        run_dir = path.parent.parent
         self.distributed.allgather(None)  # whatever is read there has been read
         if self.distributed.rank == 0:
-            adopt(run_dir)
-        hparams["deepspeed_config"] = str(run_dir / path.name)
+            run_dir.adopt_next()
+        hparams["deepspeed_config"] = str(run_dir.deepspeed_config)
 
     def _init_device(self) -> None:
         if self.resolved.accelerator.name == "cuda":
@@ -325,7 +323,7 @@ def open_context(
                 core_context=core_context,
                 resolved=resolved,
                 hyperparameters=task.hyperparameters,
-                ds_config_path=_write_ds_config(current(folder), resolved, distributed),
+                ds_config_path=_write_ds_config(RunDir(folder), resolved, distributed),
                 trial_seed=task.seed,
                 exp_conf=task.exp_conf,
                 steps_completed=task.steps_completed,
@@ -412,10 +410,11 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing} was" if number == 1 else f"{number} {thing}s were"
 
 
-def _write_ds_config(run_dir: Path, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
+def _write_ds_config(run_dir: RunDir, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
     """Write the mapping that DeepSpeed is given, once a machine."""
-    path = run_dir / DEEPSPEED_CONFIG
+    folder = run_dir.current(run_dir.path)
+    path = RunDir(folder).deepspeed_config
     if distributed.local_rank == 0:
-        make_private(run_dir)
+        make_private(folder)
         write_whole(path, json.dumps(resolved.ds_config, indent=2) + "\n")
     return Path(str(distributed.broadcast_local(str(path))))

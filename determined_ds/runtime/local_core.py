@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,16 +16,13 @@ from determined_ds.protocol.checkpoint_files import (
     PARTIAL,
     checkpoints_in,
     damage_of,
-    forget_partial,
+    remove_partial,
     sync_to_disk,
 )
-from determined_ds.protocol.laid_aside import current
-from determined_ds.protocol.metrics_file import append_line, put_on_disk
-from determined_ds.protocol.run_dir import CHECKPOINTS, METRICS, TENSORBOARD
-from determined_ds.protocol.run_lock import make_private
+from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
+from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
 from determined_ds.protocol.stored_elsewhere import StoredElsewhere
-from determined_ds.runtime.loop.metrics import jsonable, to_json_line
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 if TYPE_CHECKING:
@@ -55,7 +50,8 @@ class LocalTrainContext(core.DummyTrainContext):
         smaller_is_better: bool = True,
         report: MasterReport | None = None,
     ) -> None:
-        tensorboard = run_dir / TENSORBOARD
+        self._there = RunDir(run_dir)
+        tensorboard = self._there.tensorboard
         make_private(tensorboard)
         super().__init__(tensorboard_path=tensorboard)
         self.run_dir = run_dir
@@ -67,12 +63,8 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def _remember_best(self) -> None:
         """The best validation of the batches trained before, where a run is resumed."""
-        with contextlib.suppress(OSError):
-            for line in current(self.run_dir, METRICS).read_text().splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    record = json.loads(line)
-                    if record["group"] == "validation":
-                        self._note_best(record["metrics"])
+        for record in read_records(self._there.current(self._there.metrics), "validation"):
+            self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
         """Nobody watches a status here."""
@@ -101,7 +93,7 @@ class LocalTrainContext(core.DummyTrainContext):
             "metrics": jsonable(metrics),
             "time": round(time.time(), 3),
         }
-        append_line(self.run_dir / METRICS, to_json_line(record))
+        append_record(self._there.metrics, record)
         if self._report is not None:
             self._report.metrics(group, steps_completed, jsonable(metrics))
 
@@ -235,14 +227,15 @@ def local_core_context(
     Raises:
         ConfigError: nothing can be written there.
     """
-    checkpoints = run_dir / CHECKPOINTS
+    there = RunDir(run_dir)
+    checkpoints = there.checkpoints
     make_private(checkpoints)
     if distributed.rank == 0:
-        forget_partial(checkpoints)  # of a run that was killed
+        remove_partial(checkpoints)  # of a run that was killed
     if storage_config is not None:
         checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
     else:
-        manager = AtomicStorage(str(checkpoints), run_dir / METRICS, is_chief=distributed.rank == 0)
+        manager = AtomicStorage(str(checkpoints), there.metrics, is_chief=distributed.rank == 0)
         checkpoint = LocalCheckpointContext(distributed, manager, report)
     return core.Context(
         distributed=distributed,

@@ -13,8 +13,8 @@ from typing import Any
 from determined import core
 from determined.core import _profiler
 
-from determined_ds.protocol.run_dir import SYSTEM_METRICS
-from determined_ds.runtime.loop.metrics import jsonable, to_json_line
+from determined_ds.protocol.metrics_file import append_record
+from determined_ds.protocol.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")
 
@@ -38,7 +38,7 @@ class LocalProfiler(core.DummyProfilerContext):
     """
 
     def __init__(self, run_dir: Path, distributed: core.DistributedContext) -> None:
-        self._path = run_dir / SYSTEM_METRICS
+        self._path = RunDir(run_dir).system_metrics
         self._measures = distributed.local_rank == 0
         self._sampler: _Sampler | None = None
 
@@ -100,16 +100,12 @@ class _Sampler(threading.Thread):
         ]
 
     def _report(self) -> None:
-        now, lines = round(time.time(), 3), []
+        now = round(time.time(), 3)
         for collector in self._collectors:
             if collector.metric_samples:
                 metrics = {socket.gethostname(): collector.aggregate()}
                 collector.reset()
-                lines.append(
-                    to_json_line({"group": collector.group, "time": now, "metrics": jsonable(metrics)})
-                )
-        with self._path.open("a") as file:
-            file.writelines(lines)
+                append_record(self._path, {"group": collector.group, "time": now, "metrics": metrics})
 
 
 def _tried(step: Callable[[], Any], done: Any = None) -> Any:

@@ -11,7 +11,7 @@ from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space.rungs import brackets, rungs
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import EXPERIMENT, short
+from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.search.display import make_display
 from determined_ds.search.local_search import LocalSearch
@@ -46,7 +46,7 @@ def run_search(plan: SearchPlan) -> int:
             print(f"warning: {warning}", file=sys.stderr)
         sys.stdout.flush()
         with RunLock(plan.run_dir):
-            path = plan.run_dir / EXPERIMENT
+            path = RunDir(plan.run_dir).experiment
             text = stored_yaml(plan.experiment.config)
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 write_files({path: text}, overwrite=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.check.space.problems import HALVING
-from determined_ds.errors import EXIT_CONFIG, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.space.rungs import rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.run_dir import CHECKPOINTS, METRICS
+from determined_ds.protocol.metrics_file import read_records
+from determined_ds.protocol.result import COMPLETED as RUN_COMPLETED
+from determined_ds.protocol.result import INVALID
+from determined_ds.protocol.run_dir import RunDir
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
 from determined_ds.search.display import Lines, SearchView, TrialView, in_words
 from determined_ds.search.methods import Reason
@@ -36,7 +38,6 @@ from determined_ds.search.trials import (
     RunningTrial,
     in_a_line,
     processes_below,
-    records_of,
     set_aside,
 )
 
@@ -46,8 +47,6 @@ LEFT_S = 10.0  # processes of a killed search end with it; the system may take a
 # Most methods replace an impossible point by another, for ever if need be; so many in a row, and there is no other.
 MOST_DROPPED = 1000
 MOST_REFUSED = 20  # by ranks, which take seconds to start
-# What ``det-ds run`` says where it was asked to stop (launch/ranks/start.py).
-WAS_ASKED = re.compile(r"^(resume with: |stopped before the first checkpoint)", re.MULTILINE)
 
 
 @dataclass(kw_only=True)
@@ -142,7 +141,7 @@ class LocalSearch:
         for stored in known:
             trial = self.course.trials[stored.number]
             if trial.exited is None and stored.status != WAITING:
-                for record in records_of(self._run_dir(trial) / METRICS):
+                for record in read_records(RunDir(self._run_dir(trial)).metrics):
                     self._take(trial, record)
         for trial in self.course.open_trials:
             if trial.stop_asked:
@@ -214,7 +213,7 @@ class LocalSearch:
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         if machine.threads is not None:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
-        checkpoints = checkpoints_in(run_dir / CHECKPOINTS)
+        checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
         # What crashes the search starts again itself.
         document = self.plan.trial_document(trial.create).overwritten(("max_restarts",), 0, "the search")
         process = TrialProcess(
@@ -257,7 +256,7 @@ class LocalSearch:
                 self._take(running.trial, record)
             if code is not None:
                 self._free(running)
-                self._ended(running, code)
+                self._ended(running)
             elif running.trial.stop_asked:
                 running.ask_to_stop()
 
@@ -299,25 +298,26 @@ class LocalSearch:
             Problem(key=key, value=name, origin=origin, message=message, fix=fix, code="metric")
         )
 
-    def _ended(self, running: RunningTrial, code: int) -> None:
+    def _ended(self, running: RunningTrial) -> None:
         """A process has ended: that was its trial's end, or the trial is started again, or goes on another time."""
-        trial, process = running.trial, running.process
+        trial, result = running.trial, running.process.result()
+        why = result.reason or ""
         if trial.stop_asked:
             self._end_stopped(trial)
-        elif code == 0 and not WAS_ASKED.search(process.output()):
+        elif result.status == RUN_COMPLETED:
             self._end(trial, COMPLETED)
         elif self.interrupts.requested:
             self._say(trial, "paused", f"at batch {running.steps or 0}")
-        elif code == EXIT_CONFIG and not running.from_checkpoint:
+        elif result.status == INVALID and not running.from_checkpoint:
             self._refused_in_a_row += 1
-            self._end(trial, DROPPED, process.reason(), "INVALID_HP")
+            self._end(trial, DROPPED, why, "INVALID_HP")
             if self._replaces and self._refused_in_a_row >= MOST_REFUSED:
                 self.gave_up = f"the ranks of {self._refused_in_a_row} points in a row refused to train"
-        elif code == EXIT_CONFIG:  # what ran before cannot be impossible: its checkpoints are not good
-            set_aside(process.run_dir / CHECKPOINTS)
-            self._crashed(trial, process.reason())
+        elif result.status == INVALID:  # what ran before cannot be impossible: its checkpoints are not good
+            set_aside(RunDir(running.process.run_dir).checkpoints)
+            self._crashed(trial, why)
         else:
-            self._crashed(trial, "it was stopped from outside" if code == 0 else process.reason())
+            self._crashed(trial, why or "it was stopped from outside")
 
     def _crashed(self, trial: CourseTrial, why: str) -> None:
         restarts = self.study.trial(trial.number).restarts + 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from determined_ds.documents.writing import write_files
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.protocol.run_dir import EXPERIMENT, short
+from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.search.course import Course
 from determined_ds.search.display import in_words
 from determined_ds.search.setup import SearchPlan
@@ -65,7 +65,7 @@ def run_command(plan: SearchPlan) -> str:
 
 def resume_command(plan: SearchPlan) -> str:
     """What to type to go on with a search."""
-    words = ["det-ds", "search", short(plan.run_dir / EXPERIMENT), short(plan.context_dir)]
+    words = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
     return shlex.join([*words, "--run-dir", short(plan.run_dir), "--resume", *plan.words])
 
 

@@ -26,9 +26,9 @@ from determined_ds.experiment.decide import Problems, decide, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
 from determined_ds.launch.forking import CHECKPOINT, fork_of
-from determined_ds.launch.prepare import as_constants
-from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
-from determined_ds.protocol.run_dir import EXPERIMENT, METRICS, short
+from determined_ds.launch.local_run import as_constants
+from determined_ds.protocol.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
+from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.search.machine_slots import Machine, machine_accelerator, machine_of, machine_warnings
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
 from determined_ds.search.study import STUDY, About
@@ -217,33 +217,31 @@ def check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: 
             else "add the --run-dir of the search to go on with"
         )
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
-    if (run_dir / METRICS).exists():
+    if RunDir(run_dir).metrics.exists():
         fix = "give another --run-dir"
-        raise ConfigError(_refused(run_dir, "holds a run of one trial, and no search", fix))
+        raise ConfigError(run_dir_problem(run_dir, "holds a run of one trial, and no search", fix))
     if begun and not resume:
         fix = "add --resume to go on with it, or give another --run-dir to start anew"
-        raise ConfigError(_refused(run_dir, "holds a search already", fix))
+        raise ConfigError(run_dir_problem(run_dir, "holds a search already", fix))
     if resume:
         _check_same(run_dir, experiment)
 
 
-def _refused(run_dir: Path, message: str, fix: str) -> Problem:
-    return Problem(key="--run-dir", value=short(run_dir), message=message, fix=fix, code="run-dir")
-
-
 def _check_same(run_dir: Path, experiment: Experiment) -> None:
     """The configuration must be the one that the search was begun with, in all that decides it."""
-    path = run_dir / EXPERIMENT
+    path = RunDir(run_dir).experiment
     if not path.is_file():
         fix = "give the --run-dir of a search, or start one anew, without --resume"
-        raise ConfigError(_refused(run_dir, f"holds no search: there is no {EXPERIMENT} in it", fix))
+        raise ConfigError(run_dir_problem(run_dir, f"holds no search: there is no {EXPERIMENT} in it", fix))
     before = read_yaml(path)
     now = experiment.document.holding(masked(experiment.config))  # as what was written has no secrets
     was, value = ({k: v for k, v in one.data.items() if k not in NOT_THE_SEARCH} for one in (before, now))
     problems = [_another_search(before, now, difference) for difference in differences(was, value)]
     if len(problems) > MOST_DIFFERENCES:
         fix = f"go on with {path}, or start anew in another --run-dir"
-        raise ConfigError(_refused(run_dir, f"holds another search: {len(problems)} values differ", fix))
+        raise ConfigError(
+            run_dir_problem(run_dir, f"holds another search: {len(problems)} values differ", fix)
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -56,21 +53,6 @@ def processes_below(folder: Path) -> list[int]:
         except psutil.Error:
             continue
     return found
-
-
-def records_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a ``metrics.jsonl``, whole lines only."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("steps_completed"), int):
-            yield record
 
 
 def set_aside(folder: Path) -> None:

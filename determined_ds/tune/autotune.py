@@ -17,9 +17,8 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory import ModelShape
-from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
-from determined_ds.protocol.run_dir import short
-from determined_ds.protocol.run_lock import RunLock
+from determined_ds.protocol.run_dir import RUNS, new_run_dir, short, slug
+from determined_ds.protocol.run_lock import RunLock, check_run_dir
 from determined_ds.report.files import write_report
 from determined_ds.report.measurements import STOPPED, Results, Row
 from determined_ds.tune.axes import AXES, Left, check_axes

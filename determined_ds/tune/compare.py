@@ -12,7 +12,8 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
+from determined_ds.protocol.run_dir import RUNS, new_run_dir, slug
+from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.report.measurements import Results
 from determined_ds.tune.choice import read_base
 from determined_ds.tune.interleaved import Comparison, Told

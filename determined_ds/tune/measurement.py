@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from determined_ds.documents.document import Document
-from determined_ds.errors import EXIT_CONFIG, ConfigError
+from determined_ds.errors import ConfigError
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
-from determined_ds.protocol.run_dir import GIVEN, STEP_GROUP
-from determined_ds.protocol.run_dir import MEASURED as MEASURED_FILE
+from determined_ds.protocol.result import INVALID
+from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
 from determined_ds.report.measurements import (
     CANNOT_RUN,
     FAILED,
@@ -95,10 +95,9 @@ def measure(
         return row or unmeasured(
             variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
         )
-    if code == EXIT_CONFIG:
-        return unmeasured(variant, CANNOT_RUN, process.reason())
-    status = OUT_OF_MEMORY if process.ran_out_of_memory() else FAILED
-    return unmeasured(variant, status, process.reason())
+    result = process.result()
+    status = CANNOT_RUN if result.status == INVALID else OUT_OF_MEMORY if result.ran_out_of_memory else FAILED
+    return unmeasured(variant, status, result.reason or "")
 
 
 def _cut_short(variant: Variant, reason: str, seconds: Sequence[float]) -> Row:
@@ -154,8 +153,9 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
 def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warmup: int) -> Row | None:
     """The measurement that is in a run directory, if it is whole, of this very experiment and by this very engine."""
     try:
-        given = (run_dir / GIVEN).read_text(encoding="utf-8")
-        row = read_row(run_dir / MEASURED_FILE)
+        there = RunDir(run_dir)
+        given = there.given.read_text(encoding="utf-8")
+        row = read_row(there.measured)
     except (OSError, ConfigError):
         return None
     if given != stored_yaml(document.data) or row.status != MEASURED or not row.repetitions:

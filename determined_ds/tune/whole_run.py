@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -13,14 +12,15 @@ from typing import Any
 
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, KeyPath
-from determined_ds.documents.strict_json import NOT_FINITE
-from determined_ds.errors import EXIT_CONFIG, NOT_GIVEN, ConfigError, Problem, TrainingError
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory.units import GIB
-from determined_ds.protocol.paths import RUNS, check_run_dir, new_run_dir, slug
-from determined_ds.protocol.run_dir import METRICS
+from determined_ds.protocol.metrics_file import read_records
+from determined_ds.protocol.result import INVALID
+from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
+from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base
 from determined_ds.tune.variants import Variant, check_names, decided, named_variants
 
@@ -139,17 +139,17 @@ def _train(variant: Variant, context_dir: Path, run_dir: Path, accelerator: str)
             process.kill()
     if interrupts.requested:
         raise TrainingError(f"interrupted; what was trained is in {run_dir}")
-    if code == EXIT_CONFIG:
-        message = process.reason()
-        raise ConfigError(Problem(key="", message=message, fix=f"see {run_dir}"))
-    if code != 0:
-        raise TrainingError(f"{process.reason()}\nits output is in {run_dir}")
+    if code:
+        result = process.result()
+        if result.status == INVALID:
+            raise ConfigError(Problem(key="", message=result.reason or "", fix=f"see {run_dir}"))
+        raise TrainingError(f"{result.reason}\nits output is in {run_dir}")
 
 
 def _result(variant: Variant, run_dir: Path) -> TrainingResult:
-    records = [_with_numbers(json.loads(line)) for line in (run_dir / METRICS).read_text().splitlines()]
-    training = [record for record in records if record["group"] == "training"]
-    validation = [record["metrics"] for record in records if record["group"] == "validation"]
+    metrics = RunDir(run_dir).metrics
+    training = read_records(metrics, "training")
+    validation = [record["metrics"] for record in read_records(metrics, "validation")]
     assert variant.resolved is not None
     global_batch = variant.resolved.batch.global_batch_size
     before, samples, seconds = 0, [], []
@@ -171,12 +171,3 @@ def _result(variant: Variant, run_dir: Path) -> TrainingResult:
         samples_per_second=rate,
         tokens_per_second=None if per_sample is None else rate * per_sample,
     )
-
-
-def _with_numbers(value: Any) -> Any:
-    """What a file says of numbers that JSON has not, as numbers: ``"NaN"`` -> nan."""
-    if isinstance(value, dict):
-        return {key: _with_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(item) for item in value]
-    return float(value) if value in NOT_FINITE else value

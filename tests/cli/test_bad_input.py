@@ -672,7 +672,7 @@ def test_a_class_that_is_no_trial(own_model: Path) -> None:
     assert_refused_once(
         own_model / "run",
         *(own_model / EXPERIMENT, own_model),
-        says=("entrypoint = 'trial:Model'", "Model is no DeepSpeedTrial"),
+        says=("entrypoint = 'trial:Model'", "Model must be a subclass of DeepSpeedTrial"),
         fix="TinyTrial",
     )
 

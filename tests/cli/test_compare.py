@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_lock import LOCK
 from determined_ds.report.measurements import (
     CANNOT_RUN,
     MEASURED,
@@ -134,7 +133,7 @@ def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path:
         ("zero1", 2),
     ]
     assert {(row.status, row.reason) for row in results.rows} == {(STOPPED, "not measured yet")}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, LOCK}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, ".lock"}
 
 
 # ------------------------------------------------------------------------------------------------ bad input

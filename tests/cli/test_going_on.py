@@ -175,7 +175,7 @@ def test_where_a_fork_is_looked_for(trained: Path, tmp_path: Path, monkeypatch: 
     newest, middle, _ = checkpoints_in(trained / "run/checkpoints")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "run", tmp_path / "runs/tiny/one")
-    monkeypatch.setattr("determined_ds.launch.prepare.run_ranks", lambda *_, **__: Outcome())
+    monkeypatch.setattr("determined_ds.launch.local_run.run_ranks", lambda *_, **__: Outcome())
 
     def forked_from(source: str, run_dir: str) -> str:
         result = invoke(trained, "--set", f"{SOURCE}={source}", run_dir=run_dir)
@@ -201,7 +201,7 @@ def test_a_fork_that_cannot_be_is_refused(copied: Path) -> None:
 
     told = refused("--set", "searcher.source_trial_id=7")
     assert (
-        "searcher.source_trial_id = 7 (--set searcher.source_trial_id=7): names a trial of a cluster" in told
+        "searcher.source_trial_id = 7 (--set searcher.source_trial_id=7): names a trial on a cluster" in told
     )
     assert "source_checkpoint_uuid: write the path of a run directory" in told
     assert "there is no such folder" in refused("--set", f"{SOURCE}=no-such-uuid")
@@ -212,7 +212,7 @@ def test_a_fork_that_cannot_be_is_refused(copied: Path) -> None:
     stage = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=3"
     assert "zero_optimization.stage = 3" in refused(*every, "--set", stage)
     assert "use one of weights, all" in refused("--set", f"{WARM_START}=optimizer")
-    assert "is no checkpoint" in refused("--set", f"{SOURCE}={copied / 'own_model'}")
+    assert "must be a checkpoint" in refused("--set", f"{SOURCE}={copied / 'own_model'}")
     (newest / "trial_state.json").write_text("{}")
     assert "trial_state.json has 2 bytes" in refused("--set", f"{SOURCE}={newest}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
+from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
 from tests.command import ROOT
 
@@ -45,16 +45,7 @@ def test_it_is_what_a_run_gives_deepspeed(config: Path, tmp_path: Path) -> None:
     if config.stem == "zeropp":  # for GPUs only
         assert render(config, "--accelerator", "cpu").exit_code == 2
         return
-    run = prepare_run(
-        config,
-        Path(),
-        slots=None,
-        overrides=[LR],
-        run_dir=tmp_path / "run",
-        resume=False,
-        accelerator="cpu",
-        now=datetime.fromtimestamp(0, UTC),
-    )
+    run = prepare_run(RunOptions(config=config, overrides=(LR,), run_dir=tmp_path / "run", accelerator="cpu"))
     asked = (config, "--accelerator", "cpu", "--set", LR)
     assert rendered(*asked) == run.resolved.ds_config
     assert mapping_in(render(*asked).stdout) == run.resolved.ds_config

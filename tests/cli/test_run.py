@@ -19,7 +19,9 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.experiment.experiment import load_experiment
-from determined_ds.launch.prepare import LocalRun, prepare_run
+from determined_ds.launch.local_run import LocalRun
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.start import Outcome
 from determined_ds.protocol.checkpoint_files import (
     checkpoints_in,
@@ -27,7 +29,8 @@ from determined_ds.protocol.checkpoint_files import (
     fingerprint,
     write_manifest,
 )
-from determined_ds.protocol.laid_aside import current
+from determined_ds.protocol.result import read_result
+from determined_ds.protocol.run_dir import RunDir
 from tests.cli.conftest import OWN_MODEL
 from tests.command import ROOT, det_ds, det_ds_program
 
@@ -37,16 +40,15 @@ END_S = 30.0
 
 
 def prepared(context: Path, run_dir: Path | None, *overrides: str, resume: bool = False) -> LocalRun:
-    return prepare_run(
-        context / "experiment.yaml",
-        context,
-        slots=None,
+    options = RunOptions(
+        config=context / "experiment.yaml",
+        context_dir=context,
         overrides=overrides,
         run_dir=run_dir,
         resume=resume,
         accelerator="cpu",
-        now=datetime(2026, 1, 1),
     )
+    return prepare_run(options, now=datetime(2026, 1, 1))
 
 
 # --------------------------------------------------------------------- a run, and going on with it
@@ -121,11 +123,29 @@ def test_the_trials_seed_is_that_of_a_masters_first_trial(run: Run) -> None:
     """Seen on a master: 441365315 for experiment_seed 0, which is what a run takes that states none."""
     said = "  seed       441365315, of experiment_seed 0: none is given, and a master would take the time\n"
     assert said in run.first.stdout
-    result = {"status": "completed", "steps_completed": 4, "trial_seed": 441365315}
-    assert json.loads((run.kept / "result.json").read_text()) == result
-    assert json.loads((run.run_dir / "result.json").read_text()) == {**result, "steps_completed": 6}
     for checkpoint in run.checkpoints():
         assert json.loads((checkpoint / "load_data.json").read_text())["trial_seed"] == 441365315
+
+
+def test_the_result_says_how_it_ended(run: Run) -> None:
+    validations = series(run.run_dir, "validation", "validation_loss")
+    best = min(validations, key=validations.__getitem__)
+    uuids = {run.steps_of(path): path.name for path in run.checkpoints()}
+    assert json.loads((run.run_dir / "result.json").read_text()) == {
+        "status": "completed",
+        "cause": None,
+        "reason": None,
+        "steps_completed": 6,
+        "trial_seed": 441365315,
+        "best": {
+            "metric": "validation_loss",
+            "value": validations[best],
+            "steps_completed": best,
+            "checkpoint": uuids[best],
+        },
+        "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
+        "resume": None,
+    }
 
 
 def test_a_run_keeps_the_seed_that_it_was_begun_with(run: Run, tmp_path: Path) -> None:
@@ -228,7 +248,10 @@ def test_a_rank_that_raises_is_named_and_the_other_ends(own_model: Path) -> None
     assert done.stderr.count("Traceback") == 1, "the other rank's is a consequence"
     assert "trial.py" in done.stderr
     assert str(own_model / "run" / "logs") in done.stderr
-    assert json.loads((own_model / "run/result.json").read_text())["status"] == "failed"
+    result = read_result(RunDir(own_model / "run"))
+    assert result is not None
+    assert (result.status, result.cause) == ("failed", "crash")
+    assert result.reason == "ArithmeticError: only rank 1 breaks"
 
 
 # --------------------------------------------------------------------- what takes no start of ranks
@@ -240,11 +263,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def run_ranks(trial: str, **options: Any) -> Outcome:
-        metrics = current(options["run_dir"], "metrics.jsonl").read_text()
+        there = RunDir(options["run_dir"])
+        metrics = there.current(there.metrics).read_text()
         calls.append({"trial": trial, "metrics": metrics, **options})
         return Outcome()
 
-    monkeypatch.setattr("determined_ds.launch.prepare.run_ranks", run_ranks)
+    monkeypatch.setattr("determined_ds.launch.local_run.run_ranks", run_ranks)
     return calls
 
 
@@ -351,7 +375,7 @@ def test_a_run_that_is_complete_says_so_and_is_left_alone(run: Run, launched: li
     assert result.stdout.splitlines()[-1] == "  complete   this run is complete: 6 of 6 batches"
     result = CliRunner().invoke(main, [*words, f"{BATCHES}=5"])
     told = result.stdout.splitlines()[-1]
-    assert told == "  complete   this run is complete: 6 batches are trained, and 5 were asked for"
+    assert told == "  complete   this run is complete: 6 batches are trained, max_length is 5"
     assert launched == []
     assert sorted((path, path.stat().st_mtime_ns) for path in run.run_dir.rglob("*")) == before
     assert prepared(run.context, run.run_dir, f"{BATCHES}=7", resume=True).complete == ""

@@ -15,6 +15,8 @@ import torch
 
 from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.result import read_result
+from determined_ds.protocol.run_dir import RunDir
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds
 from tests.machines import Machine
@@ -99,9 +101,15 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
     trained, expected = weights(run_dir), weights(tmp_path / "one")
     assert trained.keys() == expected.keys()
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
-    assert json.loads((run_dir / "result.json").read_text()) == json.loads(
-        (tmp_path / "one" / "result.json").read_text()
-    )
+    result, expected_result = (read_result(RunDir(folder)) for folder in (run_dir, tmp_path / "one"))
+    assert result is not None
+    assert expected_result is not None
+    for each in (result, expected_result):  # other names of the same checkpoints
+        assert each.best
+        assert each.checkpoint
+        assert each.best.pop("checkpoint")
+        assert each.checkpoint.pop("uuid")
+    assert result == expected_result
     there = {path.name for path in (run_dir).iterdir()}
     assert there == {path.name for path in (tmp_path / "one").iterdir()}  # no token is left
     for environment in seen:  # as under our own launcher, before torch was loaded

@@ -6,7 +6,6 @@ import ast
 import base64
 import json
 import math
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from determined.common import context, util
 
 from determined_ds.check.files import check_files
 from determined_ds.experiment.experiment import load_experiment
+from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.task_log import LOG_POLICIES
 from tests.command import ROOT, det_ds
@@ -202,15 +202,7 @@ def test_what_the_cluster_does_not_get(tmp_path: Path) -> None:
 
 def test_a_search_says_which_point_it_runs() -> None:
     """Every searched hyperparameter, with the value in the middle of its range."""
-    prepared = prepare_run(
-        ROOT / "experiments/gpt2/search.yaml",
-        ROOT,
-        slots=None,
-        overrides=[],
-        run_dir=None,
-        resume=False,
-        accelerator="cpu",
-        now=datetime(2026, 1, 1),
-    )
+    config = ROOT / "experiments/gpt2/search.yaml"
+    prepared = prepare_run(RunOptions(config=config, context_dir=ROOT, accelerator="cpu"))
     assert "learning_rate 0.001778" in prepared.header()[-1]
     assert "zero_stage 1" in prepared.header()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,10 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.errors import ConfigError
-from determined_ds.launch import prepare as local_run
-from determined_ds.launch.prepare import LocalRun, prepare_run
+from determined_ds.launch import prepare
+from determined_ds.launch.local_run import LocalRun
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.prepare import prepare_run
 from tests.making import ROOT
 
 GPT2 = ROOT / "experiments" / "gpt2"
@@ -20,21 +21,15 @@ GPT2 = ROOT / "experiments" / "gpt2"
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     found = Accelerator(name="cuda", num_devices=gpus, bf16=True, fp16=True)
-    monkeypatch.setattr(local_run, "detect_accelerator", lambda name: found)
+    monkeypatch.setattr(prepare, "detect_accelerator", lambda name: found)
 
 
 def prepared(
     folder: Path, name: str = "const", slots: int | str | None = "auto", *overrides: str
 ) -> LocalRun:
+    config = GPT2 / f"{name}.yaml"
     return prepare_run(
-        GPT2 / f"{name}.yaml",
-        ROOT,
-        slots=slots,
-        overrides=overrides,
-        run_dir=folder / "run",
-        resume=False,
-        accelerator=None,
-        now=datetime(2026, 1, 1),
+        RunOptions(config=config, context_dir=ROOT, slots=slots, overrides=overrides, run_dir=folder / "run")
     )
 
 
@@ -49,7 +44,7 @@ def test_no_more_than_there_is_and_no_more_than_is_asked_for(
     said = [warning for warning in run.warnings if warning.code == "fewer-slots"]
     assert len(said) == (taken < 2)
     if said:
-        assert "this machine carries 1 on cuda: 1 is taken" in str(said[0])
+        assert "this machine can run 1 on cuda; using 1" in str(said[0])
 
 
 def test_a_number_that_does_not_divide_the_batch_is_passed_over(

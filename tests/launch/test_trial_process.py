@@ -1,8 +1,7 @@
-"""A run in processes of its own: what it says is read while it runs, and none of it is ever left behind."""
+"""A run in processes of its own: it is followed while it runs, says how it ended, and is never left behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
-from determined_ds.launch.trial_process import MAX_REASON, TrialProcess, reason_of
-from determined_ds.protocol.run_dir import METRICS, OUTPUT
+from determined_ds.launch.trial_process import TrialProcess
+from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.run_dir import RunDir
 from tests.command import ROOT, TIMEOUT_S, processes_of
 
 # One that trains for ever, and one that never ends its first batch.
@@ -118,7 +116,7 @@ def test_it_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT)
     try:
-        output = run_dir / OUTPUT
+        output = RunDir(run_dir).output
         until(lambda: (output.is_file() and "holding" in output.read_text()) or parent.poll() is not None)
         assert len(processes_of(run_dir)) >= 3
     finally:
@@ -132,7 +130,8 @@ def test_a_parent_that_is_gone_before_it_began_has_no_child(tmp_path: Path) -> N
     process = process_in(tmp_path, None, "--parent", str(os.getpid() + 10**6))
     process.start()
     assert until(process.poll) == 128 + signal.SIGKILL
-    assert not (tmp_path / "run" / METRICS).exists()
+    assert not RunDir(tmp_path / "run").metrics.exists()
+    assert (process.result().status, process.result().cause) == ("failed", "killed")
 
 
 def test_asked_to_stop_it_finishes_its_batch(tmp_path: Path) -> None:
@@ -145,7 +144,12 @@ def test_asked_to_stop_it_finishes_its_batch(tmp_path: Path) -> None:
         assert process.poll() == 0, process.output()
     finally:
         process.kill()
-    assert "as requested" in process.output()
+    result = process.result()
+    assert (result.status, result.cause, result.reason) == ("stopped", None, None)
+    assert result.resume
+    assert result.resume.endswith("--resume --accelerator cpu")
+    newest = checkpoints_in(tmp_path / "run/checkpoints")[0]
+    assert result.checkpoint == {"uuid": newest.uuid, "steps_completed": result.steps_completed}
 
 
 def test_what_it_cannot_run_it_says(tmp_path: Path) -> None:
@@ -157,103 +161,7 @@ def test_what_it_cannot_run_it_says(tmp_path: Path) -> None:
             assert until(process.poll) == 2
         finally:
             process.kill()
-        assert process.reason().startswith("hyperparameters.global_batch_size = 7 (")
+        result = process.result()
+        assert (result.status, result.cause) == ("invalid", "configuration")
+        assert (result.reason or "").startswith("hyperparameters.global_batch_size = 7 (")
         assert process.output().count("error: ") == 1
-        assert not process.ran_out_of_memory()
-
-
-# --------------------------------------------------------------------------------------------- what it says
-
-
-def line(step: int) -> str:
-    return json.dumps({"group": "training", "steps_completed": step, "metrics": {}}) + "\n"
-
-
-def test_only_whole_lines_are_read(tmp_path: Path) -> None:
-    process = process_in(tmp_path)
-    assert process.new_metrics() == []
-    (tmp_path / "run").mkdir()
-    metrics = tmp_path / "run" / METRICS
-    with metrics.open("w") as file:
-
-        def read_after(text: str) -> list[int]:
-            file.write(text)
-            file.flush()
-            return [record["steps_completed"] for record in process.new_metrics()]
-
-        assert read_after(line(1) + line(2)[:10]) == [1]
-        assert read_after("") == []
-        assert read_after(line(2)[10:]) == [2]
-        assert read_after("{damaged\n" + line(3)) == [3]
-        assert read_after("\n") == []
-
-
-def test_what_was_forgotten_is_read_anew(tmp_path: Path) -> None:
-    """A run that goes on from a checkpoint drops what came after it, and trains it again."""
-    process = process_in(tmp_path)
-    (tmp_path / "run").mkdir()
-    metrics = tmp_path / "run" / METRICS
-    metrics.write_text(line(1) + line(2) + line(3))
-    assert len(process.new_metrics()) == 3
-    metrics.write_text(line(1))
-    assert [record["steps_completed"] for record in process.new_metrics()] == [1]
-
-
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
-        ("", ""),
-        (
-            "tiny: trial:Tiny\nerror: --slots = 0: must be 1\n  fix: --slots 1\nerror: another\n",
-            "--slots = 0: must be 1",
-        ),
-        (
-            "Traceback (most recent call last):\n  File\nValueError: no such file\n",
-            "ValueError: no such file",
-        ),
-        (
-            "RuntimeError: first\nTraceback\ntorch.cuda.OutOfMemoryError: CUDA out of memory\n",
-            "torch.cuda.OutOfMemoryError: CUDA out of memory",
-        ),
-        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
-        (
-            "rank 1 failed first:\n\nMine.loss (trial.py:9): returned None; expected a tensor\n  fix: return it\n\n"
-            "what the other ranks wrote is in run/logs\n",
-            "Mine.loss (trial.py:9): returned None; expected a tensor",
-        ),
-        (
-            "rank 0 failed first:\n\nTraceback (most recent call last):\n  File\nValueError: odd\n\n"
-            "full traceback: run/logs/traceback-rank0.txt\n",
-            "ValueError: odd",
-        ),
-        (
-            "training\nit ended without a word (exitcode: -9)\nmore\n",
-            "it ended without a word (exitcode: -9)",
-        ),
-        ("training  batch 3\nSegmentation fault\n\n", "Segmentation fault"),
-        ("Error: that is no error\nerror: but this is\n", "but this is"),
-        ("error: " + 1000 * "x", (MAX_REASON - 3) * "x" + "..."),
-    ],
-)
-def test_the_reason_is_in_its_own_words(output: str, reason: str) -> None:
-    assert reason_of(output) == reason
-
-
-@pytest.mark.parametrize(
-    ("said", "is_memory"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", True),
-        ("RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory", True),
-        ("MemoryError", True),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
-        ("std::bad_alloc", True),
-        ("rank 1 failed first: Signal 9 (SIGKILL)", True),
-        ("ValueError: no such file", False),
-        ("", False),
-    ],
-)
-def test_a_want_of_memory_is_known_by_its_words(said: str, is_memory: bool, tmp_path: Path) -> None:
-    process = process_in(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / OUTPUT).write_text(said)
-    assert process.ran_out_of_memory() == is_memory

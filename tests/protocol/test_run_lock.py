@@ -13,7 +13,8 @@ import pytest
 
 from determined_ds.errors import ConfigError
 from determined_ds.protocol import run_lock
-from determined_ds.protocol.run_lock import LOCK, RunLock, check_not_held
+from determined_ds.protocol.run_dir import RunDir
+from determined_ds.protocol.run_lock import RunLock, check_run_dir
 from tests.command import ROOT, processes_of
 from tests.launch.test_trial_process import experiment, process_in, until
 
@@ -52,7 +53,7 @@ def holders() -> Iterator[list[Holder]]:
 
 
 def refused(run_dir: Path) -> str:
-    for attempt in (lambda: RunLock(run_dir).release(), lambda: check_not_held(run_dir)):
+    for attempt in (lambda: RunLock(run_dir).release(), lambda: check_run_dir(run_dir)):
         with pytest.raises(ConfigError) as raised:
             attempt()
     return str(raised.value)
@@ -63,7 +64,7 @@ def test_a_second_writer_is_refused_with_the_first_ones_process_id(
 ) -> None:
     holders.append(Holder(tmp_path / "run", "600"))
     assert f"process {holders[0].process.pid} is writing to it" in refused(tmp_path / "run")
-    check_not_held(tmp_path)
+    check_run_dir(tmp_path)
     RunLock(tmp_path / "other").release()
 
 
@@ -81,7 +82,7 @@ def test_who_comes_next_waits_until_they_have_ended(tmp_path: Path) -> None:
     holder = Holder(tmp_path, "1")
     holder.kill()
     with RunLock(tmp_path):
-        assert str(os.getpid()) in (tmp_path / LOCK).read_text()
+        assert str(os.getpid()) in RunDir(tmp_path).lock.read_text()
     RunLock(tmp_path).release()
 
 

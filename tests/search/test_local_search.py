@@ -19,12 +19,13 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.metrics_file import read_records
 from determined_ds.search import local_search
 from determined_ds.search.course import Course, Exited, Validated
 from determined_ds.search.methods import make_search
 from determined_ds.search.setup import digest_of
 from determined_ds.search.study import STUDY, About, SearchStudy, StudyTrial
-from determined_ds.search.trials import processes_below, records_of
+from determined_ds.search.trials import processes_below
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds, processes_of
 
 SEARCHED = Path(__file__).with_name("searched")
@@ -105,7 +106,7 @@ def known(run_dir: Path) -> list[StudyTrial]:
 
 def losses(run_dir: Path, number: int) -> dict[int, float]:
     """The validations of a trial, by its own account."""
-    records = records_of(run_dir / "trials" / f"{number:04d}" / "metrics.jsonl")
+    records = read_records(run_dir / "trials" / f"{number:04d}" / "metrics.jsonl")
     return {
         r["steps_completed"]: r["metrics"]["validation_loss"] for r in records if r["group"] == "validation"
     }
@@ -244,7 +245,9 @@ def test_the_best_point_is_reached_again_to_the_last_digit(interrupted: Interrup
     assert config["hyperparameters"]["trial_seed"] == interrupted.trials[best[1] - 1].seed
     done = det_ds("run", path, interrupted.context, "--run-dir", tmp_path / "again")
     assert done.returncode == 0, done.stderr
-    again = [r["metrics"] for r in records_of(tmp_path / "again/metrics.jsonl") if r["group"] == "validation"]
+    again = [
+        r["metrics"] for r in read_records(tmp_path / "again/metrics.jsonl") if r["group"] == "validation"
+    ]
     assert again[-1]["validation_loss"] == best[0]
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.run_lock import LOCK
 from determined_ds.report.measurements import FAILED, STOPPED, Row, load_results
 from determined_ds.tune.autotune import BEST, Autotune, Runs, parse_budget, prepare_autotune
 from determined_ds.tune.candidates import Candidate
@@ -74,7 +73,7 @@ def test_it_writes_the_report_and_the_winner(tmp_path: Path) -> None:
     tuning = autotune(tmp_path, machine)
     best = tuning.run()
     assert best is not None
-    written = {path.name for path in tmp_path.iterdir()} - {LOCK}
+    written = {path.name for path in tmp_path.iterdir()} - {".lock"}
     assert written == {BEST, "report.html", "results.json", "results.csv"}
     results = load_results(tmp_path / "results.json")
     assert results.rows[0].name == OWN
@@ -114,7 +113,7 @@ def test_interrupted_before_anything_was_measured_there_is_none(tmp_path: Path) 
     tuning = autotune(tmp_path, machine)
     interrupted_at(tuning, machine, 1)
     assert tuning.run() is None
-    assert os.listdir(tmp_path) == [LOCK]
+    assert os.listdir(tmp_path) == [".lock"]
 
 
 def interrupted_at(tuning: Autotune, machine: Machine, number: int) -> None:

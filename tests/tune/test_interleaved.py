@@ -15,8 +15,7 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import GIVEN
-from determined_ds.protocol.run_dir import MEASURED as MEASURED_FILE
+from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.measurements import (
     CANNOT_RUN,
     FAILED,
@@ -121,11 +120,11 @@ def written(
     """A run directory as a measurement leaves it."""
     assert of.document is not None
     run_dir.mkdir(parents=True)
-    (run_dir / GIVEN).write_text(dump_yaml(of.document.data))
+    (RunDir(run_dir).given).write_text(dump_yaml(of.document.data))
     row = row_of(of, [0.1] * steps, status=status)
     repetition: Repetition = replace(row.repetitions[0], warmup=warmup)
     made = replace(row, name="ZeRO 1", engine=engine, repetitions=(repetition,))
-    write_row(made, run_dir / MEASURED_FILE)
+    write_row(made, RunDir(run_dir).measured)
 
 
 def measured_in(run_dir: Path, of: Variant) -> object:
@@ -183,7 +182,7 @@ def test_a_measurement_of_another_engine_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_damaged_measurement_is_none(tmp_path: Path) -> None:
     written(tmp_path / "run", variant(), 4, 2)
-    (tmp_path / "run" / MEASURED_FILE).write_text("{")
+    RunDir(tmp_path / "run").measured.write_text("{")
     assert measured_in(tmp_path / "run", variant()) in (STOPPED, CANNOT_RUN)
 
 

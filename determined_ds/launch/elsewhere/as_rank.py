@@ -1,11 +1,10 @@
-"""``det-ds run`` as one rank of somebody else's launcher: torchrun, srun, mpirun, deepspeed.
+"""``det-ds run`` as one rank of another launcher: torchrun, srun, mpirun, deepspeed.
 
-1. It finds its place (:mod:`~determined_ds.launch.elsewhere.placement`) and
-   starts this very command anew, in place, with the
-   environment that a rank of ours has: torch is not loaded yet.
-2. Rank 0 decides the run, writes the run directory and tells the others where it is, by a store of torch's.
-3. The others answer whether they see it. What is wrong anywhere is said by rank 0, and all end with the same code.
-4. All of them do what ``python3 -m determined_ds.train`` does. Rank 0 writes ``result.json``.
+1. It finds its place (:mod:`~determined_ds.launch.elsewhere.placement`) and executes this command again, in place, with
+   the environment of a rank of ours: torch is not loaded yet.
+2. Rank 0 decides the run, writes the run directory and sends its path to the others, through a store of torch's.
+3. The others answer whether they see it. Rank 0 reports what is wrong anywhere, and all end with the same code.
+4. All do what ``python3 -m determined_ds.train`` does. Rank 0 writes ``result.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,8 +28,7 @@ from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.experiment.variables import variables_for
-from determined_ds.launch.asked import Asked
-from determined_ds.launch.elsewhere.meeting import Meeting
+from determined_ds.launch.elsewhere.agreement import Agreement
 from determined_ds.launch.elsewhere.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.elsewhere.shared_folder import (
     digest_of,
@@ -38,72 +37,69 @@ from determined_ds.launch.elsewhere.shared_folder import (
     unseen,
     write_token,
 )
-from determined_ds.launch.prepare import LocalRun, prepare_run
+from determined_ds.launch.local_run import STORAGE, LocalRun
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.start import Outcome, environment_of_ranks
 from determined_ds.launch.resuming import completed
-from determined_ds.protocol.checkpoint_files import checkpoints_in, forget_partial
+from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.protocol.exhausted import allow_open_files
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, LAUNCHED_BY, REPORT, TERMINAL
-from determined_ds.protocol.laid_aside import ASIDE, forget_aside
-from determined_ds.protocol.result import write_result
-from determined_ds.protocol.run_dir import CHECKPOINTS, LOGS, short
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, LAUNCHED_BY, REPORT, REPORTED, TERMINAL
+from determined_ds.protocol.result import CRASH
+from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.protocol.signals import STOP, stop_on_signal
 
-# The others start about when rank 0 does; where they do not come, it has said why it ends.
+# The others start about when rank 0 does; where they do not come, rank 0 has reported why it ends.
 DISMISS_WITHIN = timedelta(minutes=3)
 Train = Callable[[list[str]], int]
 BeforeRanks = Callable[[LocalRun], list[str]]
 
 
-def be_rank(placed: Placement, asked: Asked, *, before_ranks: BeforeRanks, train: Train) -> NoReturn:
+def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks, train: Train) -> NoReturn:
     """Be one of the ranks, to its end.
 
     Args:
         placed: The place of this process.
-        asked: What to run.
-        before_ranks: Looks at rank 0's machine; returns warnings, and raises what keeps ranks from training there.
+        options: What to run.
+        before_ranks: Checks rank 0's machine; returns warnings, and raises what keeps ranks from training there.
         train: ``determined_ds.train.main``.
     """
     if os.environ.get(LAUNCHED_BY) != f"{os.getpid()} {placed.launcher}":
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment(placed, asked))
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _environment(placed, options))
     stop_on_signal()
     allow_open_files()
-    if placed.rank:
-        code = _follow(placed, asked, train)
-    else:
-        code = _lead(placed, asked, before_ranks, train)
+    code = _follow(placed, options, train) if placed.rank else _lead(placed, options, before_ranks, train)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the process group may wait for a peer that is gone; nothing of ours is left to do.
+    # Threads of the process group may wait for a peer that is gone.
     os._exit(code)
 
 
-def _environment(placed: Placement, asked: Asked) -> dict[str, str]:
-    """The environment of this rank. What is wrong with the configuration is said once the ranks have met."""
+def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
+    """The environment of this rank. Problems of the configuration are reported once the ranks have met."""
     if placed.launcher == TORCHRUN and not _stated_by_user("OMP_NUM_THREADS"):
         os.environ.pop("OMP_NUM_THREADS", None)
     if threads := _threads_given(placed):
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     own = {**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
-    if asked.hang_timeout is not None:
-        own[HANG_TIMEOUT] = f"{asked.hang_timeout:g}"
+    if options.hang_timeout is not None:
+        own[HANG_TIMEOUT] = f"{options.hang_timeout:g}"
     try:
-        accelerator, document, variables = _read(asked)
+        accelerator, document, variables = _read(options)
     except ConfigError:
         return {**os.environ, **own}
-    folder = asked.context_dir.resolve()
+    folder = options.context_dir.resolve()
     environment = environment_of_ranks(placed.local_size, accelerator, folder, variables)
-    used = ("checkpoint_storage",) if asked.storage else ()
-    return {**environment, **secrets_of(document.data, used=used), **own}
+    return {**environment, **secrets_of(document.data, used=(STORAGE,) if options.storage else ()), **own}
 
 
-def _read(asked: Asked) -> tuple[Accelerator, Document, Mapping[str, str | None]]:
-    """What this machine computes on, the experiment as it lies here, and its environment variables."""
-    accelerator = detect_without_torch(asked.accelerator) or detect_accelerator(asked.accelerator)
-    document = read_document(asked.config, asked.context_dir, overrides=asked.overrides)
+def _read(options: RunOptions) -> tuple[Accelerator, Document, Mapping[str, str | None]]:
+    """This machine's accelerator, the experiment as it is here, and its environment variables."""
+    accelerator = detect_without_torch(options.accelerator) or detect_accelerator(options.accelerator)
+    document = read_document(options.config, options.context_dir, overrides=options.overrides)
     return accelerator, document, variables_for(document, kind_of_device(accelerator)).values
 
 
@@ -120,7 +116,7 @@ def _stated_by_user(name: str) -> bool:
 
 
 def _threads_given(placed: Placement) -> int | None:
-    """Threads for which the launcher has given this rank cores of its own; None where ranks share the machine's."""
+    """The number of cores that the launcher has bound this rank to; None where ranks share the machine's."""
     if placed.launcher == SLURM:
         given = os.environ.get("SLURM_CPUS_PER_TASK", "")
         return int(given) if given.isdigit() else None
@@ -133,103 +129,75 @@ def _threads_given(placed: Placement) -> int | None:
 # ------------------------------------------------------------------------------------------- rank 0
 
 
-def _lead(placed: Placement, asked: Asked, before_ranks: BeforeRanks, train: Train) -> int:
-    """Rank 0: decide, tell the others, train, and write how it ended."""
+def _lead(placed: Placement, options: RunOptions, before_ranks: BeforeRanks, train: Train) -> int:
+    """Rank 0: decide, inform the others, train, and write how it ended."""
     try:
-        prepared = _decide(placed, asked)
-        warnings = [str(found) for found in (*prepared.start.damages, *prepared.warnings)]
-        warnings += before_ranks(prepared)
+        prepared = _decide(placed, options)
+        warnings = [*prepared.start.damages, *prepared.warnings, *before_ranks(prepared)]
         print(*prepared.header(), sep="\n", flush=True)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
-        if prepared.complete and not asked.test and not asked.measured:
-            print(f"  complete   this run is complete: {prepared.complete}", flush=True)
-            write_result(
-                prepared.run_dir, exit_code=0, stopped=False, trial_seed=prepared.experiment.trial_seed
-            )
+        if prepared.complete:
+            prepared.show_complete()
             return _dismiss(placed, 0)
         with RunLock(prepared.run_dir):
-            return _lead_through(placed, asked, prepared, train)
+            return _lead_through(placed, prepared, train)
     except ConfigError as error:
         print(*lines_of_error(error), sep="\n", file=sys.stderr, flush=True)
         return _dismiss(placed, error.exit_code)
-    except DeterminedDSError as error:  # the others cannot be met
+    except DeterminedDSError as error:  # the others cannot be reached
         print(*lines_of_error(error), sep="\n", file=sys.stderr, flush=True)
         return error.exit_code
 
 
-def _decide(placed: Placement, asked: Asked) -> LocalRun:
+def _decide(placed: Placement, options: RunOptions) -> LocalRun:
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # torchrun's --max-restarts
-    if again and asked.run_dir is None:
-        message = "torchrun starts the ranks again, and nothing says which run they are to go on with"
+    if again and options.run_dir is None:
+        message = "torchrun restarts the ranks, and does not know which run to resume"
         raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR", code="run-dir"))
-    return prepare_run(
-        asked.config,
-        asked.context_dir,
-        slots=asked.slots,
-        overrides=asked.overrides,
-        run_dir=asked.run_dir,
-        resume=asked.resume or again,
-        accelerator=asked.accelerator,
-        now=datetime.now(),
-        measured=asked.measured,
-        storage=asked.storage,
-        placed=placed,
-    )
+    return prepare_run(replace(options, resume=options.resume or again), placed=placed)
 
 
 def _dismiss(placed: Placement, code: int) -> int:
-    """Tell the others that nothing will run. Returns the code that all end with."""
+    """Inform the others that nothing will run. Returns the code that all end with."""
     try:
-        meeting = Meeting(placed, patience=DISMISS_WITHIN)
-        meeting.told({"exit": code})
-        meeting.judged(code)
+        agreement = Agreement(placed, patience=DISMISS_WITHIN)
+        agreement.plan({"exit": code})
+        agreement.verdict(code)
     except (DeterminedDSError, RuntimeError):  # they have not come, and the launcher ends them
         pass
     return code
 
 
-def _lead_through(placed: Placement, asked: Asked, prepared: LocalRun, train: Train) -> int:
-    run_dir = prepared.run_dir
+def _lead_through(placed: Placement, prepared: LocalRun, train: Train) -> int:
+    run_dir, options = prepared.run_dir, prepared.options
     prepared.write()
-    (run_dir / LOGS).mkdir(exist_ok=True)
-    plan: dict[str, Any] = {
-        "run_dir": str(run_dir),
-        "token": write_token(run_dir),
-        "digest": digest_of(run_dir),
-        "arguments": [  # of determined_ds.train
-            *(prepared.experiment.trial, "--run-dir", str(run_dir)),
-            *("--accelerator", prepared.resolved.accelerator.name),
-            *prepared.arguments(test=asked.test, more=asked.more),
-            *prepared.start_options,
-        ],
-    }
+    RunDir(run_dir).logs.mkdir(exist_ok=True)
+    arguments = [prepared.experiment.trial, "--run-dir", str(run_dir)]
+    arguments += ["--accelerator", prepared.resolved.accelerator.name, *prepared.train_arguments]
+    token, digest = write_token(run_dir), digest_of(run_dir)
     try:
-        meeting = Meeting(placed)
-        meeting.told(plan)
-        problems = _problems(meeting.agreed(_answer(placed, "")), short(run_dir))
+        agreement = Agreement(placed)
+        agreement.plan({"run_dir": str(run_dir), "token": token, "digest": digest, "arguments": arguments})
+        problems = _problems(agreement.answers(_answer(placed, "")), short(run_dir))
         if problems:
             print(*lines_of_error(ConfigError(problems)), sep="\n", file=sys.stderr, flush=True)
-        meeting.judged(ConfigError.exit_code if problems else None)
-        os.chdir(asked.context_dir)
-        if os.environ.get("DET_MASTER") and not (asked.test or asked.measured):
+        agreement.verdict(ConfigError.exit_code if problems else None)
+        os.chdir(options.context_dir)
+        if os.environ.get("DET_MASTER") and not (options.test or options.is_measured):
             os.environ[REPORT] = "1"
         LAST_ACTS.append(partial(_end, prepared))
-        code = ConfigError.exit_code if problems else train(plan["arguments"])
+        code = ConfigError.exit_code if problems else train(arguments)
         _end(prepared, code)
         return code
     finally:
         remove_tokens(run_dir)
-        forget_aside(run_dir)
+        RunDir(run_dir).remove_next()
 
 
 def _answer(placed: Placement, unshared: str, problem: str = "") -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "machine": placed.machine,
-        "unshared": unshared,
-        "problem": problem,
-    }
+    host = socket.gethostname()
+    return {"host": host, "machine": placed.machine, "unshared": unshared, "problem": problem}
 
 
 def _problems(answers: list[dict[str, Any]], run_dir: str) -> list[Problem]:
@@ -247,62 +215,52 @@ def _problems(answers: list[dict[str, Any]], run_dir: str) -> list[Problem]:
     if unshared:
         found.append(not_shared(run_dir, unshared))
     elsewhere = {f"{answer['host']}: {answer['problem']}": None for answer in answers if answer["problem"]}
-    found += [Problem(key="", message=told) for told in elsewhere]
-    return found
+    return [*found, *(Problem(key="", message=message) for message in elsewhere)]
 
 
 def _end(prepared: LocalRun, code: int) -> None:
-    """Write how it ended, and say how to go on."""
-    run_dir = prepared.run_dir
-    stopped = not code and STOP.is_set() and not _has_all(prepared)
-    outcome = Outcome(
-        failures=(Failure(rank=0, code=code, exit_code=code, time=time.time()),) if code else (),
-        signals=(signal.SIGTERM,) if stopped else (),
-    )
+    """Write how it ended, and print how to resume."""
+    checkpoints = RunDir(prepared.run_dir).checkpoints
+    kept = checkpoints_in(checkpoints)
+    stopped = not code and STOP.is_set() and not (kept and completed(kept[0], prepared.resolved))
+    cause, reason = str(REPORTED.get("cause", CRASH)), str(REPORTED.get("reason", ""))
+    failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
     if code:
-        forget_partial(run_dir / CHECKPOINTS)
-    if not (run_dir / ASIDE).exists():  # else the ranks have left the run as it was
-        write_result(
-            run_dir,
-            exit_code=outcome.exit_code,
-            stopped=outcome.stopped,
-            trial_seed=prepared.experiment.trial_seed,
-        )
+        remove_partial(checkpoints)
+    prepared.write_result(
+        Outcome(failures=(failure,) if code else (), signals=(signal.SIGTERM,) if stopped else ())
+    )
     if stopped:
-        print(f"resume with: the same command with --run-dir {short(run_dir)} --resume", file=sys.stderr)
-
-
-def _has_all(prepared: LocalRun) -> bool:
-    there = checkpoints_in(prepared.run_dir / CHECKPOINTS)
-    return bool(there and completed(there[0], prepared.resolved))
+        there = short(prepared.run_dir)
+        print(f"resume with: the same command with --run-dir {there} --resume", file=sys.stderr)
 
 
 # ------------------------------------------------------------------------------------------- the others
 
 
-def _follow(placed: Placement, asked: Asked, train: Train) -> int:
-    """Any other rank: see what rank 0 has decided, and train."""
+def _follow(placed: Placement, options: RunOptions, train: Train) -> int:
+    """Any other rank: receive what rank 0 has decided, and train."""
     try:
-        meeting = Meeting(placed)
-        plan = meeting.told()
+        agreement = Agreement(placed)
+        plan = agreement.plan()
         if "exit" not in plan:
-            meeting.agreed(_look(placed, asked, plan))
-        code = meeting.judged()
+            agreement.answers(_look(placed, options, plan))
+        code = agreement.verdict()
     except (DeterminedDSError, RuntimeError) as error:  # torch's, of a store whose rank 0 has ended
         print(f"error: rank {placed.rank}: rank 0 cannot be reached: {error}", file=sys.stderr, flush=True)
         return DeterminedDSError.exit_code
     if code is not None:
         return int(code)
-    _write_to(Path(plan["run_dir"]) / LOGS / f"rank{placed.rank}.log")
-    os.chdir(asked.context_dir)
+    _write_to(RunDir(Path(plan["run_dir"])).log(placed.rank))
+    os.chdir(options.context_dir)
     return train(plan["arguments"])
 
 
-def _look(placed: Placement, asked: Asked, plan: dict[str, Any]) -> dict[str, Any]:
+def _look(placed: Placement, options: RunOptions, plan: dict[str, Any]) -> dict[str, Any]:
     """What this rank sees of the run."""
     problem, unshared = "", ""
     try:
-        _read(asked)
+        _read(options)
     except ConfigError as error:
         problem = str(error)
     if placed.machine and not placed.local_rank:
@@ -311,7 +269,7 @@ def _look(placed: Placement, asked: Asked, plan: dict[str, Any]) -> dict[str, An
 
 
 def _write_to(log: Path) -> None:
-    """What this rank writes goes to its log, as under our own launcher; why it ends is said here as well."""
+    """Send this rank's output to its log, as under our own launcher; why it ends is shown here as well."""
     os.environ[TERMINAL] = str(os.dup(2))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()

@@ -15,9 +15,9 @@ from determined_ds.config.deepspeed.normalized import AUTO
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.launch.asked import Asked
 from determined_ds.launch.elsewhere.placement import PORTS
-from determined_ds.protocol.paths import count
+from determined_ds.launch.options import RunOptions
+from determined_ds.protocol.handed_on import count
 
 SLOTS = ("resources", "slots_per_trial")
 LINE = re.compile(r"(\S+)\s+slots=(\d+)(?:\s.*)?")
@@ -27,7 +27,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
     """The machines and their slots, in order.
 
     Raises:
-        ConfigError: every line that DeepSpeed's launcher would not take.
+        ConfigError: every line that DeepSpeed's launcher would reject.
 
     Source: ``_parse_hostfile`` in deepspeed 0.19.8's ``launcher/runner.py``.
     """
@@ -66,22 +66,23 @@ def _problem(path: Path, message: str, fix: str, line: int = 0) -> Problem:
     return Problem(key="--hostfile", origin=origin, message=message, fix=fix, code="hostfile")
 
 
-def run_on_hosts(hostfile: Path, asked: Asked) -> NoReturn:
+def run_on_hosts(hostfile: Path, options: RunOptions) -> NoReturn:
     """Become DeepSpeed's launcher, which starts ``det-ds`` as each of the ranks.
 
     Args:
         hostfile: Of the machines; the code is at the same path on each of them.
-        asked: What to run.
+        options: What to run.
 
     Raises:
-        ConfigError: the machines have not the experiment's slots, or pdsh is not there.
+        ConfigError: the machines do not have the experiment's slots, or pdsh is not installed.
     """
     found = Problems()
-    stated = None if isinstance(asked.slots, str) else asked.slots
-    document = read_document(asked.config, asked.context_dir, slots=stated, overrides=asked.overrides)
+    document = read_document(
+        options.config, options.context_dir, slots=options.stated_slots, overrides=options.overrides
+    )
     experiment = found.of(lambda: parse_experiment(document))
     hosts = found.of(lambda: read_hostfile(hostfile))
-    if experiment and hosts and asked.slots != AUTO:
+    if experiment and hosts and options.slots != AUTO:
         found.problems += _slots_differ(experiment, hosts, hostfile)
     found.problems += [
         Problem(
@@ -94,8 +95,9 @@ def run_on_hosts(hostfile: Path, asked: Asked) -> NoReturn:
         if shutil.which(program) is None
     ]
     found.raise_any()
-    # What a shell on the way would change goes in one word that none of them does.
-    given = base64.urlsafe_b64encode(json.dumps(asked.words()).encode()).decode()
+    # As one word that no shell on the way changes; each rank has its slots from the launcher.
+    words = options.words(without=("slots", "hostfile"))
+    given = base64.urlsafe_b64encode(json.dumps(words).encode()).decode()
     port = PORTS.start + os.getpid() % len(PORTS)  # DeepSpeed's own is the same for all runs
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)]
     command += ["--launcher", "pdsh", "--force_multi", "--master_port", str(port), "--log_level", "warning"]
@@ -108,13 +110,6 @@ def _slots_differ(experiment: Experiment, hosts: dict[str, int], hostfile: Path)
     total = sum(hosts.values())
     if total == experiment.slots:
         return []
-    return [
-        Problem(
-            key=experiment.document.key(SLOTS),
-            value=experiment.slots,
-            origin=experiment.document.origin(SLOTS),
-            message=f"{hostfile} has {count(total, 'slot')} on {count(len(hosts), 'machine')}",
-            fix=f"add --slots {total}, or change slots= in {hostfile}",
-            code="hostfile-slots",
-        )
-    ]
+    message = f"{hostfile} has {count(total, 'slot')} on {count(len(hosts), 'machine')}"
+    fix = f"add --slots {total}, or change slots= in {hostfile}"
+    return [experiment.document.problem(SLOTS, message, fix, "hostfile-slots")]

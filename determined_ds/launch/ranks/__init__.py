@@ -1,1 +1,1 @@
-"""Ranks as processes of this machine: started together, watched, ended together, and what became of them."""
+"""Ranks as processes of this machine: started together, watched, ended together."""

@@ -8,27 +8,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from determined_ds.launch.ranks.meeting_place import MeetingPlace
 from determined_ds.launch.ranks.process import Failure, Rank
+from determined_ds.launch.ranks.shared_temp import SharedTemp
 from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL
 from determined_ds.protocol.heartbeat import HEARTBEATS, make_heartbeats
+from determined_ds.protocol.run_dir import RunDir
 
 # Seconds that the other ranks have to end by themselves when one has failed.
 GRACE_S = 5.0
 POLL_S = 0.1
-# Of another launcher, by which this one was started: ranks must not take them for their own.
+# Of another launcher that started this one: not for our ranks.
 NOT_OURS = ("MASTER_ADDR", "MASTER_PORT", "DET_CHIEF_IP", LAUNCHED_BY, TERMINAL)
 
 
 class Ranks:
-    """The ranks of a run. Entered, they run; when it is left, none of them does, nor what they have started.
+    """The ranks of a run. They run while it is entered; on exit they and their children have ended.
 
     Args:
         command: What each runs.
-        size: How many.
+        size: Number of ranks.
         environment: Of all of them.
         cwd: Their working directory.
-        logs: The folder for what the ranks but the first write.
+        run_dir: For the logs of the ranks other than rank 0.
         keep_open: Descriptors that they inherit.
     """
 
@@ -39,19 +40,19 @@ class Ranks:
         size: int,
         environment: Mapping[str, str],
         cwd: Path,
-        logs: Path,
+        run_dir: RunDir,
         keep_open: Sequence[int] = (),
     ) -> None:
         self._command = command
         self._size = size
         self._environment = environment
         self._cwd = cwd
-        self._logs = logs
+        self._run_dir = run_dir
         self._keep_open = keep_open
         self._ranks: list[Rank] = []
 
     def __enter__(self) -> Ranks:
-        self._place = MeetingPlace()
+        self._shared = SharedTemp()
         try:
             make_heartbeats(self.heartbeats, self._size)
             for number in range(self._size):
@@ -70,7 +71,7 @@ class Ranks:
             "GROUP_WORLD_SIZE": "1",
             "CROSS_RANK": "0",
             "CROSS_SIZE": "1",
-            STORE: str(self._place.folder / "store"),
+            STORE: str(self._shared.folder / "store"),
             HEARTBEATS: str(self.heartbeats),
             PARENT: str(os.getpid()),
         }
@@ -80,8 +81,8 @@ class Ranks:
             self._command,
             environment={**environment, **ours},
             cwd=self._cwd,
-            log=self._log(number) if number else None,
-            keep_open=(*self._keep_open, self._place.descriptor),
+            log=self._run_dir.log(number) if number else None,
+            keep_open=(*self._keep_open, self._shared.descriptor),
         )
 
     def __exit__(self, *_: object) -> None:
@@ -89,10 +90,10 @@ class Ranks:
             rank.kill()
         for rank in self._ranks:
             rank.close()
-        self._place.remove()
+        self._shared.remove()
 
     def wait(self, *look: Callable[[], None]) -> list[Failure]:
-        """Wait for all of them; where one fails, the others are ended if they do not end by themselves.
+        """Wait for all of them; where one fails, end the others unless they end themselves.
 
         Args:
             look: Each is called several times a second.
@@ -115,15 +116,12 @@ class Ranks:
     @property
     def heartbeats(self) -> Path:
         """The file of their signs of life."""
-        return self._place.folder / "heartbeats"
+        return self._shared.folder / "heartbeats"
 
     @property
     def logs(self) -> list[Path]:
-        """The log of each; rank 0 writes only its stacks there, if it is asked for them."""
-        return [self._log(number) for number in range(self._size)]
-
-    def _log(self, number: int) -> Path:
-        return self._logs / f"rank{number}.log"
+        """The log of each; rank 0 writes only its stacks there, on request."""
+        return [self._run_dir.log(number) for number in range(self._size)]
 
     @property
     def pids(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""The launcher's watch over its ranks: where none of them gets any further, it finds out which one, and ends them."""
+"""The launcher's watch over its ranks: where none makes progress, it finds out which one hangs, and ends them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import psutil
 
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.protocol.handed_on import HANG_TIMEOUT_MINUTES
-from determined_ds.protocol.heartbeat import SHOWN_FRAMES, WAITS, Sign, read_heartbeats
+from determined_ds.protocol.heartbeat import SHOWN_FRAMES, WAITS, Beat, read_heartbeats
 
 HANG_TIMEOUT_S = 60 * HANG_TIMEOUT_MINUTES
-# What lies between two looks and is longer was spent by the launcher itself: asleep, or held by a debugger.
+# A longer time between two looks was spent by the launcher itself: asleep, or held by a debugger.
 LONGEST_S = 1.0
-# Ranks write their stacks as soon as they are asked; one that has to be read from the disk takes longer.
+# Ranks write their stacks at once; reading them from the disk may take longer.
 ANSWER_S = 3.0
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A run in which no rank got any further.
+    """A run in which no rank made progress.
 
     Args:
-        seconds: For how long.
+        seconds: How long.
         steps: Batches trained by the slowest rank.
-        behind: The ranks that the others wait for; all of them where none could be told from the others.
-        stack: Where the first of those stands, innermost first; "" where it did not answer.
+        behind: The ranks that the others wait for; all of them where that is unknown.
+        stack: Of the first of those, innermost call first; "" where it did not answer.
     """
 
     seconds: float
@@ -42,19 +42,19 @@ class HangWatch:
 
     Args:
         ranks: That run.
-        timeout_s: How long they may show no sign of life; 0: for ever.
+        timeout_s: How long they may show no sign of life; 0: no limit.
     """
 
     def __init__(self, ranks: Ranks, timeout_s: float) -> None:
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._signs: list[Sign] = []
+        self._signs: list[Beat] = []
         self._looked_at_s = time.monotonic()
         self._waited_s = 0.0
         self.hang: Hang | None = None
 
     def look(self) -> None:
-        """Look whether there is any progress, and end the ranks where there was none for too long."""
+        """Check for progress, and end the ranks where there was none for too long."""
         now_s = time.monotonic()  # which stands still while a machine sleeps
         elapsed_s, self._looked_at_s = min(LONGEST_S, now_s - self._looked_at_s), now_s
         if not self._timeout_s or self.hang:
@@ -106,8 +106,8 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _behind(signs: list[Sign], stacks: list[str]) -> list[int]:
-    """The ranks that have trained the fewest batches; of those, the ones that do not wait for another."""
+def _behind(signs: list[Beat], stacks: list[str]) -> list[int]:
+    """Of the ranks that have trained the fewest batches, those that do not wait for another; else all of them."""
     fewest = min(sign.steps for sign in signs)
     slowest = [rank for rank, sign in enumerate(signs) if sign.steps == fewest]
     busy = [rank for rank in slowest if not any(map(_waits, _threads(stacks[rank])))]

@@ -1,4 +1,4 @@
-"""A rank as a process of this machine: started, heard, ended with all that it has started. Loads no torch."""
+"""A rank as a process of this machine: started, listened to, ended with its children. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.protocol.handed_on import ERROR_FD
+from determined_ds.protocol.result import CRASH, KILLED
 
-# A rank that says nothing is found later than it died, and the others' words may be older than that.
+# A rank that reports nothing is found some time after it died; the others may have reported meanwhile.
 FOUND_LATE_S = 1.0
 
 
@@ -26,10 +27,12 @@ class Failure:
     Args:
         rank: Which.
         code: Its process's exit code; minus the number of the signal that ended it.
-        message: Its own words; "" where it had none.
-        exit_code: What it asks the launcher to end with; None where it said nothing.
+        message: What it reported; "" for nothing.
+        exit_code: What it wants the launcher to end with; None where it reported nothing.
+        cause: A cause of :mod:`determined_ds.protocol.result`.
+        reason: The message in one sentence; "" where it reported nothing.
         time: When, in seconds since the epoch.
-        ended_by_us: Whether it was ended because of another rank, or by the user's wish.
+        ended_by_us: Whether the launcher ended it, because of another rank or the user.
         last_lines: The end of what it wrote to its log; "" for rank 0, which writes to the terminal.
     """
 
@@ -37,6 +40,8 @@ class Failure:
     code: int
     message: str = ""
     exit_code: int | None = None
+    cause: str = CRASH
+    reason: str = ""
     time: float
     ended_by_us: bool = False
     last_lines: str = ""
@@ -121,12 +126,12 @@ class Rank:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit code once it has ended; what it has said is taken in on the way."""
+        """The exit code once it has ended; reads what it has reported."""
         self._listen()
         if self._code is None and (code := self._process.poll()) is not None:
             self._code, self._ended_at = code, time.time()
             self._listen()
-            self._kill_group()  # what it has started and left behind
+            self._kill_group()  # the children that it has left behind
         return self._code
 
     def _listen(self) -> None:
@@ -141,7 +146,7 @@ class Rank:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it and all that it has started."""
+        """End it and its children."""
         if self._code is None:
             self._ended_by_us = True
             self._kill_group()
@@ -151,7 +156,7 @@ class Rank:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, if it has not ended; nothing is left of it."""
+        """End it if it runs, and release what it held."""
         if self._code is None:
             self.kill()
             self._process.wait()
@@ -159,7 +164,7 @@ class Rank:
         os.close(self._words)
 
     def failure(self) -> Failure | None:
-        """How it failed; None where it has ended well."""
+        """How it failed; None where it succeeded."""
         if not self._code:
             return None
         words: dict[str, Any] = {}
@@ -170,6 +175,8 @@ class Rank:
             code=self._code,
             message=str(words.get("message", "")),
             exit_code=words.get("exit_code"),
+            cause=str(words.get("cause", KILLED if self._code == -signal.SIGKILL else CRASH)),
+            reason=str(words.get("reason", "")),
             time=float(words.get("time", self._ended_at - FOUND_LATE_S)),
             ended_by_us=self._ended_by_us and not words,
             last_lines=self._last_lines(),

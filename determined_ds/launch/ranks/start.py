@@ -1,4 +1,4 @@
-"""``det-ds run``'s own process: starts the ranks, hears the user's signals, and says how it ended. Loads no torch."""
+"""``det-ds run``'s own process: starts the ranks, passes on the user's signals. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.devices import threads_per_rank
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.launch.ranks.failures import say_failure, say_hang
+from determined_ds.launch.ranks.failures import reason_of_failure, reason_of_hang, show_failure, show_hang
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.hang import HANG_TIMEOUT_S, Hang, HangWatch
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.protocol.checkpoint_files import forget_partial
+from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.protocol.exhausted import allow_open_files
 from determined_ds.protocol.handed_on import HANG_TIMEOUT
-from determined_ds.protocol.run_dir import CHECKPOINTS, LOGS
+from determined_ds.protocol.result import HANG, status_of
+from determined_ds.protocol.run_dir import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class Outcome:
     """How the ranks ended.
 
     Args:
-        failures: The one that came first before the others; none where all ended well.
+        failures: The first one first; none where all succeeded.
         signals: Those that the user sent.
-        hang: Why they were ended, where no rank got any further.
+        hang: Why they were ended, where no rank made progress.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -55,6 +56,23 @@ class Outcome:
             return EXIT_TRAINING_FAILED
         return EXIT_CONFIG if self.failures[0].exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
 
+    @property
+    def status(self) -> str:
+        """As ``result.json`` has it, like the two below."""
+        return status_of(self.exit_code, stopped=self.stopped)
+
+    @property
+    def cause(self) -> str | None:
+        if self.stopped or not (self.hang or self.failures):
+            return None
+        return HANG if self.hang else self.failures[0].cause
+
+    @property
+    def reason(self) -> str | None:
+        if self.cause is None:
+            return None
+        return reason_of_hang(self.hang) if self.hang else reason_of_failure(self.failures[0])
+
 
 def run_ranks(
     trial: str,
@@ -71,24 +89,24 @@ def run_ranks(
     """Start the ranks of a trial on this machine, and wait for them.
 
     Rank 0 writes to this terminal, the others to ``run_dir/logs``. When one dies, the others are ended.
-    The first SIGINT, SIGTERM or SIGHUP asks the ranks to finish their batch and to checkpoint; the second ends them.
+    The first SIGINT, SIGTERM or SIGHUP has the ranks finish their batch and checkpoint; the second ends them.
 
     Args:
         trial: ``MODULE:CLASS``.
         num_ranks: Ranks to start.
         accelerator: What they compute on.
         context_dir: Their working directory.
-        run_dir: The run directory; it is there.
+        run_dir: The run directory; it exists.
         arguments: More arguments of ``determined_ds.train``.
-        variables: The user's environment variables for the ranks; None for one that they must not have.
+        variables: The user's environment variables for the ranks; None for one to remove.
         keep_open: Descriptors that the ranks inherit.
-        hang_timeout_s: Where no rank shows a sign of life for so long, they are ended; 0: never.
+        hang_timeout_s: They are ended where none shows a sign of life for this long; 0: no limit.
     """
     command = [sys.executable, "-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
     command += ["--accelerator", accelerator.name, *arguments]
     allow_open_files()
-    logs = run_dir / LOGS
-    logs.mkdir(exist_ok=True)
+    there = RunDir(run_dir)
+    there.logs.mkdir(exist_ok=True)
     ranks = Ranks(
         command,
         size=num_ranks,
@@ -97,48 +115,44 @@ def run_ranks(
             HANG_TIMEOUT: str(hang_timeout_s / 60),
         },
         cwd=context_dir,
-        logs=logs,
+        run_dir=there,
         keep_open=keep_open,
     )
     watch = HangWatch(ranks, hang_timeout_s)
     with Interrupts("stopping after this batch, with a checkpoint") as interrupts, ranks:
-        failures = ranks.wait(_StopAsAsked(interrupts, ranks).look, watch.look)
+        failures = ranks.wait(_SignalForwarder(interrupts, ranks).look, watch.look)
     if failures:
-        forget_partial(run_dir / CHECKPOINTS)
+        remove_partial(there.checkpoints)
     return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals), hang=watch.hang)
 
 
-def say_outcome(outcome: Outcome, run_dir: Path, resume_with: str) -> None:
-    """Say on stderr why a run failed, or how to go on with one that was stopped; nothing of one that is complete."""
+def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str) -> None:
+    """Print why a run failed, or how to resume one that was stopped, on stderr; nothing for a complete one."""
+    there = RunDir(run_dir)
     if outcome.hang:
-        say_hang(outcome.hang, run_dir, resume_with)
+        show_hang(outcome.hang, there, resume_with)
     elif not outcome.stopped and outcome.failures:
-        say_failure(outcome.failures[0], run_dir)
-    elif outcome.signals and any((run_dir / CHECKPOINTS).glob("[!.]*")):
+        show_failure(outcome.failures[0], there)
+    elif outcome.signals and checkpoints_in(there.checkpoints):
         print(f"resume with: {resume_with}", file=sys.stderr)
     elif outcome.signals:
-        print("stopped before the first checkpoint: there is nothing to resume", file=sys.stderr)
+        print("stopped before the first checkpoint; nothing to resume", file=sys.stderr)
 
 
-class _StopAsAsked:
-    """Passes the user's signals on to the ranks: the first asks them to stop, the second ends them.
-
-    Args:
-        interrupts: Counts them.
-        ranks: Of the run; all of them are started.
-    """
+class _SignalForwarder:
+    """Passes the user's signals on to the ranks: the first requests a stop, the second ends them."""
 
     def __init__(self, interrupts: Interrupts, ranks: Ranks) -> None:
         self._interrupts = interrupts
         self._ranks = ranks
-        self._has_asked = False
+        self._is_requested = False
 
     def look(self) -> None:
-        """See whether there was one."""
+        """Pass on what has come."""
         if self._interrupts.at_once:
             self._ranks.kill()
-        elif self._interrupts.requested and not self._has_asked:
-            self._has_asked = True
+        elif self._interrupts.requested and not self._is_requested:
+            self._is_requested = True
             self._ranks.send(signal.SIGTERM)
 
 
@@ -151,7 +165,7 @@ def environment_of_ranks(
         num_ranks: On this machine.
         accelerator: What they compute on.
         context_dir: With the trial's code.
-        variables: The experiment's environment variables; None for one that they must not have.
+        variables: The experiment's environment variables; None for one to remove.
     """
     own = {name: value for name, value in variables.items() if value is not None}
     environment = {

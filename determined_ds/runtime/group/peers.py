@@ -25,8 +25,15 @@ from typing import Any
 import torch.distributed as dist
 
 from determined_ds.errors import EXIT_CRASHED
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, in_words, tell_terminal
+from determined_ds.protocol.handed_on import (
+    HANG_TIMEOUT,
+    LAST_ACTS,
+    copy_to_terminal,
+    in_words,
+    report_failure,
+)
 from determined_ds.protocol.heartbeat import HEART, SHOWN_FRAMES, WAITS
+from determined_ds.protocol.result import HANG, LOST_MACHINE
 from determined_ds.runtime.master.ending import on_cluster
 from determined_ds.task_log import ERROR, lines_of
 
@@ -234,8 +241,10 @@ class Peers:
 
     def _end(self, verdict: Verdict) -> None:
         """Say why, leave the others the time to hear it, and end."""
+        words = self._words_of(verdict)
+        report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if verdict.lost else HANG, reason=words)
         if self._speaks(verdict.lost):
-            say(self._words_of(verdict))
+            say(words)
         if self._rank in verdict.behind[:3]:
             say(f"rank {self._rank} stands here, innermost call first:", stack_lines())
         time.sleep(2 * FEW * self._interval_s)
@@ -316,7 +325,7 @@ def say(*text: str) -> None:
     whole = "\n".join(text)
     lines = lines_of(ERROR, whole) if on_cluster() else [whole]
     print(*lines, sep="\n", file=sys.stderr, flush=True)
-    tell_terminal(whole)  # of a launcher, where this rank's own output goes to a file
+    copy_to_terminal(whole)  # of a launcher, where this rank's own output goes to a file
 
 
 _peers: Peers | None = None

@@ -9,7 +9,6 @@ Source: ``make_metrics`` in determined 0.38.1's ``util.py``; ``_average_training
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -225,25 +224,3 @@ class MetricSums:
             gathered = allgather_objects(names, device=self._device)
             names = sorted({name for some in gathered for name in some})
         return names
-
-
-def jsonable(value: Any) -> Any:
-    """A metric as strict JSON can hold it: tensors and numpy scalars as numbers, non-finite ones as words."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float) and value != value:
-        return "NaN"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, (str, int, float, bool)) or value is None:
-        return value
-    return str(value)
-
-
-def to_json_line(record: Mapping[str, Any]) -> str:
-    """One line of ``metrics.jsonl``."""
-    return json.dumps(jsonable(record), allow_nan=False) + "\n"

@@ -15,7 +15,14 @@ import sys
 import threading
 import traceback
 
-from determined_ds.errors import EXIT_CRASHED, EXIT_TRAINING_FAILED, ChiefFailed, DeterminedDSError
+from determined_ds.errors import (
+    EXIT_CRASHED,
+    EXIT_TRAINING_FAILED,
+    ChiefFailed,
+    ConfigError,
+    DeterminedDSError,
+)
+from determined_ds.protocol import result
 from determined_ds.protocol.exhausted import chain
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.task_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
@@ -33,6 +40,11 @@ OF_OTHER_RANKS = re.compile(r"/gloo/|\bNCCL\b|closed by peer|reset by peer|conne
 ASSERTED = "device-side assert"
 # Of torch, and of cuBLAS and its sisters, which allocate memory themselves.
 MEMORY = re.compile(r"(CUDA|HIP)( driver)?( error:)? out of memory|(CU|HIP)[A-Z]+_STATUS_ALLOC_FAILED")
+# Of the machine's memory: torch's, numpy's, C++'s, and a data loader whose worker the kernel has killed.
+HOST_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|Unable to allocate|bad_alloc|MemoryError|killed by signal: Killed",
+    re.IGNORECASE,
+)
 # How far apart ranks may fail for the same reason. A rank that fails alone reports it so much later.
 APART_S = 10.0
 # The same under another launcher, where others wait for the end of a rank that fails alone.
@@ -60,6 +72,26 @@ def exit_code_of(error: BaseException) -> int:
     if is_out_of_memory(error):
         return EXIT_TRAINING_FAILED
     return EXIT_CRASHED if TRAINED.is_set() or any(map(_is_not_ours, chain(error))) else EXIT_TRAINING_FAILED
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a rank ends, as ``result.json`` names it."""
+    if isinstance(error, ConfigError):
+        return result.CONFIGURATION
+    words = [f"{type(each).__name__}: {each}" for each in chain(error)]
+    if is_out_of_memory(error) or any(map(HOST_MEMORY.search, words)):
+        return result.OUT_OF_MEMORY
+    if came_of_other_ranks(error):
+        return result.LOST_MACHINE
+    return result.ERROR if isinstance(error, DeterminedDSError) else result.CRASH
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one sentence; one that is not ours begins with its type."""
+    text = next(iter(str(error).strip().splitlines()), "")
+    return (
+        text if isinstance(error, DeterminedDSError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+    )
 
 
 def _is_of_other_ranks(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from determined.experimental import Determined, core_v2
 
 from determined_ds.documents.writing import write_whole
 from determined_ds.experiment.secrets import masked
-from determined_ds.protocol.run_dir import CHECKPOINTS, REPORTED
+from determined_ds.protocol.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")
 
@@ -45,7 +45,7 @@ class MasterReport:
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> None:
-        self._run_dir = run_dir
+        self._run_dir = RunDir(run_dir)
         self._config = masked(config)
         self._hparams = masked({"hyperparameters": dict(hparams)})["hyperparameters"]
         self._context: Any = None
@@ -110,7 +110,7 @@ class MasterReport:
                     "metric": searcher.get("metric"),
                     "smaller_is_better": searcher.get("smaller_is_better") is not False,
                 },
-                checkpoint_storage={"type": "directory", "container_path": str(self._run_dir / CHECKPOINTS)},
+                checkpoint_storage={"type": "directory", "container_path": str(self._run_dir.checkpoints)},
                 external_experiment_id=name,
                 external_trial_id=name,
             ),
@@ -119,7 +119,7 @@ class MasterReport:
         )
         # Where it would put TensorBoard's files, among the checkpoints.
         # Source: ``_make_v2_context`` in determined 0.38.1.
-        shutil.rmtree(self._run_dir / CHECKPOINTS / context.info.cluster_id, ignore_errors=True)
+        shutil.rmtree(self._run_dir.checkpoints / context.info.cluster_id, ignore_errors=True)
         logging.getLogger("determined.core").addFilter(_is_no_heartbeat)
         context._metrics.start()
         context._heartbeat.start()
@@ -128,7 +128,7 @@ class MasterReport:
 
     def _name(self) -> str:
         """By which the master knows this run again."""
-        path = self._run_dir / REPORTED
+        path = self._run_dir.master
         with contextlib.suppress(OSError, ValueError, KeyError):
             return str(json.loads(path.read_text())["external_id"])
         name = str(uuid.uuid4())

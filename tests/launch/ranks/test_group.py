@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from determined_ds.launch.ranks import group as module
-from determined_ds.launch.ranks import meeting_place
+from determined_ds.launch.ranks import shared_temp
 from determined_ds.launch.ranks.failures import words_of
 from determined_ds.launch.ranks.group import Ranks
-from determined_ds.launch.ranks.meeting_place import MeetingPlace
 from determined_ds.launch.ranks.process import Failure
+from determined_ds.launch.ranks.shared_temp import SharedTemp
 from determined_ds.launch.ranks.start import Outcome
 from determined_ds.protocol.handed_on import STORE
+from determined_ds.protocol.run_dir import RunDir
 from tests.command import ROOT
 from tests.launch.test_trial_process import experiment, process_in, until
 
@@ -28,8 +29,9 @@ LOOPBACK = ("127.0.0.1", "::1")
 
 def two(script: str, folder: Path) -> Ranks:
     """Two ranks that run a script of the shell; ``$PYTHON`` is this Python."""
+    (folder / "logs").mkdir()
     environment = {**os.environ, "PYTHON": sys.executable, "LOCAL_SIZE": "7", "MASTER_PORT": "1"}
-    return Ranks(["sh", "-c", script], size=2, environment=environment, cwd=folder, logs=folder)
+    return Ranks(["sh", "-c", script], size=2, environment=environment, cwd=folder, run_dir=RunDir(folder))
 
 
 @pytest.fixture
@@ -79,15 +81,15 @@ def test_when_one_fails_the_others_are_ended_and_it_is_the_first(tmp_path: Path)
         first, other = ranks.wait()
     assert (first.rank, first.code, first.ended_by_us) == (1, -signal.SIGKILL, False)
     last = "the last lines of its log:\nits last line"
-    assert words_of(first).startswith(f"{last}\n\nit ended without a word: killed by SIGKILL")
+    assert words_of(first).startswith(f"{last}\n\nit ended without a message: killed by SIGKILL")
     assert (other.rank, other.code, other.ended_by_us) == (0, -signal.SIGKILL, True)
 
 
 def test_words_are_heard_whatever_their_length(tmp_path: Path) -> None:
     """By a pipe, which holds 64 KiB; no file has to be written."""
     script = (
-        "$PYTHON -c 'from determined_ds.protocol.handed_on import tell_launcher; import os;"
-        ' tell_launcher(os.environ["RANK"] * 10**6, 2)\'; exit 2'
+        "$PYTHON -c 'from determined_ds.protocol.handed_on import report_failure; import os;"
+        ' report_failure(os.environ["RANK"] * 10**6, 2, cause="error", reason="")\'; exit 2'
     )
     with two(script, tmp_path) as ranks:
         failures = ranks.wait()
@@ -117,8 +119,9 @@ LAUNCHER = """
 import os, sys, tempfile, time
 from pathlib import Path
 from determined_ds.launch.ranks.group import Ranks
+from determined_ds.protocol.run_dir import RunDir
 tempfile.tempdir = sys.argv[1]
-with Ranks(["sleep", "600"], size=1, environment=dict(os.environ), cwd=Path("."), logs=Path(".")) as ranks:
+with Ranks(["sleep", "600"], size=1, environment=dict(os.environ), cwd=Path("."), run_dir=RunDir(Path("."))) as ranks:
     print(ranks.pids[0], flush=True)
     time.sleep(600)
 """
@@ -128,7 +131,7 @@ def test_what_a_killed_launcher_leaves_is_cleared_away_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not before its ranks have ended."""
-    monkeypatch.setattr(meeting_place, "YOUNG_S", 0.0)
+    monkeypatch.setattr(shared_temp, "YOUNG_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
@@ -136,11 +139,11 @@ def test_what_a_killed_launcher_leaves_is_cleared_away_by_the_next(
         rank = int(launcher.stdout.readline())
         launcher.kill()
     [left] = tmp_path.iterdir()
-    first = MeetingPlace()
+    first = SharedTemp()
     assert left.exists()
     os.killpg(rank, signal.SIGKILL)
     until(lambda: not psutil.pid_exists(rank) or psutil.Process(rank).status() == psutil.STATUS_ZOMBIE)
-    second = MeetingPlace()
+    second = SharedTemp()
     assert set(tmp_path.iterdir()) == {first.folder, second.folder}
     for place in (first, second):
         place.remove()
@@ -154,7 +157,7 @@ def test_exit_codes() -> None:
     assert Outcome().exit_code == 0
     assert Outcome(failures=failed(2, 2)).exit_code == 2
     assert Outcome(failures=failed(2)).exit_code == 1, (
-        "a rank's own code 2, without a word, is not a configuration's"
+        "a rank's own code 2, without a message, is not a configuration's"
     )
     assert Outcome(failures=failed(-9)).exit_code == 1
     assert Outcome(signals=(15,)).exit_code == 0

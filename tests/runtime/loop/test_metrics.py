@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.loop.authors_metrics import is_same, plain
-from determined_ds.runtime.loop.metrics import MetricSums, jsonable, to_json_line
+from determined_ds.runtime.loop.metrics import MetricSums
 from determined_ds.runtime.loop.progress import show
 from tests.ranks import Ranks
 
@@ -311,32 +311,3 @@ def meet_another_name() -> list[dict[str, float]]:
 def test_a_name_may_come_later_and_on_one_rank_alone(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(meet_another_name)
     assert first == second == [{"loss": 1.0}, {"loss": 1.0, "late": 8.0}, {"loss": 1.0, "late": 8.0}]
-
-
-# -------------------------------------------------------------------------------------------------- JSON
-
-
-def test_metrics_become_strict_json() -> None:
-    record = {
-        "tensor": torch.tensor([1.0, math.nan]),
-        "numpy": np.int64(3),
-        "nested": {"tuple": (math.inf, -math.inf), 4: None},
-        "flag": True,
-    }
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    line = to_json_line(record)
-    assert json.loads(line, parse_constant=refuse) == {
-        "tensor": [1.0, "NaN"],
-        "numpy": 3,
-        "nested": {"tuple": ["Infinity", "-Infinity"], "4": None},
-        "flag": True,
-    }
-    assert line.endswith("\n")
-    assert line.count("\n") == 1
-
-
-def test_what_json_does_not_know_is_shown() -> None:
-    assert jsonable(CPU) == "cpu"

@@ -1,4 +1,4 @@
-"""A temporary folder in which the ranks of a run meet; of a launcher that was killed, the next one clears it away."""
+"""A temporary folder that the ranks of a run share; the next launcher removes that of one that was killed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import time
 from pathlib import Path
 
 PREFIX = "det-ds-run-"
-# One that is younger may not be held yet.
+# A younger one may not be held yet.
 YOUNG_S = 60.0
 
 
-class MeetingPlace:
-    """Made for its user only, and held by all that inherit its descriptor.
+class SharedTemp:
+    """Made for this user only, and held by all processes that inherit its descriptor.
 
     Attributes:
         folder: The folder.
-        descriptor: To be inherited.
+        descriptor: For the ranks to inherit.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.descriptor = os.open(self.folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # a file system without locks: nobody clears it away
+        with contextlib.suppress(OSError):  # a file system without locks: it stays
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _clear_away(self.folder.parent)
+            _remove_abandoned(self.folder.parent)
 
     def remove(self) -> None:
-        """Remove it; nobody is in it any more."""
+        """Remove it; the ranks have ended."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.descriptor)
 
 
-def _clear_away(parent: Path) -> None:
-    """Remove this user's folders that nobody holds."""
+def _remove_abandoned(parent: Path) -> None:
+    """Remove this user's folders that no process holds."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             found = folder.lstat()

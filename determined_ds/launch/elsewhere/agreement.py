@@ -1,7 +1,6 @@
-"""Where the ranks of another launcher agree on a run before it starts: rank 0 decides, the others answer.
+"""How the ranks of another launcher agree on a run before it starts: rank 0 decides, the others answer.
 
-By the store at ``MASTER_ADDR:MASTER_PORT``, through which torch's process group is made afterwards. What goes through
-it is JSON.
+JSON values in the store at ``MASTER_ADDR:MASTER_PORT``, through which torch's process group is made afterwards.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import Any
 from determined_ds.errors import TrainingError
 from determined_ds.launch.elsewhere.placement import Placement
 
-# Ranks may start that much later than others: images are loaded, a large checkpoint is read by rank 0.
+# Ranks may start this much later than others: images are loaded, rank 0 reads a large checkpoint.
 PATIENCE = timedelta(minutes=30)
 
 
-class Meeting:
-    """All ranks of a run; of one alone, nothing but itself.
+class Agreement:
+    """Between all ranks of a run; a single rank needs no store.
 
     Args:
         placed: The place of this process.
-        patience: How long the others may take to come, and to answer.
+        patience: How long the others may take to join, and to answer.
 
     Raises:
-        TrainingError: the others cannot be met.
+        TrainingError: the others cannot be reached.
     """
 
     def __init__(self, placed: Placement, *, patience: timedelta = PATIENCE) -> None:
@@ -47,12 +46,12 @@ class Meeting:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = dist.PrefixStore(f"det-ds/{attempt}", store)
 
-    def told(self, plan: Any = None) -> Any:
-        """What rank 0 tells all; it is the one that has something to say."""
+    def plan(self, plan: Any = None) -> Any:
+        """Rank 0's plan, on all ranks; only rank 0 passes one."""
         return self._from_chief("plan", plan)
 
-    def agreed(self, answer: Any) -> list[Any]:
-        """What every rank answers, by rank; to rank 0, the others get nothing."""
+    def answers(self, answer: Any) -> list[Any]:
+        """Every rank's answer, by rank, on rank 0; the others get none."""
         if self._placed.size == 1:
             return [answer]
         self._store.set(f"answer/{self._placed.rank}", json.dumps(answer))
@@ -60,8 +59,8 @@ class Meeting:
             return []
         return [json.loads(self._store.get(f"answer/{rank}")) for rank in range(self._placed.size)]
 
-    def judged(self, verdict: Any = None) -> Any:
-        """What rank 0 makes of the answers; it leaves last, since the store may be its own."""
+    def verdict(self, verdict: Any = None) -> Any:
+        """Rank 0's decision on the answers, on all ranks. Rank 0 leaves last, since the store may be its own."""
         found = self._from_chief("verdict", verdict)
         if self._placed.size > 1:
             left = self._store.add("left", 1)

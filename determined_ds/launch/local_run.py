@@ -1,0 +1,244 @@
+"""A run that was decided: shown, written to its run directory, launched and launched again after a crash."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.document import get_path
+from determined_ds.documents.writing import write_whole
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.experiment.secrets import secrets_of, stored_yaml
+from determined_ds.experiment.variables import Variables
+from determined_ds.launch.elsewhere.placement import Placement
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.ranks.start import Outcome, run_ranks, show_outcome
+from determined_ds.launch.restarting import Restarts
+from determined_ds.launch.resuming import Start, completed
+from determined_ds.protocol.exhausted import exhausted
+from determined_ds.protocol.handed_on import count, hang_timeout_s
+from determined_ds.protocol.header import decided
+from determined_ds.protocol.metrics_file import kept_until
+from determined_ds.protocol.result import COMPLETED, read_result, write_result
+from determined_ds.protocol.run_dir import RunDir, short, unwritable
+from determined_ds.protocol.run_lock import RunLock
+
+STORAGE = "checkpoint_storage"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRun:
+    """A run that will start.
+
+    Args:
+        options: The command's.
+        experiment: What was requested, overrides included.
+        resolved: What was decided.
+        context_dir: The folder with the code.
+        run_dir: Where everything is written.
+        start: Where it starts.
+        variables: For the environment of its ranks.
+        warnings: What is possible, but probably a mistake; keys that have no effect here.
+        placed: This process's place, where another launcher has started the ranks.
+        configured_slots: The experiment's own ``slots_per_trial``, None where absent.
+    """
+
+    options: RunOptions
+    experiment: Experiment
+    resolved: ResolvedConfig
+    context_dir: Path
+    run_dir: Path
+    start: Start = field(default_factory=Start)
+    variables: Variables = field(default_factory=Variables)
+    warnings: tuple[Problem, ...] = ()
+    placed: Placement | None = None
+    configured_slots: int | None = None
+
+    # ------------------------------------------------------------------------------------------ for people
+
+    def header(self) -> list[str]:
+        """What will run, in a few lines."""
+        lines = decided(self.experiment.name, self.experiment.trial, self.resolved)
+        lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin()}")
+        lines.append(f"  run dir    {short(self.run_dir)}")
+        if self.placed is not None:
+            ranks = f"{count(self.placed.size, 'rank')} on {count(self.placed.machines, 'machine')}"
+            if self.configured_slots not in (None, self.placed.size):
+                ranks += f", instead of slots_per_trial {self.configured_slots}"
+            lines.append(f"  launcher   {self.placed.launcher}: {ranks}")
+            lines.append("             restarts are the launcher's: max_restarts does not apply")
+        if self.experiment.searched:
+            lines.append(f"  one point of a search: {', '.join(self._searched())}")
+        return [*lines, *self.start.header()]
+
+    def _seed_origin(self) -> str:
+        experiment = self.experiment
+        if experiment.hyperparameters.get((TRIAL_SEED,)) is not None:
+            return ""
+        if experiment.document.get(("reproducibility", "experiment_seed")) is None:
+            return ", of experiment_seed 0: none is given, and a master would take the time"
+        return f", of experiment_seed {experiment.seed} as on a master"
+
+    def _searched(self) -> list[str]:
+        """The searched hyperparameters with the values that were taken for them."""
+        point = {"hyperparameters": self.experiment.hyperparameters.data}
+        values = {key: get_path(point, tuple(key.split("."))) for key in self.experiment.searched}
+        return [
+            f"{key.removeprefix('hyperparameters.')} {f'{value:.4g}' if isinstance(value, float) else value}"
+            for key, value in values.items()
+        ]
+
+    @property
+    def complete(self) -> str:
+        """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
+        if self.options.test or self.options.is_measured or self.start.checkpoint is None:
+            return ""
+        return completed(self.start.checkpoint, self.resolved)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes this run as it was."""
+        there = RunDir(self.run_dir)
+        words = ["det-ds", "run", short(there.experiment), short(self.context_dir)]
+        words += ["--run-dir", short(self.run_dir), "--resume"]
+        if self.options.accelerator:
+            words += ["--accelerator", self.options.accelerator]
+        return shlex.join([*words, *(["--storage"] if self.options.storage else [])])
+
+    # ------------------------------------------------------------------------------------------ for ranks
+
+    @property
+    def train_arguments(self) -> list[str]:
+        """The arguments of ``determined_ds.train``, after its trial and run directory."""
+        words = [*self.experiment.train_options, *self.options.train_arguments]
+        if self.start.checkpoint:
+            return [*words, "--resume", self.start.checkpoint.uuid]
+        return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]
+
+    def write(self) -> None:
+        """Write what ranks read in the run directory; to ``next`` where they resume what is there.
+
+        Raises:
+            ConfigError: it cannot be written to.
+        """
+        try:
+            self._write(RunDir(self.run_dir))
+        except OSError as error:
+            raise ConfigError(unwritable(self.run_dir, error)) from None
+
+    def _write(self, there: RunDir) -> None:
+        there.remove_next()
+        if self.start.checkpoint is None:
+            write_whole(there.experiment, stored_yaml(self._config))
+            write_whole(there.metrics, "")
+            for path in (there.result, there.master):
+                path.unlink(missing_ok=True)
+            return
+        new = there.make_next()
+        write_whole(new.experiment, stored_yaml(self._config))
+        kept = kept_until(there.metrics, self.start.checkpoint.steps_completed)
+        if kept is not None:
+            write_whole(new.metrics, kept)
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """What is run: overrides applied, one point of a search, the exact checkpoint of a fork."""
+        point = as_constants(self.experiment.hyperparameters.data)
+        config = {**self.experiment.config, "hyperparameters": point}
+        if self.start.fork:
+            source = {"source_checkpoint_uuid": str(self.start.fork.path)}
+            config["searcher"] = {**(config.get("searcher") or {}), **source}
+        return config
+
+    # ------------------------------------------------------------------------------------------ launched
+
+    def launch(self) -> int:
+        """Write the run directory and start the ranks, again where they crash. Returns the exit code.
+
+        Raises:
+            ConfigError: the run directory cannot be written to, or another process writes to it.
+            TrainingError: the ranks could not be started, for want of room on a disk or of open files.
+        """
+        # The file that ranks read has no secrets.
+        os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
+        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
+        stated = self.options.hang_timeout
+        timeout_s = (
+            60 * stated if stated is not None else hang_timeout_s({**os.environ, **self.variables.values})
+        )
+        run = self
+        with RunLock(self.run_dir) as lock:
+            while True:
+                outcome = run._launch_once(lock, timeout_s)
+                show_outcome(outcome, self.run_dir, self.resume_command)
+                again = restarts.after(outcome)
+                if again is None:
+                    return outcome.exit_code
+                print(f"{again.message}\n", file=sys.stderr)
+                run = replace(self, start=replace(self.start, checkpoint=again.checkpoint))
+
+    def _launch_once(self, lock: RunLock, timeout_s: float) -> Outcome:
+        self.write()
+        try:
+            outcome = run_ranks(
+                self.experiment.trial,
+                num_ranks=self.resolved.topology.slots,
+                accelerator=self.resolved.accelerator,
+                context_dir=self.context_dir,
+                run_dir=self.run_dir,
+                arguments=self.train_arguments,
+                variables=self.variables.values,
+                keep_open=[lock.fileno()],
+                hang_timeout_s=timeout_s,
+            )
+            self.write_result(outcome)
+            return outcome
+        except OSError as error:
+            message = exhausted(error, self.run_dir)
+            if message is None:
+                raise
+            raise TrainingError(message.removeprefix("error: ")) from None
+        finally:
+            RunDir(self.run_dir).remove_next()
+
+    def write_result(self, outcome: Outcome) -> None:
+        """Write ``result.json``, unless the ranks have left the run as it was and no other command reads it."""
+        there = RunDir(self.run_dir)
+        if not there.is_replaced and self.options.parent is None:
+            return
+        write_result(
+            there,
+            status=outcome.status,
+            cause=outcome.cause,
+            reason=outcome.reason,
+            trial_seed=self.experiment.trial_seed,
+            metric=self.experiment.metric,
+            smaller_is_better=self.experiment.smaller_is_better,
+            resume=self.resume_command,
+        )
+
+    def show_complete(self) -> None:
+        """Say that nothing is left to train, and see that ``result.json`` does."""
+        print(f"  complete   this run is complete: {self.complete}", flush=True)
+        before = read_result(RunDir(self.run_dir))
+        if before is None or before.status != COMPLETED:
+            self.write_result(Outcome())
+
+
+def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    """Hyperparameters as the master accepts them: a mapping with a key ``type`` has to be wrapped."""
+    return {
+        key: {"type": "const", "val": value} if _holds_type(value) else value
+        for key, value in hyperparameters.items()
+    }
+
+
+def _holds_type(value: Any) -> bool:
+    return isinstance(value, dict) and ("type" in value or any(_holds_type(item) for item in value.values()))

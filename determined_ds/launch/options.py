@@ -1,0 +1,129 @@
+"""The options of ``det-ds run``, listed once: the command line is made of these fields. Loads no torch."""
+
+# ruff: noqa: RUF009 -- _option calls dataclasses.field
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from determined_ds.config.deepspeed.normalized import AUTO
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES
+
+
+class Slots(click.ParamType):
+    """A number, or ``auto``."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
+
+
+def _option(help: str = "", *, default: Any = None, flag: str = "", **click_settings: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"flag": flag, "help": help, **click_settings})
+
+
+PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What ``det-ds run`` was given."""
+
+    config: Path
+    context_dir: Path = Path()
+    slots: int | str | None = _option(
+        "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
+        type=Slots(),
+    )
+    test: bool = _option(
+        "Train and validate one batch, save one checkpoint and verify it; then stop.",
+        default=False,
+        is_flag=True,
+    )
+    overrides: tuple[str, ...] = _option(
+        "As det's --config. Repeatable.", default=(), flag="--set", metavar="KEY=VALUE", multiple=True
+    )
+    run_dir: Path | None = _option("Default: runs/<name>/<time>.", type=PATH)
+    resume: bool = _option("Resume from the newest checkpoint in --run-dir.", default=False, is_flag=True)
+    storage: bool = _option(
+        "Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
+        default=False,
+        is_flag=True,
+    )
+    accelerator: str | None = _option("Default: CUDA if available.", type=click.Choice(["cpu", "cuda"]))
+    hang_timeout: float | None = _option(
+        "End a run in which no step completes for this long; 0: no limit. Default: "
+        f"{HANG_TIMEOUT} of the experiment or the shell, or {HANG_TIMEOUT_MINUTES:g}.",
+        metavar="MINUTES",
+        type=click.FloatRange(min=0),
+    )
+    hostfile: Path | None = _option(
+        "Machines (HOST slots=N, one per line) on which DeepSpeed's launcher starts the ranks, by pdsh over ssh.",
+        type=PATH,
+    )
+    report_to_master: bool = _option(
+        "Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
+        default=False,
+        is_flag=True,
+    )
+    # For the commands that start many runs: compare, search, autotune.
+    measure: int | None = _option(metavar="STEPS", type=click.IntRange(min=1), hidden=True)
+    warmup: int = _option(default=5, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
+    engine: str = _option(default="deepspeed", type=click.Choice(["deepspeed", "ddp"]), hidden=True)
+    parent: int | None = _option(metavar="PID", type=int, hidden=True)
+    local_rank: int | None = _option(type=int, hidden=True)  # added by deepspeed's launcher
+
+    @property
+    def stated_slots(self) -> int | None:
+        """The number of ``--slots``; None where it is ``auto`` or absent."""
+        return None if isinstance(self.slots, str) else self.slots
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it trains some steps to measure them: from fresh weights, without a validation."""
+        return self.measure is not None
+
+    @property
+    def train_arguments(self) -> list[str]:
+        """The arguments of ``determined_ds.train`` that are the same at every launch."""
+        words = ["--test"] if self.test else []
+        words += [] if self.engine == "deepspeed" else ["--engine", self.engine]
+        if self.measure is not None:
+            words += ["--measure", str(self.measure), "--warmup", str(self.warmup)]
+        return [*words, *(["--storage"] if self.storage else [])]
+
+    def words(self, *, without: tuple[str, ...] = ()) -> list[str]:
+        """The arguments of ``det-ds`` that mean the same.
+
+        Args:
+            without: Names of options that are left out.
+        """
+        words = ["run", str(self.config), str(self.context_dir)]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.metadata and field.name not in without and value != field.default:
+                for each in value if isinstance(value, tuple) else (value,):
+                    words += [flag_of(field), *([] if each is True else [f"{each}"])]
+        return words
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """An option as it is typed: ``--run-dir``."""
+    return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
+
+
+def click_options() -> list[click.Option]:
+    """The options of the command, in their order."""
+    options = []
+    for field in dataclasses.fields(RunOptions):
+        settings = {key: value for key, value in field.metadata.items() if key != "flag"}
+        if settings:
+            flags = [flag_of(field), field.name] if field.metadata["flag"] else [flag_of(field)]
+            options.append(click.Option(flags, default=field.default, **settings))
+    return options
