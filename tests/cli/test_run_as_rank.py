@@ -138,7 +138,7 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_training(
     assert [code for code, _ in ended] == [1, 1]  # torchrun's own, whatever its ranks end with
     said = "".join(text for _, text in ended)
     assert said.count("error: --run-dir = ") == 1
-    assert "is not shared by the machines: machine1 does not see what rank 0 wrote" in ended[0][1]
+    assert "must be shared by all machines: machine1 does not see what rank 0 wrote" in ended[0][1]
     assert "on a file system that every machine mounts" in ended[0][1]
     assert all("exitcode  : 2" in text for _, text in ended)
     assert not (private / "run" / "checkpoints").exists()

@@ -111,4 +111,4 @@ def test_our_own_launcher_reports_where_it_is_asked_to(master: Master, tmp_path:
         "run", OWN_MODEL / "experiment.yaml", OWN_MODEL, "--report-to-master", env={"DET_MASTER": ""}
     )
     assert nowhere.returncode == 2
-    assert "names no master" in nowhere.stderr
+    assert "DET_MASTER is not set" in nowhere.stderr
