@@ -38,7 +38,6 @@ ELSEWHERE = {
     "export": "a shell's own",
     ".venv/bin/python": "a run of tests",
 }
-TRAINING = ("run", "compare", "autotune", "search")
 TIMEOUT_S = 1800.0
 
 
@@ -58,10 +57,12 @@ class Block:
     text: str
     file: str
 
-    @property
-    def commands(self) -> list[str]:
-        """A line that ends with a backslash continues on the next."""
-        return [line for line in re.sub(r"\\\n *", "", self.text).splitlines() if line]
+
+def commands_of(block: Block) -> list[str]:
+    """Of a ``sh`` block. A line that ends with a backslash continues on the next."""
+    if block.language != "sh":
+        return []
+    return [line for line in re.sub(r"\\\n *", "", block.text).splitlines() if line]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
@@ -76,7 +77,16 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-COMMANDS = sorted({command for block in BLOCKS if block.language == "sh" for command in block.commands})
+COMMANDS = sorted({command for block in BLOCKS for command in commands_of(block)})
+# Within a sentence or a table, with the number of an experiment as ID.
+INLINE = sorted(
+    {
+        re.sub(r"\bID\b", "1", command)
+        for page in PAGES
+        for command in re.findall(r"`(det(?:-ds)? [a-z][^`]*)`", page.read_text())
+        if "NAME" not in command and (len(command.split()) > 3 or command.startswith("det-ds"))
+    }
+)
 
 
 def words_of(command: str) -> list[str]:
@@ -85,16 +95,6 @@ def words_of(command: str) -> list[str]:
 
 def is_run(command: str) -> bool:
     return words_of(command)[0] not in ELSEWHERE
-
-
-def trains(page: Path) -> bool:
-    """Whether a page has commands that train, which take long."""
-    return any(
-        words_of(command)[0] == "torchrun" or words_of(command)[1] in TRAINING
-        for block in blocks_of(page)
-        if block.language == "sh"
-        for command in filter(is_run, block.commands)
-    )
 
 
 def name_of(page: Path) -> str:
@@ -119,7 +119,7 @@ def run_commands(page: Path, folder: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "PATH": f"{DET_DS.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    commands = [command for block in blocks_of(page) if block.language == "sh" for command in block.commands]
+    commands = [command for block in blocks_of(page) for command in commands_of(block)]
     for command in filter(is_run, commands):
         done = subprocess.run(
             ["bash", "-c", command],
@@ -133,30 +133,25 @@ def run_commands(page: Path, folder: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-RUN = [page for page in PAGES if any(block.language == "sh" for block in blocks_of(page))]
+WITH_COMMANDS = [
+    page for page in PAGES if any(is_run(each) for block in blocks_of(page) for each in commands_of(block))
+]
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if not trains(page)], ids=name_of)
+@pytest.mark.long("runs all that the pages show; that programs take the arguments is proved by a short test")
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     run_commands(page, context_of(tmp_path))
 
 
-@pytest.mark.long(
-    "trains everything that the pages show; the commands' arguments are checked by a short test"
-)
-@pytest.mark.parametrize("page", [page for page in RUN if trains(page)], ids=name_of)
-def test_the_commands_of_a_page_that_trains_run(page: Path, tmp_path: Path) -> None:
-    run_commands(page, context_of(tmp_path))
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *INLINE])
 def test_a_command_has_arguments_that_its_program_takes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, *words = words_of(command)
     monkeypatch.chdir(tmp_path)
     for word in words:  # det opens the file while it parses
-        if word.endswith(".yaml") and "*" not in word:
+        if word == "CONFIG" or (word.endswith(".yaml") and "*" not in word):
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / word).touch()
     if program == "det-ds":
