@@ -2,103 +2,33 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import known_keys
-from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
+from determined_ds.config.keys.fate import Meaning
 from determined_ds.config.resolve import Where
 from determined_ds.documents.differences import differences
-from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.document import Document
 from determined_ds.errors import NOT_GIVEN
 from determined_ds.experiment.changed_keys import (
-    DEEPSPEED,
-    EXPERIMENT,
-    Asked,
     Changes,
-    Meaning,
-    asked_before,
-    asked_of,
+    Settings,
     changes_since,
     meaning_of,
     meaning_to_deepspeed,
+    settings_before,
+    settings_of,
 )
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import (
-    EXPERIMENT_KEYS,
-    RESOURCES_KEYS,
-    SEARCHER_KEYS,
     parse_experiment,
 )
-from determined_ds.experiment.schema.root import ExperimentConfig
 from determined_ds.experiment.space.master_random import first_trial_seed
 
 CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
-
-
-# ------------------------------------------------------------------------------- every key is decided
-
-
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from models_in(part)
-
-
-def keys_of(model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
-    for name, field in model.model_fields.items():
-        yield (*path, name)
-        for inner in set(models_in(field.annotation)) if name != "hyperparameters" else ():
-            yield from keys_of(inner, (*path, name))
-
-
-def experiment_keys() -> set[KeyPath]:
-    keys = set(keys_of(ExperimentConfig)) | {(key,) for key in EXPERIMENT_KEYS}
-    keys |= {("resources", key) for key in RESOURCES_KEYS} | {("searcher", key) for key in SEARCHER_KEYS}
-    keys |= {("hyperparameters", key) for key in OWN_KEYS}
-    keys |= {("hyperparameters", "fit", key) for key in FitOptions.__dataclass_fields__}
-    return keys
-
-
-def deepspeed_keys(node: dict[str, Any] | None = None, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Of leaves: what a section means is said by what is in it."""
-    for key, child in (known_keys() if node is None else node)["keys"].items():
-        if {"removed", "deprecated"} & child.keys():
-            continue
-        if child.get("keys"):
-            yield from deepspeed_keys(child, (*path, key))
-        elif not child.get("free"):
-            yield (*path, key)
-    if not path:
-        for section in ("optimizer", "scheduler"):
-            for takes in known_keys()[f"{section}_params"].values():
-                yield from ((section, "params", name) for name in takes)
-
-
-def test_every_key_of_an_experiment_is_decided() -> None:
-    assert [key for key in sorted(experiment_keys()) if meaning_of(key) is None] == []
-
-
-def test_every_key_of_deepspeed_is_decided() -> None:
-    assert [key for key in sorted(set(deepspeed_keys())) if meaning_to_deepspeed(key) is None] == []
-
-
-def test_no_decision_is_about_a_key_that_there_is_none_of() -> None:
-    """A slip in the tables would leave its key to the section that it stands in."""
-
-    def unknown(table: Any, known: set[KeyPath]) -> list[KeyPath]:
-        return [path for path in table if not any(key[: len(path)] == path for key in known)]
-
-    of_torch = {("optimizer", "params", name) for name in ("amsgrad",)}
-    assert unknown(EXPERIMENT, experiment_keys()) == []
-    assert unknown(DEEPSPEED, {*deepspeed_keys(), *of_torch, ("datastates_ckpt",)}) == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +105,7 @@ def asked(data: dict[str, Any]) -> tuple[Any, Any]:
 def changes(before: dict[str, Any], now: dict[str, Any], *, warm_start: str | None = None) -> Changes:
     was, made = asked(before)
     experiment, resolved = asked(now)
-    told: Asked = asked_of(was, made.ds_config)
+    told: Settings = settings_of(was, made.ds_config)
     return changes_since(told, experiment, resolved, written="checkpoint c", warm_start=warm_start)
 
 
@@ -262,7 +192,7 @@ def test_values_of_environment_variables_are_never_told() -> None:
 
 
 def test_a_checkpoint_that_does_not_tell_is_not_compared() -> None:
-    assert asked_before({}, None) is None
+    assert settings_before({}, None) is None
 
 
 def test_differences_are_leaves() -> None:

@@ -1,28 +1,40 @@
-"""A row of the tables of keys, and which row is a key's."""
+"""The rows of the tables of keys: what happens to a key, and to which keys of a document it happens."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, dotted
 
-# Where a key is written for. `ddp` is the engine of that name in a comparison, and only in the DeepSpeed JSON's table.
+# Where a configuration is used. `ddp`, only in the DeepSpeed JSON's table, is that engine in a comparison.
 RUN, CLUSTER, SEARCH, MEASURE, DDP = range(5)
 PLACES = ("run", "cluster", "search", "measure", "ddp")
 HONOURED, REFUSED, IGNORED, DECIDED = "HRID"
 ON_A_CLUSTER = "applies only on a cluster"
 
 
+class Meaning(enum.Enum):
+    """What a change of a key means to a run that resumes from a checkpoint, by its letter in the tables."""
+
+    LAYOUT = "L"  # must be as it was: a checkpoint is laid out by it
+    COURSE = "C"  # must be as it was: the batches trained so far count by it
+    EFFECT = "E"  # takes effect from now on
+    NOTHING = "N"  # has no effect on a run that has begun
+    RESOLVED = "J"  # is compared in what it makes: the JSON that DeepSpeed is given
+
+
 @dataclass(frozen=True)
-class Row:
+class Fate:
     """What happens to a key, and to every key below it that has no row of its own.
 
     Args:
         key: Dotted.
         at: A letter for each of :data:`PLACES`: ``H`` honoured; ``R`` refused; ``I`` ignored, with a warning; ``D``
             decided by the command, whose help and output say so: no warning.
+        resume: What a change means to a run that resumes, see :class:`Meaning`.
         why: In a clause.
         fix: What to write instead; "" where there is nothing better to write.
         default: The value at which nothing is lost by ignoring the key. Null, false, 0 and what is empty lose
@@ -31,6 +43,7 @@ class Row:
 
     key: str
     at: str
+    resume: Meaning
     why: str
     fix: str = ""
     default: Any = None
@@ -46,9 +59,20 @@ class Row:
         return bool(value == self.default) if self.default is not None else not value
 
 
-def rows(keys: str, at: str, why: str, fix: str = "", default: Any = None) -> tuple[Row, ...]:
-    """A row for each of several keys, separated by spaces; ``{a,b}`` at the end of one stands for two."""
-    return tuple(Row(key, at, why, fix, default) for word in keys.split() for key in _each(word))
+def rows(keys: str, letters: str, why: str, fix: str = "", default: Any = None) -> tuple[Fate, ...]:
+    """A row for each of several keys, separated by spaces; ``{a,b}`` at the end of one stands for two.
+
+    Args:
+        keys: Dotted.
+        letters: What happens in each place, and after a space what a change means to a run that resumes.
+        why: See :class:`Fate`, as for the rest.
+        fix: What to write instead.
+        default: The value at which nothing is lost.
+    """
+    at, resume = letters.split()
+    return tuple(
+        Fate(key, at, Meaning(resume), why, fix, default) for word in keys.split() for key in _each(word)
+    )
 
 
 def _each(word: str) -> Iterator[str]:
@@ -57,14 +81,14 @@ def _each(word: str) -> Iterator[str]:
         yield prefix + name
 
 
-def table_of(*groups: Iterable[Row]) -> dict[str, Row]:
+def table_of(*groups: Iterable[Fate]) -> dict[str, Fate]:
     """Rows by key."""
     found = {row.key: row for group in groups for row in group}
     assert len(found) == sum(len(tuple(group)) for group in groups), "a key has two rows"
     return found
 
 
-def row_of(table: Mapping[str, Row], path: KeyPath) -> Row | None:
+def row_of(table: Mapping[str, Fate], path: KeyPath) -> Fate | None:
     """The most specific row of a key; None where it has none."""
     for end in range(len(path), 0, -1):
         row = table.get(dotted(path[:end]))
@@ -74,8 +98,8 @@ def row_of(table: Mapping[str, Row], path: KeyPath) -> Row | None:
 
 
 def keys_that_are(
-    letter: str, document: Document, place: int, table: Mapping[str, Row], switched: frozenset[KeyPath]
-) -> list[tuple[Row, KeyPath]]:
+    letter: str, document: Document, place: int, table: Mapping[str, Fate], switched: frozenset[KeyPath]
+) -> list[tuple[Fate, KeyPath]]:
     """The keys of a document to which something happens in a place, each once, in the order of the document.
 
     Args:
@@ -88,7 +112,7 @@ def keys_that_are(
     inner: dict[str, set[str]] = {}
     for key, below in table.items():
         inner.setdefault(key.rpartition(".")[0], set()).add(below.at[place])
-    found: dict[KeyPath, Row] = {}
+    found: dict[KeyPath, Fate] = {}
     for path, value in _leaves(document.data, (), switched):
         row = row_of(table, path)
         if row is None or row.at[place] != letter or row.is_idle(value):

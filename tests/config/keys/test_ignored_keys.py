@@ -15,11 +15,11 @@ from determined_ds.config.keys import (
     RUN,
     SEARCH,
     ignored_by_ddp,
+    ignored_keys,
     json_problems,
-    not_looked_at,
 )
 from determined_ds.config.keys.deepspeed_json import DEEPSPEED
-from determined_ds.config.keys.row import REFUSED, Row
+from determined_ds.config.keys.fate import REFUSED, Fate
 from determined_ds.config.reconcile import reconcile
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.reading import parse_yaml
@@ -33,8 +33,7 @@ CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)
 def told(text: str, place: int) -> dict[str, str]:
     """Key -> message and fix, of the warnings of an experiment."""
     return {
-        each.key: f"{each.message}; {each.fix}"
-        for each in not_looked_at(parse_yaml(text, "mine.yaml"), place)
+        each.key: f"{each.message}; {each.fix}" for each in ignored_keys(parse_yaml(text, "mine.yaml"), place)
     }
 
 
@@ -52,7 +51,7 @@ checkpoint_storage: {type: s3, bucket: mine}
 
 @pytest.mark.parametrize("place", HERE)
 def test_what_is_only_for_a_cluster_is_one_warning_with_every_place(place: int) -> None:
-    [warning] = not_looked_at(parse_yaml(ON_A_CLUSTER, "mine.yaml"), place)
+    [warning] = ignored_keys(parse_yaml(ON_A_CLUSTER, "mine.yaml"), place)
     assert str(warning) == (
         "applies only on a cluster; ignored here: resources.resource_pool (mine.yaml:2), "
         "resources.shm_size (mine.yaml:2), environment.image (mine.yaml:4), bind_mounts (mine.yaml:6), "
@@ -61,7 +60,7 @@ def test_what_is_only_for_a_cluster_is_one_warning_with_every_place(place: int) 
 
 
 def test_on_a_cluster_it_is_no_warning() -> None:
-    assert not_looked_at(parse_yaml(ON_A_CLUSTER, "mine.yaml"), CLUSTER) == []
+    assert ignored_keys(parse_yaml(ON_A_CLUSTER, "mine.yaml"), CLUSTER) == []
 
 
 @pytest.mark.parametrize("place", [*HERE, CLUSTER])
@@ -115,7 +114,7 @@ def test_names_and_what_says_the_default_are_no_warning(place: int, text: str) -
 
 def test_a_log_policy_of_the_users_own_is_only_for_a_cluster() -> None:
     text = f"log_policies: {json.dumps([*LOG_POLICIES, {'name': 'mine', 'pattern': 'x'}])}"
-    assert "log_policies" in str(not_looked_at(parse_yaml(text, "mine.yaml"), RUN))
+    assert "log_policies" in str(ignored_keys(parse_yaml(text, "mine.yaml"), RUN))
     assert told(text, CLUSTER) == {}
 
 
@@ -128,7 +127,7 @@ def test_a_measurement_ignores_more_than_a_run() -> None:
 def test_a_search_shares_max_slots_and_a_run_does_not() -> None:
     text = "resources: {max_slots: 4}"
     assert told(text, SEARCH) == {}
-    assert "resources.max_slots" in str(not_looked_at(parse_yaml(text, "mine.yaml"), RUN))
+    assert "resources.max_slots" in str(ignored_keys(parse_yaml(text, "mine.yaml"), RUN))
 
 
 # --------------------------------------------------------------------------------------- the DeepSpeed JSON
@@ -145,7 +144,7 @@ def reconciled(
     return reconcile(Document(name="mine.yaml", data=given), ds(data), slots=slots, accelerator=devices)
 
 
-def nested(row: Row) -> dict[str, Any]:
+def nested(row: Fate) -> dict[str, Any]:
     """A JSON in which the row's key asks for something, and is not switched off."""
     path = row.key.split(".")
     value: Any = not row.default if isinstance(row.default, bool) else "other" if row.default else True
@@ -168,7 +167,7 @@ REFUSED_ROWS = [row for row in DEEPSPEED.values() if REFUSED in row.at]
 
 
 @pytest.mark.parametrize("row", REFUSED_ROWS, ids=lambda row: row.key)
-def test_what_cannot_be_honoured_is_refused_with_what_to_do(row: Row) -> None:
+def test_what_cannot_be_honoured_is_refused_with_what_to_do(row: Fate) -> None:
     with pytest.raises(ConfigError) as raised:
         reconciled(nested(row))
     [problem] = raised.value.problems
@@ -178,7 +177,7 @@ def test_what_cannot_be_honoured_is_refused_with_what_to_do(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", REFUSED_ROWS, ids=lambda row: row.key)
-def test_what_says_the_default_is_not_refused(row: Row) -> None:
+def test_what_says_the_default_is_not_refused(row: Fate) -> None:
     off = False if row.default is None else row.default
     path = row.key.split(".")
     data: Any = off
