@@ -1,4 +1,4 @@
-"""Arguments of functions by other names: taken where they mean the same, refused with the right name else.
+"""Arguments of functions by other names: accepted where they mean the same, else refused with the right name.
 
 The table is in :mod:`determined_ds.config.aliases`.
 """
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from determined_ds.config.aliases import PRECISIONS
-from determined_ds.config.deepspeed.normalized import AUTO, known_keys
+from determined_ds.config.deepspeed.normalized import known_keys
+from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import nearest
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem, shown
@@ -21,31 +22,31 @@ R = TypeVar("R")
 PRECISION, SECTIONS = "precision", "sections"
 
 
-def takes_other_names(others: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function also takes its keyword arguments by other names.
+def takes_other_names(
+    others: Mapping[str, str], known: Iterable[str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: the function also accepts its keyword arguments by other names.
 
-    One that has an argument ``precision`` also takes the switches of a precision, ``bf16=True``.
+    One that has an argument ``precision`` also accepts the switches of a precision, ``bf16=True``.
 
     Args:
         others: Other name -> argument.
+        known: Names of the arguments; those of the signature, if None.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = list(inspect.signature(function).parameters)
+        names = list(inspect.signature(function).parameters if known is None else known)
 
         @functools.wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> R:
-            return cast(Callable[..., R], function)(*args, **_by_real_names(given, known, others))
+            return cast(Callable[..., R], function)(*args, **_by_real_names(given, names, others))
 
         return call
 
     return decorate
 
 
-def _by_real_names(
-    given: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]
-) -> dict[str, Any]:
-    known = list(known)
+def _by_real_names(given: Mapping[str, Any], known: list[str], others: Mapping[str, str]) -> dict[str, Any]:
     switches = PRECISIONS if PRECISION in known else {}
     arguments = {name: value for name, value in given.items() if name in known}
     problems: list[Problem] = []
@@ -79,7 +80,7 @@ def _fix_of_unknown(name: str, value: Any, known: list[str], others: list[str]) 
 
 
 def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) -> list[Problem]:
-    """Have ``precision`` say what switches like ``bf16=True`` say; without bf16 and fp16 it is fp32.
+    """Set ``precision`` as switches like ``bf16=True`` say; without bf16 and fp16 it is fp32.
 
     ``fp16=False`` alone leaves it as it is.
     """
@@ -96,9 +97,9 @@ def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) ->
     clash = len(on) > 1 or on & off or stated in off or (on and stated != AUTO and stated not in on)
     if clash:
         name = next(name for name, value in switched.items() if isinstance(value, bool))
-        said = [f"{other}={value}" for other, value in switched.items() if other != name]
-        said += [f"{PRECISION}={stated!r}"] if stated != AUTO else []
-        message = f"does not go together with {', '.join(said)}"
+        clashing = [f"{other}={value}" for other, value in switched.items() if other != name]
+        clashing += [f"{PRECISION}={stated!r}"] if stated != AUTO else []
+        message = f"does not go together with {', '.join(clashing)}"
         problems.append(_problem(name, switched[name], message, f"keep {PRECISION} only"))
     elif on:
         arguments[PRECISION] = on.pop()

@@ -1,23 +1,26 @@
-"""DeepSpeed configurations made from Python: the arguments have DeepSpeed's names, and are judged as a file's would be.
+"""DeepSpeed configurations made from Python: the arguments have DeepSpeed's names, and are checked as a file is.
 
-``create_deepspeed_config`` writes nothing down about what goes with what: it builds the mapping and hands it to
-``reconcile``, so that it refuses just what a run would refuse.
+``create_deepspeed_config`` has no rules of its own: it builds the mapping and hands it to ``reconcile``, so that it
+refuses exactly what a run would refuse.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
+
+from typing_extensions import Required, Unpack
 
 from determined_ds.config.aliases import ARGUMENTS, OFFLOAD_ARGUMENTS
 from determined_ds.config.deepspeed.alone import problems_alone
 from determined_ds.config.deepspeed.arguments import takes_other_names
 from determined_ds.config.deepspeed.files import plain
 from determined_ds.config.deepspeed.learning_rate import rates_not_used
-from determined_ds.config.deepspeed.normalized import AUTO, known_keys, normalized, params_of
+from determined_ds.config.deepspeed.normalized import known_keys, normalized, params_of
 from determined_ds.config.facts import ZERO
-from determined_ds.documents.document import Document, KeyPath, nearest
+from determined_ds.config.hyperparameters import AUTO
+from determined_ds.documents.document import Document, KeyPath, nearest, words
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem
 
@@ -33,49 +36,8 @@ PRECISIONS: dict[str, dict[str, dict[str, Any]]] = {
 OFFLOADS = ("offload_optimizer", "offload_param")
 
 
-@takes_other_names(ARGUMENTS)
-def create_deepspeed_config(
-    *,
-    zero_stage: int,
-    train_batch_size: int | Auto = "auto",
-    micro_batch_size: int | Auto = "auto",
-    gradient_accumulation_steps: int | Auto = "auto",
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
-    optimizer: str | Literal[False] | None = "AdamW",
-    learning_rate: float | Auto = "auto",
-    betas: Sequence[float] | Auto = "auto",
-    eps: float | Auto = "auto",
-    weight_decay: float | Auto = "auto",
-    optimizer_params: Mapping[str, Any] | None = None,
-    scheduler: str | Literal[False] | None = "WarmupLR",
-    warmup_num_steps: int | Auto = "auto",
-    total_num_steps: int | Auto = "auto",
-    scheduler_params: Mapping[str, Any] | None = None,
-    gradient_clipping: float | Auto = "auto",
-    offload_optimizer: Offload = None,
-    offload_param: Offload = None,
-    nvme_path: str | None = None,
-    zero_hpz_partition_size: int | None = None,
-    zero_quantized_weights: bool | None = None,
-    zero_quantized_gradients: bool | None = None,
-    overlap_comm: bool | None = None,
-    contiguous_gradients: bool | None = None,
-    reduce_bucket_size: int | None = None,
-    allgather_bucket_size: int | None = None,
-    stage3_prefetch_bucket_size: int | None = None,
-    stage3_param_persistence_threshold: int | None = None,
-    stage3_gather_16bit_weights_on_model_save: bool | None = None,
-    activation_checkpointing: Mapping[str, Any] | Literal[False] | None = None,
-    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None = None,
-    sections: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A DeepSpeed configuration, as :func:`save_deepspeed_config` writes and a run reads it.
-
-    ``"auto"`` is filled when it is known what will run: batch sizes from ``global_batch_size`` and the slots, the
-    precision from the accelerator, the rest from hyperparameters. None leaves a key to DeepSpeed's own default.
-
-    The names that other documents use are taken too where they mean the same (``stage``, ``lr``, ``bf16=True``, see
-    ``ARGUMENTS`` in :mod:`determined_ds.config.aliases`); any other name is refused.
+class DeepSpeedArguments(TypedDict, total=False):
+    """Arguments of :func:`create_deepspeed_config`. None, the default of most, leaves a key to DeepSpeed's default.
 
     Args:
         zero_stage: 0 to 3: nothing, the optimizer's state, gradients too, parameters too is split over replicas.
@@ -103,7 +65,7 @@ def create_deepspeed_config(
             the GPUs of one machine; stage 3.
         zero_quantized_weights: ZeRO++: parameters are gathered in 8 bits; stage 3, CUDA.
         zero_quantized_gradients: ZeRO++: gradients are reduced in 4 bits; stage 3, CUDA.
-        overlap_comm: Whether gradients are reduced while the backward pass goes on.
+        overlap_comm: Whether gradients are reduced during the backward pass.
         contiguous_gradients: Whether gradients are copied to one buffer as they come.
         reduce_bucket_size: Elements reduced at once, > 0.
         allgather_bucket_size: Elements gathered at once, >= 0.
@@ -112,25 +74,86 @@ def create_deepspeed_config(
         stage3_gather_16bit_weights_on_model_save: Whether ``save_16bit_model`` may gather the whole model.
         activation_checkpointing: DeepSpeed's section, for models that call ``deepspeed.checkpointing``; False is None.
         grad_accum_dtype: Type that gradients are added up in (``data_types.grad_accum_dtype``).
-        sections: Any other keys of DeepSpeed's, laid over the above leaf by leaf.
+        sections: Any other keys of DeepSpeed's, which overwrite the above leaf by leaf.
+    """
+
+    zero_stage: Required[int]
+    train_batch_size: int | Auto
+    micro_batch_size: int | Auto
+    gradient_accumulation_steps: int | Auto
+    precision: Literal["auto", "bf16", "fp16", "fp32"]
+    optimizer: str | Literal[False] | None
+    learning_rate: float | Auto
+    betas: Sequence[float] | Auto
+    eps: float | Auto
+    weight_decay: float | Auto
+    optimizer_params: Mapping[str, Any] | None
+    scheduler: str | Literal[False] | None
+    warmup_num_steps: int | Auto
+    total_num_steps: int | Auto
+    scheduler_params: Mapping[str, Any] | None
+    gradient_clipping: float | Auto
+    offload_optimizer: Offload
+    offload_param: Offload
+    nvme_path: str | None
+    zero_hpz_partition_size: int | None
+    zero_quantized_weights: bool | None
+    zero_quantized_gradients: bool | None
+    overlap_comm: bool | None
+    contiguous_gradients: bool | None
+    reduce_bucket_size: int | None
+    allgather_bucket_size: int | None
+    stage3_prefetch_bucket_size: int | None
+    stage3_param_persistence_threshold: int | None
+    stage3_gather_16bit_weights_on_model_save: bool | None
+    activation_checkpointing: Mapping[str, Any] | Literal[False] | None
+    grad_accum_dtype: Literal["fp32", "bf16", "fp16"] | None
+    sections: Mapping[str, Any] | None
+
+
+WITH_AUTO = words("""train_batch_size micro_batch_size gradient_accumulation_steps precision learning_rate betas eps
+    weight_decay warmup_num_steps total_num_steps gradient_clipping""")
+DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(DeepSpeedArguments.__annotations__),
+    **dict.fromkeys(WITH_AUTO, AUTO),
+    "optimizer": "AdamW",
+    "scheduler": "WarmupLR",
+}
+
+
+@takes_other_names(ARGUMENTS, known=DEFAULTS)
+def create_deepspeed_config(**arguments: Unpack[DeepSpeedArguments]) -> dict[str, Any]:
+    """A DeepSpeed configuration, as :func:`save_deepspeed_config` writes and a run reads it.
+
+    ``"auto"`` is filled once it is known what will run: batch sizes from ``global_batch_size`` and the slots, the
+    precision from the accelerator, the rest from hyperparameters. None leaves a key to DeepSpeed's own default.
+
+    Names that other documents use are accepted too where they mean the same (``stage``, ``lr``, ``bf16=True``, see
+    ``ARGUMENTS`` in :mod:`determined_ds.config.aliases`); any other name is refused.
+
+    Args:
+        arguments: ``zero_stage`` (0 to 3) is required; the others, with units and ranges, are those of
+            :class:`DeepSpeedArguments`.
 
     Returns:
-        A plain dict of its own.
+        A plain dict.
 
     Raises:
         ConfigError: everything that is wrong: unknown keys with the nearest known, types and ranges, and what the
-            compatibility table says does not go together.
+            compatibility table refuses.
 
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and ``runtime/zero/config.py``.
     """
-    given = _switched(plain(dict(locals())))
+    if "zero_stage" not in arguments:
+        raise TypeError("create_deepspeed_config() missing 1 required keyword-only argument: 'zero_stage'")
+    given = _switched(plain({**DEFAULTS, **arguments}))
     _refuse(_no_mappings(given))
     document = _document(_leaves(given))
     for key, value in (given["sections"] or {}).items():
         document = document.overwritten((key,), value, "argument sections")
     document, problems = _with_nvme_path(document, given["nvme_path"])
     rates = rates_not_used(document, "", None, document)
-    _refuse([*_precision_problems(precision), *problems, *problems_alone(document)[0], *rates])
+    _refuse([*_precision_problems(given["precision"]), *problems, *problems_alone(document)[0], *rates])
     return normalized(document).data
 
 
@@ -165,7 +188,7 @@ def create_offload_config(
         ratio: Of ``offload_optimizer``: the part of it that is offloaded, 0 to 1 (stage 3).
 
     Returns:
-        A plain dict of its own.
+        A plain dict.
 
     Raises:
         ConfigError: a value that DeepSpeed does not take, keys of the two that exclude each other, or nvme without
@@ -176,8 +199,13 @@ def create_offload_config(
     given = plain(dict(locals()))
     section = {"device": given.pop("offload_device")}
     section.update((key, value) for key, value in given.items() if value is not None)
+    _check_offload(section)
+    return section
+
+
+def _check_offload(section: dict[str, Any]) -> None:
     known = known_keys()["keys"][ZERO]["keys"]
-    # One that both would take is judged as parameters; they share what is asked here.
+    # Where both would accept it, it is checked as parameters.
     as_what = next(
         (what for what in reversed(OFFLOADS) if section.keys() <= known[what]["keys"].keys()), None
     )
@@ -194,7 +222,6 @@ def create_offload_config(
         )
         for problem in found
     )
-    return section
 
 
 def _refuse(problems: Iterable[Problem]) -> None:
@@ -272,7 +299,7 @@ def _leaves(given: Mapping[str, Any]) -> Leaves:
 
 def _params_leaves(given: Mapping[str, Any]) -> Leaves:
     """Of the optimizer and the schedule; "auto" where the one that was chosen takes what is asked."""
-    said = {
+    names = {
         "optimizer": {
             "lr": "learning_rate",
             **{name: name for name in ("betas", "eps", "weight_decay")},
@@ -284,7 +311,7 @@ def _params_leaves(given: Mapping[str, Any]) -> Leaves:
         },
     }
     leaves: Leaves = {}
-    for section, arguments in said.items():
+    for section, arguments in names.items():
         kind = given[section]
         if kind is None:
             continue
@@ -292,8 +319,8 @@ def _params_leaves(given: Mapping[str, Any]) -> Leaves:
         takes = params_of(section, kind)
         for key, argument in arguments.items():
             value = given.get(argument, AUTO)
-            told = value != AUTO and key != "warmup_max_lr"
-            if told or (key in takes if takes is not None else key == "lr"):
+            stated = value != AUTO and key != "warmup_max_lr"
+            if stated or (key in takes if takes is not None else key == "lr"):
                 leaves[section, "params", key] = (argument or section, value)
         if takes is not None and "warmup_type" in takes:
             leaves[section, "params", "warmup_type"] = (section, "linear")
