@@ -16,7 +16,7 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
-from determined_ds.experiment.decide import OF_EXPERIMENTS, Problems, laid_over
+from determined_ds.experiment.decide import OF_EXPERIMENTS, Problems, with_flags
 
 if TYPE_CHECKING:
     from determined_ds.check.fits_gpu import GpuMemory
@@ -83,7 +83,7 @@ def _check_file(
             Checked(findings=findings_of(errors, [*warnings, *missing_packages(document)])),
         )
     elif document is not None:
-        document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
+        document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
         checked = check_experiment(document, asked) if document is not None else checked
     report = Report(
         file=str(file),

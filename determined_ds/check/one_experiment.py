@@ -23,8 +23,8 @@ from determined_ds.check.trial_class import (
 )
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.hyperparameters import LAID_OVER, read_hyperparameters
-from determined_ds.config.keys import CLUSTER, not_looked_at
+from determined_ds.config.hyperparameters import SHORTHANDS, read_hyperparameters
+from determined_ds.config.keys import CLUSTER, ignored_keys
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SPACE = "hyperparameters."
 # Codes of problems that follow where a hyperparameter is no good, and is taken as absent.
 OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
-STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *LAID_OVER))
+STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *SHORTHANDS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def check_experiment(document: Document, asked: Asked) -> Checked:
     deprecated = {problem.key for problem in warned}
     findings += findings_of(
         [],
-        [each for each in not_looked_at(document, asked.place) if not _is_told(each.key, told | deprecated)],
+        [each for each in ignored_keys(document, asked.place) if not _is_told(each.key, told | deprecated)],
     )
     findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
     if asked.place == CLUSTER:

@@ -15,7 +15,7 @@ class Accelerator:
         name: ``cpu`` or ``cuda``, DeepSpeed's own names.
         num_devices: GPUs, or CPU cores.
         bf16: Whether ``bf16.enabled: "auto"`` is on. False for a CPU even where it has bf16 instructions:
-            a run without a GPU is there to be compared with another, so it stays in fp32 unless told otherwise.
+            a run without a GPU serves for comparison, so it stays in fp32 unless bf16 is stated.
         fp16: Whether fp16 can be trained in at all.
     """
 
@@ -31,5 +31,5 @@ class Accelerator:
 
 
 def assumed_cuda(slots: int) -> Accelerator:
-    """The GPUs of a cluster that is not at hand: one a slot, of the kinds that compute in bf16."""
+    """A cluster's GPUs, one a slot, of a kind that computes in bf16."""
     return Accelerator(name="cuda", num_devices=slots, bf16=True, fp16=True)

@@ -1,8 +1,8 @@
-"""Names that other documents use for what has another name here: one table, with a section for each place.
+"""Other names for keys, hyperparameters, arguments and options: one table, with a section for each place.
 
-What only this library reads takes a name that means the same: a hyperparameter, an argument. A file that others read
-too does not: Determined's master refuses unknown keys of the YAML, and DeepSpeed ignores those of its JSON. There, and
-where the meaning is not quite the same, the name is refused with the one to write. No name in here is ever ignored.
+A hyperparameter or an argument, which only this library reads, is accepted by a name that means the same. In a file
+that others read too it is not: Determined's master refuses unknown keys of the YAML, and DeepSpeed ignores those of its
+JSON. There, and where the meaning differs, the name is refused with the one to write. No name in here is ignored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from determined_ds.config.hyperparameters import LAID_OVER
+from determined_ds.config.hyperparameters import SHORTHANDS
 from determined_ds.documents.document import KeyPath, dotted
 
 PIPE, MODEL, DATA, BATCH = (
@@ -28,7 +28,7 @@ def _each(names: str, of: str) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------- hyperparameters
 
-# Taken as another hyperparameter.
+# Read as another hyperparameter.
 HYPERPARAMETERS: dict[str, str] = {
     **_each(
         "pipeline_parallel_size pipeline_model_parallel_size num_pipeline_stages pipeline_stages pp_size",
@@ -39,7 +39,7 @@ HYPERPARAMETERS: dict[str, str] = {
     **_each("train_batch_size", BATCH),
     **_each("micro_batch_size_per_gpu per_device_train_batch_size", "micro_batch_size"),
 }
-# Taken as a value of the DeepSpeed JSON, where that leaves it open.
+# Read as a value of the DeepSpeed JSON, where that leaves it open.
 OF_THE_JSON: dict[str, KeyPath] = {
     MICRO_BATCH: (MICRO_BATCH,),
     **dict.fromkeys((ACCUMULATION, "accumulation_steps", "grad_accum_steps"), (ACCUMULATION,)),
@@ -50,7 +50,7 @@ OF_THE_JSON: dict[str, KeyPath] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A hyperparameter that the library might be meant by, and does not read.
+    """A hyperparameter that the library does not read, though its name suggests it.
 
     Args:
         write: What to write instead.
@@ -115,11 +115,11 @@ _IN_EXPERIMENT = "write it in the experiment's YAML: "
 # Unknown key -> where it is read, or what to do about it.
 IN_JSON: dict[str, str] = {
     **{
-        name: dotted(LAID_OVER[real]) if real in LAID_OVER else f"{_IN_EXPERIMENT}hyperparameters.{real}"
+        name: dotted(SHORTHANDS[real]) if real in SHORTHANDS else f"{_IN_EXPERIMENT}hyperparameters.{real}"
         for name, real in HYPERPARAMETERS.items()
         if name != "train_batch_size"
     },
-    **{name: dotted(path) for name, path in {**LAID_OVER, **OF_THE_JSON}.items() if (name,) != path},
+    **{name: dotted(path) for name, path in {**SHORTHANDS, **OF_THE_JSON}.items() if (name,) != path},
     "num_stages": f"{_IN_EXPERIMENT}hyperparameters.{PIPE}",
     "num_gpus": f"{_IN_EXPERIMENT}resources.slots_per_trial",
     "batch_size": f"write train_batch_size (of all replicas) or {MICRO_BATCH} (of one)",

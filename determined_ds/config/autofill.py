@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.learning_rate import (
     LR,
+    STATED_TWICE,
     StatedRate,
     peak_path,
     rate_for,
@@ -20,11 +21,11 @@ from determined_ds.config.deepspeed.learning_rate import (
     stated_rate,
     states_rate,
 )
-from determined_ds.config.deepspeed.normalized import AUTO, known_keys
-from determined_ds.config.hyperparameters import FitOptions
+from determined_ds.config.deepspeed.normalized import known_keys
+from determined_ds.config.hyperparameters import AUTO, FitOptions
 from determined_ds.config.topology import Topology
-from determined_ds.documents.document import Document, Edits, KeyPath
-from determined_ds.errors import Origin, Problem
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.errors import NOT_GIVEN, Origin, Problem
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not
 # listed is filled by the hyperparameter of its own name.
@@ -37,8 +38,8 @@ HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
     "gradient_clipping": ("gradient_clipping", "max_grad_norm"),
     "eps": ("eps", "adam_epsilon"),
 }
-# What "auto" is where no hyperparameter says it: 0.01 or 0, which DeepSpeed's optimizers and torch's disagree on, and
-# a hyperparameter of 0 is lost where the web UI makes a search of an experiment.
+# What "auto" is without a hyperparameter: DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a
+# hyperparameter of 0 is lost where the web UI turns an experiment into a search.
 WEIGHT_DECAY = 0.0
 # ``GRADIENT_CLIPPING_DEFAULT`` in deepspeed 0.19.8's ``runtime/constants.py``.
 GRADIENT_CLIPPING = 1.0
@@ -47,6 +48,7 @@ DECAY: KeyPath = (*PARAMS, "weight_decay")
 # Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
 FUSED_ADAM_ONLY = ("bias_correction", "set_grad_none")
 NEEDED = {"lr", "warmup_max_lr", "cycle_max_lr", "max_lr", "warmup_num_steps", "total_num_steps"}
+ENDS = ("warmup_max_lr", "warmup_num_steps")  # where a warm-up ends
 # Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
 IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
@@ -67,7 +69,7 @@ def fill_what_is_known(
     *,
     known: Sequence[Change] = (),
 ) -> tuple[Document, list[Problem]]:
-    """Replace every "auto", and fill what is absent and needs to be said.
+    """Replace every "auto", and fill what is absent and needs a value.
 
     Args:
         ds: The DeepSpeed JSON.
@@ -75,7 +77,7 @@ def fill_what_is_known(
         fit: For ``total_num_steps``.
         topology: A bf16 pipeline accumulates gradients in fp32.
         accelerator: For precision, pinned memory and the optimizer's implementation.
-        known: Values that are known already, the batch sizes; laid over the JSON first.
+        known: Values that are known already, the batch sizes; they overwrite the JSON first.
 
     Returns:
         The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
@@ -83,29 +85,32 @@ def fill_what_is_known(
     """
     to_fill = _to_fill(ds, topology, accelerator)
     problems: list[Problem] = []
-    edits = Edits(to_fill.ds)
-    for change in known:
-        edits.overwrite(*change)
-    filled = {path for path, _, _ in known}
+    changes = {path: (value, origin) for path, value, origin in known}
     for path, is_auto in to_fill.paths:
-        if path in filled:
+        if path in changes:
             continue
         if int in map(type, path):
-            problems.append(_undetermined(edits.document, path, is_auto))
+            problems.append(_undetermined(to_fill.ds, path))
             continue
         value, origin = rate_for(path, to_fill.ds, to_fill.rate) or _value_for(
-            path, edits, hyperparameters, fit, accelerator
+            path, hyperparameters, fit, accelerator
         )
+        if value is None and path[-1] == "warmup_min_lr":
+            ends = [
+                changes.get((*path[:-1], leaf), (to_fill.ds.get((*path[:-1], leaf)),))[0] for leaf in ENDS
+            ]
+            value, origin = _first_warmup_lr(*ends)
         if value is None and is_auto and path == DECAY:
             value, origin = WEIGHT_DECAY, "no weight decay is stated"
         if value is not None:
-            edits.overwrite(path, value, origin)
+            changes[path] = value, origin
             continue
         if (is_auto and path[-1] in NEEDED) or _is_missed(path, ds):
-            problems.append(_undetermined(edits.document, path, is_auto))
+            problems.append(_undetermined(to_fill.ds, path))
         if is_auto:
-            edits.remove(path)
-    return _fill_timers(_fill_optimizer(edits.document, accelerator), accelerator), problems
+            changes[path] = NOT_GIVEN, ""
+    filled = to_fill.ds.overwritten_all((path, *change) for path, change in changes.items())
+    return _fill_timers(_fill_optimizer(filled, accelerator), accelerator), problems
 
 
 Change = tuple[KeyPath, Any, str]
@@ -140,7 +145,7 @@ def _to_fill(ds: Document, topology: Topology, accelerator: Accelerator) -> _ToF
 
 
 def _is_missed(path: KeyPath, ds: Document) -> bool:
-    """Whether a value has to be said, though nothing stands there: DeepSpeed's default of it is not meant.
+    """Whether an absent value must be stated, since DeepSpeed's default would be wrong.
 
     ``WarmupDecayLR`` would go up to 0.001, whatever rate the trial's own optimizer has.
     """
@@ -164,16 +169,9 @@ def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
         name, value = _hyperparameter(str(path[-1]), hyperparameters)
         if value in (None, stated):
             continue
-        problems.append(
-            Problem(
-                key=hyperparameters.key((name,)),
-                value=value,
-                origin=hyperparameters.origin((name,)),
-                message=f"is not used: the DeepSpeed JSON states {ds.key(path)} = {stated} ({ds.origin(path)})",
-                fix=f'write "auto" there to use the hyperparameter, or remove {name}',
-                code="stated-twice",
-            )
-        )
+        message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {stated} ({ds.origin(path)})"
+        fix = f'write "auto" there to use the hyperparameter, or remove {name}'
+        problems.append(hyperparameters.problem((name,), message, fix, STATED_TWICE))
     return problems
 
 
@@ -216,7 +214,7 @@ def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
 
 
 def _value_for(
-    path: KeyPath, edits: Edits, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
+    path: KeyPath, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
 ) -> tuple[Any, str]:
     leaf = str(path[-1])
     if leaf == "pin_memory":
@@ -230,9 +228,7 @@ def _value_for(
         pair = [hyperparameters.get((name,)) for name in ("adam_beta1", "adam_beta2")]
         if None not in pair:
             return pair, _stated("adam_beta1", hyperparameters, ("adam_beta1",))
-    if leaf == "warmup_min_lr":
-        return _first_warmup_lr(path, edits.document)
-    if path == ("gradient_clipping",):  # DeepSpeed clips unless told not to; said here, so that it is seen
+    if path == ("gradient_clipping",):  # DeepSpeed clips by default; written out, so that it is seen
         return GRADIENT_CLIPPING, "DeepSpeed's default"
     return None, ""
 
@@ -242,33 +238,25 @@ def _stated(name: str, hyperparameters: Document, path: KeyPath) -> Origin:
     return origin.reworded(f"{name}, {origin}")
 
 
-def _first_warmup_lr(path: KeyPath, ds: Document) -> tuple[float, str]:
-    """Where a warm-up starts: at its first step's share of the peak. From 0, the first steps would teach nothing.
+def _first_warmup_lr(peak: Any, count: Any) -> tuple[float, str]:
+    """Where a warm-up starts: at its first step's share of the peak. From 0, the first steps would train nothing.
 
     Source: ``WarmupLR`` in deepspeed 0.19.8's ``runtime/lr_schedules.py`` takes two steps at ``warmup_min_lr``.
     """
-    peak, count = (ds.get((*path[:-1], leaf)) for leaf in ("warmup_max_lr", "warmup_num_steps"))
     if isinstance(peak, (int, float)) and isinstance(count, (int, float)) and count >= 1:
         return peak / count, "warmup_max_lr / warmup_num_steps"
     return 0.0, "a warm-up from 0"
 
 
-def _undetermined(ds: Document, path: KeyPath, stated: bool) -> Problem:
+def _undetermined(ds: Document, path: KeyPath) -> Problem:
     name = HYPERPARAMETER_NAMES.get(str(path[-1]), (str(path[-1]),))[0]
     fix = f"add the hyperparameter {name}, or write a number"
     if path[-1] == "total_num_steps":
         fix = "state fit.max_length in batches, or write the number of steps"
     if isinstance(path[-1], int):
         fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
-    given = {"value": AUTO} if stated else {}
-    return Problem(
-        key=ds.key(path),
-        **given,
-        origin=ds.origin(path),
-        message="nothing says what it should be" if stated else "missing, and nothing says what it should be",
-        fix=fix,
-        code="auto-undetermined",
-    )
+    missing = "" if ds.get(path) == AUTO else "missing, and "
+    return ds.problem(path, f"{missing}nothing says what it should be", fix, "auto-undetermined")
 
 
 def _fill_precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Document:
@@ -319,7 +307,7 @@ def _fill_optimizer(ds: Document, accelerator: Accelerator) -> Document:
 
 
 def _fill_timers(ds: Document, accelerator: Accelerator) -> Document:
-    """On GPUs no timer that nobody asked for: it waits for the device twice a micro-batch.
+    """On GPUs no throughput timer unless it is asked for: it waits for the device twice a micro-batch.
 
     ``steps_per_print`` asks for it, since what it prints is timed so; ``samples_per_second`` is measured by the loop.
 

@@ -1,17 +1,20 @@
 """global_batch_size = micro-batch x accumulation x replicas, completed exactly or refused.
 
-DeepSpeed and Determined both floor where the numbers do not divide (``_set_batch_related_parameters`` in
+DeepSpeed and Determined both round down where the numbers do not divide (``_set_batch_related_parameters`` in
 deepspeed 0.19.8's ``runtime/config.py``; ``calculate_batch_sizes`` in determined 0.38.1's ``util.py``).
-Nothing is floored here.
+Batch sizes are never rounded here; one that does not divide is an error.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from determined_ds.config.topology import nearest_divisor
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.config.hyperparameters import AUTO, LARGEST, Hyperparameters
+from determined_ds.config.topology import Topology, nearest_divisor
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.errors import ConfigError, Origin, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,12 @@ NAMES = {
     "accumulation": "gradient_accumulation_steps",
     "replicas": "data_parallel_world_size",
 }
+# Key of the DeepSpeed JSON -> its name here.
+BATCH_KEYS = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation",
+}
 FACTORS = ("micro_batch_size", "accumulation", "replicas")
 
 
@@ -55,7 +64,7 @@ def complete_batch(
 ) -> Batch:
     """Complete any subset of the four that determines the rest.
 
-    Any three determine the fourth. Of the rest, an accumulation that nobody states is 1 when that still
+    Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still
     leaves something to derive, as in DeepSpeed: global and replicas give the micro-batch.
 
     Args:
@@ -144,3 +153,80 @@ def _other_factors(
         if best is not None and best != value:
             found.append(f"{NAMES[name]} {best}")
     return found
+
+
+# ------------------------------------------------------------------------------------------- of one point
+
+
+def one_sample_each(layout: Topology) -> Batch:
+    """The smallest batch, assumed where none can be counted."""
+    replicas = layout.data_parallel_world_size
+    return Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
+
+
+def stated_batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topology) -> Batch:
+    """The batch that the hyperparameters and the DeepSpeed JSON state, completed.
+
+    Raises:
+        ConfigError: they state too little, too much, or numbers that do not divide.
+    """
+    given: dict[str, int] = {"replicas": topology.data_parallel_world_size}
+    origins = {"replicas": f"{topology.slots} slots"}
+    problems: list[Problem] = []
+    for key, name in BATCH_KEYS.items():
+        value = ds.get((key,))
+        if value not in (None, AUTO):
+            given[name], origins[name] = value, ds.origin((key,))
+            if value > LARGEST:
+                fix = 'write a smaller number, or "auto"'
+                problems.append(ds.problem((key,), f"must be at most {LARGEST}", fix, "out-of-range"))
+    if problems:
+        raise ConfigError(problems)
+    own, other = hp.global_batch_size, given.get("global_batch_size")
+    if own is None:
+        return complete_batch(**given, origins=origins)
+    ours = {**given, "global_batch_size": own}
+    ours_from = {**origins, "global_batch_size": document.origin(("global_batch_size",))}
+    if other in (None, own):
+        return complete_batch(**ours, origins=ours_from)
+    problems.append(_stated_twice(document, f"{other} ({origins['global_batch_size']})"))
+    try:
+        complete_batch(**ours, origins=ours_from)
+    except (
+        ConfigError
+    ) as error:  # that the rest does not divide is news only where neither of the two would do
+        if not _divides(given):
+            problems += error.problems
+    raise ConfigError(problems)
+
+
+def _divides(given: dict[str, int]) -> bool:
+    try:
+        complete_batch(**given, origins=None)
+    except ConfigError:
+        return False
+    return True
+
+
+def _stated_twice(document: Document, other: str) -> Problem:
+    fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
+    return document.problem(
+        ("global_batch_size",), f"differs from train_batch_size = {other}", fix, "batch-twice"
+    )
+
+
+def open_sizes(ds: Document, document: Document, batch: Batch) -> list[tuple[KeyPath, Any, Origin]]:
+    """The batch sizes that the JSON leaves open, with their origins."""
+    place = document.origin(("global_batch_size",))
+    changes: list[tuple[KeyPath, Any, Origin]] = []
+    for key, name in BATCH_KEYS.items():
+        if ds.get((key,)) in (None, AUTO):
+            factors = " x ".join(
+                f"{NAMES[other]} {getattr(batch, other)}" for other in FACTORS if other != name
+            )
+            derived = f"derived: global_batch_size {batch.global_batch_size} / ({factors})"
+            if name == "global_batch_size":
+                is_stated = document.get(("global_batch_size",)) not in (None, AUTO)
+                derived = f"global_batch_size, {place}" if is_stated else f"derived: {factors}"
+            changes.append(((key,), getattr(batch, name), place.reworded(derived)))
+    return changes

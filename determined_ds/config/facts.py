@@ -1,4 +1,4 @@
-"""What is known of a point once its DeepSpeed JSON is filled: the rules of the compatibility table look at it."""
+"""What is known of a point once its DeepSpeed JSON is filled: what the rules of the compatibility table read."""
 
 from __future__ import annotations
 
@@ -61,21 +61,14 @@ class Facts:
         return self.ds.get((ZERO, key))
 
     @property
-    def offload_ratio(self) -> float:
-        return float(self.ds.get((ZERO, "offload_optimizer", "ratio"), 1))
-
-    @property
-    def precision(self) -> str:
-        """What the model computes in: ``fp16``, ``bf16`` or ``fp32``."""
-        return self.strategy.precision
-
-    @property
     def communication_dtype(self) -> str:
         """What gradients are reduced in; what the model computes in, unless stated."""
-        return DTYPES.get(str(self.ds.get(("communication_data_type",))).lower(), self.precision)
+        return DTYPES.get(str(self.ds.get(("communication_data_type",))).lower(), self.strategy.precision)
 
     def enabled(self, section: str) -> bool:
         return bool(self.ds.get((section, "enabled"), False))
+
+    # By short names, for the table.
 
     @property
     def pipe(self) -> int:
@@ -94,12 +87,12 @@ class Facts:
         return self.strategy.hpz_partition_size
 
     @property
-    def max_ranks(self) -> int:
-        return self.accelerator.max_ranks * self.machines
-
-    @property
     def num_devices(self) -> int:
         return self.accelerator.num_devices
+
+    @property
+    def max_ranks(self) -> int:
+        return self.accelerator.max_ranks * self.machines
 
     @property
     def optimizer_type(self) -> str:

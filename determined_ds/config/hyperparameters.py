@@ -11,6 +11,7 @@ from determined_ds.documents.document import Document, KeyPath, dotted, nearest,
 from determined_ds.documents.values import KINDS, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem, shown
 
+AUTO = "auto"
 LARGEST = 2**31 - 1
 CHECKPOINT_POLICIES = ("best", "all", "none")
 WARM_STARTS = ("weights", "all")
@@ -68,9 +69,9 @@ class Hyperparameters:
     trial_seed: int | None = None
 
     @property
-    def laid_over(self) -> dict[str, int]:
-        """Those of :data:`LAID_OVER` that are stated."""
-        stated = {name: getattr(self, name) for name in LAID_OVER}
+    def shorthands(self) -> dict[str, int]:
+        """Those of :data:`SHORTHANDS` that are stated."""
+        stated = {name: getattr(self, name) for name in SHORTHANDS}
         return {name: value for name, value in stated.items() if value is not None}
 
 
@@ -80,8 +81,8 @@ UNITS = ("batches", "epochs")
 _UNITS = frozenset(UNITS)
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 OVERWRITES, TRIAL_SEED = "overwrite_deepspeed_args", "trial_seed"
-# Hyperparameter -> the value of the DeepSpeed JSON that it is laid over.
-LAID_OVER: dict[str, KeyPath] = {
+# Hyperparameter -> the value of the DeepSpeed JSON that it overwrites.
+SHORTHANDS: dict[str, KeyPath] = {
     "zero_stage": ("zero_optimization", "stage"),
     "micro_batch_size": ("train_micro_batch_size_per_gpu",),
 }
@@ -91,7 +92,7 @@ OWN_KEYS = (
     *SIZES,
     "deepspeed_config",
     OVERWRITES,
-    *LAID_OVER,
+    *SHORTHANDS,
     "torch_compile",
     "sdpa_kernel",
     "fit",
@@ -104,8 +105,8 @@ def parse_hyperparameters(document: Document) -> Hyperparameters:
     """Read the library's own hyperparameters out of all of them.
 
     Raises:
-        ConfigError: every wrong type, size and name at once. A name that differs from one of the library's
-            by a slip of the keyboard is refused too, since nobody would read it.
+        ConfigError: every wrong type, size and name at once. A misspelt name of the library's is refused too:
+            it would not be read.
     """
     hyperparameters, problems = read_hyperparameters(document)
     if problems:
@@ -122,10 +123,10 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         if size is not None:
             values[name] = size
     for name, (low, high) in RANGES.items():
-        if document.get((name,)) not in (None, "auto"):
+        if document.get((name,)) not in (None, AUTO):
             values[name] = _number(document, (name,), problems, low, high)
     for key in document.data:
-        if key not in OWN_KEYS and _is_slip(key):
+        if key not in OWN_KEYS and _is_misspelt(key):
             problems.append(unknown_key(document, (key,), OWN_KEYS))
     ds_config = document.get(("deepspeed_config",))
     if ds_config is not None and not isinstance(ds_config, (str, dict)):
@@ -145,9 +146,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     kernel = document.get(("sdpa_kernel",))
     if kernel in SDPA_KERNELS:
         values["sdpa_kernel"] = kernel
-    elif kernel not in (None, "auto"):
+    elif kernel not in (None, AUTO):
         fix = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
-        message = "is no attention kernel of torch's"
+        message = "is not a valid attention kernel of torch"
         problems.append(document.problem(("sdpa_kernel",), message, fix, "wrong-type"))
     values["fit"] = _fit(document, problems)
     read = Hyperparameters(
@@ -160,10 +161,10 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
 
 
 def _stated_twice(document: Document, hyperparameters: Hyperparameters) -> list[Problem]:
-    """A problem for each value that is laid over the JSON and that ``overwrite_deepspeed_args`` states otherwise."""
+    """A problem for each value that overwrites the JSON and that ``overwrite_deepspeed_args`` states otherwise."""
     problems = []
-    for name, value in hyperparameters.laid_over.items():
-        over: KeyPath = (OVERWRITES, *LAID_OVER[name])
+    for name, value in hyperparameters.shorthands.items():
+        over: KeyPath = (OVERWRITES, *SHORTHANDS[name])
         stated = stated_at(document, over)
         if stated is not None and (stated != value or isinstance(stated, bool)):
             message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
@@ -176,7 +177,7 @@ def stated_at(document: Document, path: KeyPath) -> Any:
     """The value at a path, or what stands in its way; None where nothing, null or "auto" is there."""
     for end in range(1, len(path) + 1):
         value = document.get(path[:end])
-        if value is None or value == "auto":
+        if value is None or value == AUTO:
             return None
         if not isinstance(value, dict):
             return value
@@ -190,9 +191,9 @@ def stated_seed(hyperparameters: Mapping[str, Any], drawn: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_slip(key: str) -> bool:
+def _is_misspelt(key: str) -> bool:
     guess = nearest(key, OWN_KEYS)
-    # Close by spelling and of the same length: "global_batchsize" is a slip, "batch_size" a model's own name.
+    # Close by spelling and of the same length: "global_batchsize" is misspelt, "batch_size" a model's own name.
     return (
         guess is not None and guess != "fit" and abs(len(guess) - len(key)) <= 2 and _edits(key, guess) <= 2
     )
@@ -214,7 +215,7 @@ def _wrong(document: Document, path: KeyPath, wanted: str, fix: str) -> Problem:
 
 def _size(document: Document, path: KeyPath, problems: list[Problem]) -> int | None:
     """An integer >= 1; None where it is absent or "auto"."""
-    if document.get(path) in (None, "auto"):
+    if document.get(path) in (None, AUTO):
         return None
     return _number(document, path, problems)
 
@@ -286,10 +287,10 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
     if len(given) != 1:
         message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
         fix = form
-        if given:  # the one that was laid over the file is the one that is meant
-            said = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
-            other = "batches" if said == ["epochs"] else "epochs"
-            fix = f"keep one; --set {document.key(path)}.{other}=null takes the other away"
+        if given:  # one from the command line is the intended one
+            stated = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
+            other = "batches" if stated == ["epochs"] else "epochs"
+            fix = f"keep one; --set {document.key(path)}.{other}=null removes the other"
         problems.append(document.problem(path, message, fix, "invalid"))
         return None
     ((unit, number),) = given.items()

@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from determined_ds.config.aliases import HYPERPARAMETERS, OF_THE_JSON, REFUSED, Refused
-from determined_ds.config.hyperparameters import LAID_OVER, OVERWRITES, stated_at
+from determined_ds.config.hyperparameters import AUTO, OVERWRITES, SHORTHANDS, stated_at
 from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.errors import NOT_GIVEN, Problem, shown
-
-AUTO = "auto"
 
 
 class RealNames(NamedTuple):
@@ -32,7 +30,7 @@ class RealNames(NamedTuple):
 
 
 def by_real_names(hyperparameters: Document, ds: Document) -> RealNames:
-    """Take what is said by another name.
+    """Read what is stated by another name.
 
     Args:
         hyperparameters: One point, as written.
@@ -52,8 +50,8 @@ def by_real_names(hyperparameters: Document, ds: Document) -> RealNames:
         real, where = _real(name, hyperparameters, ds)
         stated, origin = where
         if stated is None:
-            told = hyperparameters.origin((name,))
-            origin = told.reworded(f"{name}, {told}") if not told.startswith("--") else told
+            place = hyperparameters.origin((name,))
+            origin = place if place.startswith("--") else place.reworded(f"{name}, {place}")
             if name in HYPERPARAMETERS:
                 hyperparameters = hyperparameters.overwritten((real,), value, origin)
             else:
@@ -66,7 +64,7 @@ def by_real_names(hyperparameters: Document, ds: Document) -> RealNames:
             message = f"is another name of {real}, which is {shown(stated)} ({origin})"
             fix = f"keep {real} only"
             if name in OF_THE_JSON:
-                fix += f", or set {OVERWRITES}.{real}, which is laid over the JSON"
+                fix += f", or set {OVERWRITES}.{real}, which overwrites the JSON"
             problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
     for name in refused:
         if not _is_own(data[name], REFUSED[name], hyperparameters, ds):
@@ -75,7 +73,7 @@ def by_real_names(hyperparameters: Document, ds: Document) -> RealNames:
 
 
 def with_real_names(experiment: Document) -> Document:
-    """An experiment whose hyperparameters have their real names only, to lay others over.
+    """An experiment whose hyperparameters have their real names only, so that others can overwrite them.
 
     What stands for a value of the DeepSpeed JSON is in ``overwrite_deepspeed_args``.
 
@@ -88,7 +86,7 @@ def with_real_names(experiment: Document) -> Document:
     changes: list[tuple[KeyPath, Any, str]] = []
     for name, value in (experiment.get((root,)) or {}).items():
         real_name = HYPERPARAMETERS.get(name, name)
-        in_json = {**LAID_OVER, **OF_THE_JSON}.get(real_name)
+        in_json = {**SHORTHANDS, **OF_THE_JSON}.get(real_name)
         real: KeyPath = (real_name,) if real_name != name else ()
         real = (*over, *in_json) if in_json else real
         if real:
@@ -107,7 +105,7 @@ def _real(name: str, hyperparameters: Document, ds: Document) -> tuple[str, tupl
         return real, (None if value == AUTO else value, hyperparameters.origin((real,)))
     path = OF_THE_JSON[name]
     over: KeyPath = (OVERWRITES, *path)
-    named = [(hyperparameters, (laid,)) for laid, of in LAID_OVER.items() if of == path]
+    named = [(hyperparameters, (laid,)) for laid, of in SHORTHANDS.items() if of == path]
     for document, place in (*named, (hyperparameters, over), (ds, path)):
         value = stated_at(document, place)
         if value is not None:

@@ -6,21 +6,21 @@ One room decides: what DeepSpeed is given, down to the last value, and where eac
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import Change, disagreements, fill_what_is_known
-from determined_ds.config.batch import FACTORS, NAMES, Batch, complete_batch
-from determined_ds.config.deepspeed.normalized import AUTO, located_problems, normalized
+from determined_ds.config.autofill import disagreements, fill_what_is_known
+from determined_ds.config.batch import BATCH_KEYS, Batch, one_sample_each, open_sizes, stated_batch
+from determined_ds.config.deepspeed.normalized import located_problems, normalized
 from determined_ds.config.deepspeed.old_names import old_names
 from determined_ds.config.facts import Facts
 from determined_ds.config.hyperparameters import (
-    LAID_OVER,
-    LARGEST,
+    AUTO,
     OVERWRITES,
+    SHORTHANDS,
     SIZES,
     FitOptions,
     Hyperparameters,
@@ -34,7 +34,7 @@ from determined_ds.documents.document import Document, KeyPath, dotted, get_path
 from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")
-MOST_KNOWN = 1_000  # of what is laid over a DeepSpeed JSON
+MOST_KNOWN = 1_000  # overwrites of a DeepSpeed JSON whose result is kept
 # Section, its path, and whether it is written to where none is given.
 WRITTEN = (
     ("tensorboard", "output_path", True),
@@ -112,45 +112,30 @@ def reconcile(
         ConfigError: every reason why it cannot run, each with key, value, origin and fix.
     """
     named = by_real_names(hyperparameters, ds)
-    hyperparameters, ds = named.hyperparameters, named.ds
+    hyperparameters = named.hyperparameters
     hp, problems = read_hyperparameters(hyperparameters)
     problems += named.problems
-    checked = _laid_over(ds, hyperparameters, hp)
-    _tell(checked, problems)
-    ds = checked.ds
+    written = _overwritten(named.ds, hyperparameters, hp)
+    ds = written.ds
     refused, ignored = _of_the_table(ds)
-    told = {problem.key for problem in problems}
-    problems += [problem for problem in refused if problem.key not in told]
-    warnings = [*named.warnings, *checked.old, *ignored, *disagreements(ds, hyperparameters)]
+    _add(problems, (problem for _, problem in written.found))
+    keys = {problem.key for problem in problems}
+    problems += [problem for problem in refused if problem.key not in keys]
+    warnings = [*named.warnings, *written.old, *ignored, *disagreements(ds, hyperparameters)]
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
-    # From here on all is looked at, though it may be known already that nothing will run. Where the replicas
-    # cannot be counted, nor the batch, what depends on them is left out.
+    # All of the rest is checked too, to report every problem at once. What depends on replicas or on a batch that
+    # could not be counted is left out.
     layout = topology or _nearest_layout(hp, slots)
     wrong = {problem.key for problem in problems}
-    faulty = checked.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
+    faulty = written.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
     counted = layout.slots == slots and not faulty & {("pipe_parallel_size",), ("model_parallel_size",)}
     batch = None
     if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
-        batch = _collect(problems, lambda: _batch(hp, hyperparameters, ds, layout))
-    assumed = batch or _one_sample_each(layout)
-    sizes = _batch_sizes(ds, hyperparameters, hp, assumed)
-    filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
-    problems += undetermined
-    checked = _checked(filled, sound=ds.data, in_form=ds.data)
-    _tell(checked, problems)
-    known: dict[str, Any] = {
-        "hyperparameters": hyperparameters,
-        "ds": checked.ds,
-        "topology": layout,
-        "batch": assumed,
-        "accelerator": accelerator,
-        "machines": machines,
-        "torch_compile": hp.torch_compile,
-    }
+        batch = _collect(problems, lambda: stated_batch(hp, hyperparameters, ds, layout))
+    known = _filled(problems, hp, hyperparameters, ds, layout, batch or one_sample_each(layout), accelerator)
+    known["machines"] = machines
     for rule, problem in broken_rules(Facts(**known), slots_origin=slots_origin):
-        if (
-            rule.warning and batch is not None
-        ):  # of a batch that is only assumed, nothing probable can be said
+        if rule.warning and batch is not None:  # an assumed batch supports no warning
             warnings.append(problem)
         elif not rule.warning and (counted or "{slots}" not in rule.message):
             problems.append(problem)
@@ -161,8 +146,37 @@ def reconcile(
     )
 
 
+def _filled(
+    problems: list[Problem],
+    hp: Hyperparameters,
+    hyperparameters: Document,
+    ds: Document,
+    layout: Topology,
+    batch: Batch,
+    accelerator: Accelerator,
+) -> dict[str, Any]:
+    """The arguments of :class:`Facts`, with every "auto" of the JSON filled; adds the problems of doing so."""
+    sizes = open_sizes(ds, hyperparameters, batch)
+    filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
+    problems += undetermined
+    checked = _checked(filled, sound=ds.data, in_form=ds.data)
+    _add(problems, (problem for _, problem in checked.found))
+    return {
+        "hyperparameters": hyperparameters,
+        "ds": checked.ds,
+        "topology": layout,
+        "batch": batch,
+        "accelerator": accelerator,
+        "torch_compile": hp.torch_compile,
+    }
+
+
+def _add(problems: list[Problem], more: Iterable[Problem]) -> None:
+    problems.extend(problem for problem in more if problem not in problems)
+
+
 def _of_the_table(ds: Document) -> tuple[list[Problem], list[Problem]]:
-    """What the table of keys says of a DeepSpeed JSON; looked up once, for many points of a search."""
+    """The keys of a DeepSpeed JSON that are refused or ignored; looked up once for all points."""
     known: tuple[list[Problem], list[Problem]] | None = ds.worked_out.get("keys")
     if known is None:
         known = ds.worked_out["keys"] = json_problems(ds)
@@ -170,7 +184,7 @@ def _of_the_table(ds: Document) -> tuple[list[Problem], list[Problem]]:
 
 
 def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
-    """Run a step; keep its problems and go on, so that the user hears all of them at once."""
+    """Run a step and keep its problems, so that all of them are reported at once."""
     try:
         return step()
     except ConfigError as error:
@@ -185,7 +199,7 @@ class _Checked(NamedTuple):
         ds: It, normalized.
         found: The problems, and the paths of the values at fault.
         stripped: These paths.
-        old: Warnings of keys that have another name today.
+        old: Warnings of keys that have a new name.
     """
 
     ds: Document
@@ -195,7 +209,7 @@ class _Checked(NamedTuple):
 
 
 def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any]) -> _Checked:
-    """Look at each value of a DeepSpeed JSON but those known to be ``sound`` or, of their form, ``in_form``."""
+    """Check each value of a DeepSpeed JSON, except those known to be ``sound`` or in normal form already."""
     found = located_problems(ds, sound=sound)
     stripped = frozenset(path for path, _ in found if path)
     for path in stripped:
@@ -205,21 +219,15 @@ def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, An
 
 
 def _as_written(ds: Document) -> _Checked:
-    """The same for a DeepSpeed JSON that is read for many points: looked at once."""
+    """The same for a DeepSpeed JSON as it was read: checked once for all points."""
     known: _Checked | None = ds.worked_out.get("checked")
     if known is None:
         known = ds.worked_out["checked"] = _checked(ds, sound={}, in_form={})
     return known
 
 
-def _tell(checked: _Checked, problems: list[Problem]) -> None:
-    for _, problem in checked.found:
-        if problem not in problems:
-            problems.append(problem)
-
-
 def _nearest_layout(hp: Hyperparameters, slots: int) -> Topology:
-    """What the rest can be looked at with, where the slots cannot be laid out as asked."""
+    """A layout to check the rest with, where the slots cannot be divided as stated."""
     per_replica = hp.pipe_parallel_size * hp.model_parallel_size
     return Topology(
         pipe_parallel_size=hp.pipe_parallel_size,
@@ -228,50 +236,41 @@ def _nearest_layout(hp: Hyperparameters, slots: int) -> Topology:
     )
 
 
-def _one_sample_each(layout: Topology) -> Batch:
-    replicas = layout.data_parallel_world_size
-    return Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
-
-
-def _laid_over(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
-    """The JSON under what hyperparameters lay over it; of what these leave alone it is known how it is."""
+def _overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
+    """The JSON with what hyperparameters overwrite in it, checked; what they leave alone is checked once."""
     written = _as_written(ds)
-    if not hp.overwrite_deepspeed_args and not hp.laid_over:
+    if not hp.overwrite_deepspeed_args and not hp.shorthands:
         return written
     try:
-        said = repr((hp.overwrite_deepspeed_args, hp.laid_over))
+        stated = repr((hp.overwrite_deepspeed_args, hp.shorthands))
     except ValueError:  # an integer of more digits than Python writes out
-        return _overwritten(ds, written, hyperparameters, hp)
-    # Many points of a search have the same, and the same places: looked at once for all of them.
-    known: dict[str, tuple[Document, _Checked]] = ds.worked_out.setdefault("laid over", {})
-    if said in known and known[said][0].is_beside(hyperparameters):
-        return known[said][1]
-    checked = _overwritten(ds, written, hyperparameters, hp)
-    if len(known) < MOST_KNOWN:
-        known[said] = hyperparameters, checked
+        stated = ""
+    # Many points of a search state the same at the same places: checked once for all of them.
+    known: dict[str, tuple[Document, _Checked]] = ds.worked_out.setdefault("overwritten", {})
+    if stated in known and known[stated][0].is_beside(hyperparameters):
+        return known[stated][1]
+    over = _with_overwrites(ds, hyperparameters, hp)
+    checked = _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
+    if stated and len(known) < MOST_KNOWN:
+        known[stated] = hyperparameters, checked
     return checked
 
 
-def _overwritten(ds: Document, written: _Checked, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
-    over = _with_overwrites(ds, hyperparameters, hp)
-    return _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
-
-
 def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> Document:
-    """Lay ``overwrite_deepspeed_args`` over the JSON, leaf by leaf, and then what stands for one value of it.
+    """Overwrite the JSON by ``overwrite_deepspeed_args``, leaf by leaf, and by the shorthands.
 
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
     over = hp.overwrite_deepspeed_args
-    laid: list[tuple[KeyPath, Any, str, KeyPath]] = [
-        (path, get_path(over, path), OVERWRITES, (OVERWRITES, *path)) for path in leaf_paths(over)
+    stated: list[tuple[KeyPath, Any, KeyPath]] = [
+        (path, get_path(over, path), (OVERWRITES, *path)) for path in leaf_paths(over)
     ]
-    laid += [(LAID_OVER[key], value, key, (key,)) for key, value in hp.laid_over.items()]
+    stated += [(SHORTHANDS[key], value, (key,)) for key, value in hp.shorthands.items()]
     changes = []
-    for path, value, said, stated in laid:
-        origin = hyperparameters.origin(stated)
+    for path, value, place in stated:
+        origin = hyperparameters.origin(place)
         if not origin.startswith("--"):
-            origin = origin.reworded(f"{said}, {origin}")
+            origin = origin.reworded(f"{place[0]}, {origin}")
         changes.append((path, value, origin))
     return ds.overwritten_all(changes)
 
@@ -296,85 +295,3 @@ def _topology(hp: Hyperparameters, document: Document, slots: int, slots_origin:
             **{name: document.origin((name,)) for name in SIZES if document.get((name,)) is not None},
         },
     )
-
-
-BATCH_KEYS = {
-    "train_batch_size": "global_batch_size",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "gradient_accumulation_steps": "accumulation",
-}
-
-
-def _batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topology) -> Batch:
-    given: dict[str, int] = {"replicas": topology.data_parallel_world_size}
-    origins = {"replicas": f"{topology.slots} slots"}
-    problems: list[Problem] = []
-    for key, name in BATCH_KEYS.items():
-        value = ds.get((key,))
-        if value is None or value == AUTO:
-            continue
-        if value > LARGEST:
-            origin, message = ds.origin((key,)), f"must be at most {LARGEST}"
-            problems.append(
-                Problem(
-                    key=key,
-                    value=value,
-                    origin=origin,
-                    message=message,
-                    fix='write a smaller number, or "auto"',
-                    code="out-of-range",
-                )
-            )
-            continue
-        given[name], origins[name] = value, ds.origin((key,))
-    if problems:
-        raise ConfigError(problems)
-    if hp.global_batch_size is None:
-        return complete_batch(**given, origins=origins)
-    origin = document.origin(("global_batch_size",))
-    other, other_origin = given.get("global_batch_size"), origins.get("global_batch_size", "")
-    ours = {**given, "global_batch_size": hp.global_batch_size}
-    batch = _collect(
-        problems, lambda: complete_batch(**ours, origins={**origins, "global_batch_size": origin})
-    )
-    if other not in (None, hp.global_batch_size):
-        # That the rest does not fit either is news only where it fits neither of the two.
-        if batch is None and _collect([], lambda: complete_batch(**given, origins={})) is not None:
-            problems.clear()
-        problems.insert(0, _stated_twice(document, hp.global_batch_size, origin, other, other_origin))
-    if problems or batch is None:
-        raise ConfigError(problems)
-    return batch
-
-
-def _stated_twice(
-    document: Document, value: int, origin: str, other: int | None, other_origin: str
-) -> Problem:
-    return Problem(
-        key=document.key(("global_batch_size",)),
-        value=value,
-        origin=origin,
-        message=f"differs from train_batch_size = {other} ({other_origin})",
-        fix='state it once: write "auto" for train_batch_size, and global_batch_size is used',
-        code="batch-twice",
-    )
-
-
-def _batch_sizes(ds: Document, document: Document, hp: Hyperparameters, batch: Batch) -> list[Change]:
-    """The batch sizes that the JSON leaves open, with their origins."""
-    stated = document.origin(("global_batch_size",))
-    changes: list[Change] = []
-    for key, name in BATCH_KEYS.items():
-        if ds.get((key,)) in (None, AUTO):
-            origin = stated.reworded(_derivation(name, batch))
-            if name == "global_batch_size" and hp.global_batch_size is not None:
-                origin = stated.reworded(f"global_batch_size, {stated}")
-            changes.append(((key,), getattr(batch, name), origin))
-    return changes
-
-
-def _derivation(name: str, batch: Batch) -> str:
-    factors = " x ".join(f"{NAMES[factor]} {getattr(batch, factor)}" for factor in FACTORS if factor != name)
-    if name == "global_batch_size":
-        return f"derived: {factors}"
-    return f"derived: global_batch_size {batch.global_batch_size} / ({factors})"

@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="offload-ratio-stage",
         key=(ZERO, "offload_optimizer", "ratio"),
-        breaks=lambda f: f.offload_ratio < 1 and f.zero_stage != 3,
+        breaks=lambda f: f.ds.get((ZERO, "offload_optimizer", "ratio"), 1) < 1 and f.zero_stage != 3,
         message="the optimizer can be offloaded in part at ZeRO stage 3 only, not {zero_stage}",
         fix="set offload_optimizer.ratio to 1, or zero_optimization.stage to 3",
         source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.offload_ratio_check",
@@ -295,8 +295,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="grad-accum-mix",
         key=("data_types", "grad_accum_dtype"),
-        breaks=lambda f: f.zero_stage == 0 and f.strategy.grad_dtype != f.precision,
-        message="without ZeRO, gradients are accumulated in what the model computes in, {precision}",
+        breaks=lambda f: f.zero_stage == 0 and f.strategy.grad_dtype != f.strategy.precision,
+        message="without ZeRO, gradients are accumulated in what the model computes in, {strategy.precision}",
         fix="remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
         source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check",
     ),
@@ -317,7 +317,7 @@ RULES: tuple[Rule, ...] = (
             key=key,
             breaks=lambda f, key=key: (f.ds.get(key) or 1) not in (1, f.topology.model_parallel_size),  # type: ignore[misc]
             message="ranks would share a replica that hyperparameters.model_parallel_size"
-            " = {topology.model_parallel_size} counts as several, each with data of its own",
+            " = {topology.model_parallel_size} counts as several, each with its own data",
             fix="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
             source="deepspeed 0.19.8 __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__",
         )

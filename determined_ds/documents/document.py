@@ -14,6 +14,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem
 KeyPath = tuple[str | int, ...]
 MAX_UNKNOWN = 20
 MAX_WORD = 100
+AS_WRITTEN: Any = object()
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Document:
         name: What to call it in messages: the file as the user wrote it, or ``hyperparameters``.
         data: The plain mapping. Never changed in place: :meth:`overwritten` returns a new document.
         places: Key path -> place in the file, for every key that was read from text.
-        overwrites: Key path -> origin, for values laid over the text (``--set``, ``overwrite_deepspeed_args``).
+        overwrites: Key path -> origin, for values that overwrite the text (``--set``, ``overwrite_deepspeed_args``).
         prefix: Dotted name of where ``data`` hangs, put before keys in messages.
     """
 
@@ -44,7 +45,7 @@ class Document:
 
     @cached_property
     def worked_out(self) -> dict[Any, Any]:
-        """What has been worked out of this document once, for who asks again. It holds, as documents never change."""
+        """Results derived from this document, kept for the next caller: a document never changes."""
         return {}
 
     def key(self, path: KeyPath) -> str:
@@ -70,11 +71,11 @@ class Document:
             if path[:end] in self.overwrites:
                 origin = self.overwrites[path[:end]]
                 return origin if isinstance(origin, Origin) else Origin(origin)
-        if path not in self.places:  # a mapping that came with what was laid over something in it
+        if path not in self.places:  # a mapping that an overwrite of something in it has made
             inside = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
-            laid_over = self.overwrites.get(next(inside, ()))
-            if laid_over is not None:
-                return laid_over if isinstance(laid_over, Origin) else Origin(laid_over)
+            made_by = self.overwrites.get(next(inside, ()))
+            if made_by is not None:
+                return made_by if isinstance(made_by, Origin) else Origin(made_by)
         for end in range(len(path), 0, -1):
             place = self.places.get(path[:end])
             if place is not None:
@@ -90,7 +91,7 @@ class Document:
         return made
 
     def is_beside(self, other: Document) -> bool:
-        """Whether both hold data of the very same places, as :meth:`holding` makes them."""
+        """Whether both share one table of places, as :meth:`holding` makes them."""
         return self.places is other.places and self.overwrites is other.overwrites
 
     def get(self, path: KeyPath, default: Any = None) -> Any:
@@ -104,22 +105,22 @@ class Document:
             data = data[step]
         return data
 
-    def problem(self, path: KeyPath, message: str, fix: str, code: str) -> Problem:
-        """What is wrong with the value at ``path``: with its key, the value and its origin.
+    def problem(
+        self, path: KeyPath, message: str, fix: str, code: str = "invalid", *, value: Any = AS_WRITTEN
+    ) -> Problem:
+        """What is wrong at ``path``, with its key and its origin.
 
         Args:
-            path: Of the key.
+            path: Of the key; () for the whole document.
             message: See :class:`~determined_ds.errors.Problem`, as for the rest.
             fix: What to write instead.
             code: Of the rule that found it.
+            value: What to show; ``NOT_GIVEN`` for nothing. By default the value at ``path``.
         """
+        if value is AS_WRITTEN:
+            value = self.get(path, NOT_GIVEN) if path else NOT_GIVEN
         return Problem(
-            key=self.key(path),
-            value=self.get(path),
-            origin=self.origin(path),
-            message=message,
-            fix=fix,
-            code=code,
+            key=self.key(path), value=value, origin=self.origin(path), message=message, fix=fix, code=code
         )
 
     def sub(self, path: KeyPath) -> Document:
@@ -133,7 +134,9 @@ class Document:
 
         # An overwrite of an ancestor covers everything below it.
         covering: dict[KeyPath, str] = {
-            (key,): self.origin((*path, key)) for key in value if self._covered((*path, key))
+            (key,): self.origin((*path, key))
+            for key in value
+            if any((*path, key)[:end] in self.overwrites for end in range(1, length + 1))
         }
         return Document(
             name=self.name,
@@ -143,11 +146,8 @@ class Document:
             prefix=self.key(path),
         )
 
-    def _covered(self, path: KeyPath) -> bool:
-        return any(path[:end] in self.overwrites for end in range(1, len(path)))
-
     def overwritten(self, path: KeyPath, value: Any, origin: str) -> Document:
-        """A document with ``value`` laid over ``path``: mappings merge leaf by leaf, all else replaces.
+        """A document with the value at ``path`` overwritten: mappings merge leaf by leaf, all else replaces.
 
         As ``merge_dicts`` in determined 0.38.1's ``util.py`` has it: an empty mapping over a mapping adds
         nothing, and takes nothing away.
@@ -182,34 +182,6 @@ class Document:
         draft = _Draft(self.data)
         draft.remove(path)
         return self.holding(draft.data)
-
-
-class Edits:
-    """Overwrites of a document that are laid over it together, when it is looked at.
-
-    Args:
-        document: What they are laid over; it stays as it was.
-    """
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self._pending: list[tuple[KeyPath, Any, str]] = []
-
-    @property
-    def document(self) -> Document:
-        """The document with all edits up to now."""
-        if self._pending:
-            self._document = self._document.overwritten_all(self._pending)
-            self._pending = []
-        return self._document
-
-    def overwrite(self, path: KeyPath, value: Any, origin: str) -> None:
-        """See :meth:`Document.overwritten`."""
-        self._pending.append((path, value, origin))
-
-    def remove(self, path: KeyPath) -> None:
-        """See :meth:`Document.without`."""
-        self._pending.append((path, NOT_GIVEN, ""))
 
 
 class _Draft:
@@ -278,7 +250,7 @@ def repeated(name: str, path: KeyPath, first: Place, again: Place, fix: str = "k
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text; a table of names reads better so than as a list of strings."""
+    """The words of a text; a table of names is easier to read this way than as a list of strings."""
     return frozenset(text.split())
 
 
@@ -316,7 +288,7 @@ def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` was probably meant to be, or None."""
+    """The known word nearest to ``word``; None where none is near."""
     if len(word) > MAX_WORD:
         return None
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -331,14 +303,14 @@ def unknown_keys(
     *,
     suggested: Iterable[str] | None = None,
 ) -> Iterator[Problem]:
-    """The problems of all keys of the mapping at ``path`` that nobody reads.
+    """A problem for each key of the mapping at ``path`` that is not read.
 
     Args:
         document: Where they stand.
-        path: Of the mapping; what is no mapping has no keys.
+        path: Of the mapping; any other value has no keys.
         known: The keys that are read there.
-        elsewhere: Key -> dotted name of where it would be read; or, in several words, what to do about it.
-        suggested: The known keys that one may be advised to use; all of them if None.
+        elsewhere: Key -> dotted name of where it would be read; or, in several words, the fix.
+        suggested: The known keys that a fix may name; all of them if None.
     """
     section = document.get(path)
     known = frozenset(known)
@@ -349,39 +321,24 @@ def unknown_keys(
     if len(unknown) > MAX_UNKNOWN:  # e.g. a vocabulary, given by mistake
         here = (*path, unknown[MAX_UNKNOWN])
         rest = len(unknown) - MAX_UNKNOWN - 1
-        yield Problem(
-            key=document.key(here),
-            message=f"unknown key, and so are {rest} more after it" if rest else "unknown key",
-            origin=document.origin(here),
-            fix=f"check that {document.name} is the file that was meant",
-            code="unknown-key",
-        )
-
-
-def told_elsewhere(place: str) -> str:
-    """The fix of a key that is written in the wrong place: its name there, or already a fix."""
-    return place if " " in place else f"did you mean {place}?"
+        message = f"unknown key, and so are {rest} more after it" if rest else "unknown key"
+        fix = f"check that {document.name} is the intended file"
+        yield document.problem(here, message, fix, "unknown-key", value=NOT_GIVEN)
 
 
 def unknown_key(
     document: Document, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
 ) -> Problem:
-    """The problem of a key that nobody reads, with the nearest one that somebody does."""
+    """The problem of a key that is not read, with the nearest one that is."""
     known = sorted(known)
     word = str(path[-1])
     guess = nearest(word, known)
     if elsewhere and word in elsewhere:
-        fix = told_elsewhere(elsewhere[word])
+        fix = elsewhere[word] if " " in elsewhere[word] else f"did you mean {elsewhere[word]}?"
     elif guess:
         fix = f"did you mean {guess!r}?"
     elif len(known) <= 16:
         fix = f"known here: {', '.join(known)}"
     else:
         fix = "remove it, or look the name up in the documentation"
-    return Problem(
-        key=document.key(path),
-        message="unknown key",
-        origin=document.origin(path),
-        fix=fix,
-        code="unknown-key",
-    )
+    return document.problem(path, "unknown key", fix, "unknown-key", value=NOT_GIVEN)

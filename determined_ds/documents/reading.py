@@ -26,7 +26,7 @@ from determined_ds.errors import ConfigError, Problem
 __all__ = ["dump_yaml", "parse_json", "parse_yaml", "parse_yaml_value", "read_json", "read_yaml"]
 
 MAX_BYTES = 4 * 2**20
-DEPTH_SHOWN = 2  # folders below that are looked through for what may have been meant
+DEPTH_SHOWN = 2  # folders below that are searched for the intended file
 MAX_LOOKED_AT = 2_000
 
 
@@ -58,7 +58,7 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
             raise refusal(name, "is a device or a pipe, not a file", "save the configuration in a file")
         if found.st_size > MAX_BYTES:
             message = f"larger than {MAX_BYTES // 2**20} MiB: not a configuration"
-            raise refusal(name, message, "check that it is the file that was meant")
+            raise refusal(name, message, "check that it is the intended file")
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         fix = "save the configuration in a file: stdin is not read" if name == "-" else _siblings(path)
@@ -87,7 +87,7 @@ def _siblings(path: Path) -> str:
 
 
 def _configurations(folder: Path, between: str) -> list[str]:
-    """YAMLs and JSONs so many folders below one, none hidden; not many folders are looked at."""
+    """YAMLs and JSONs that many folders below one, without hidden ones; of at most ``MAX_LOOKED_AT`` files."""
     found = []
     try:
         for at in itertools.islice(folder.glob(f"{between}*"), MAX_LOOKED_AT):
@@ -189,7 +189,7 @@ class _JSONReader:
             message = (
                 f"{word} is not JSON"
                 if word.isalpha() or word[1:].isalpha()
-                else f"{word} is no finite number"
+                else f"{word} is not a finite number"
             )
             raise refusal(self.name, message, "write a finite number", self._place(at))
         if isinstance(value, int) and value.bit_length() > MAX_BITS:

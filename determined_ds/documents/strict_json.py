@@ -115,11 +115,11 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no number, and stands without quotes")
+    raise ValueError(f"{constant} without quotes is not a JSON number")
 
 
 def _problem(cls: type, error: ErrorDetails, name: str) -> Problem:
-    """What pydantic says of a value, with the key that an unknown one was probably meant to be."""
+    """An error of pydantic as a problem; an unknown key with the nearest known one."""
     kind, path = error["type"], error["loc"]
     fix = "it was changed or damaged since it was written: measure again"
     if kind == "unexpected_keyword_argument":

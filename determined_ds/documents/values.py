@@ -19,16 +19,7 @@ class Findings:
         self.constants: list[KeyPath] = []  # paths of {type: const, val: ...}
 
     def add(self, path: KeyPath, message: str, fix: str, code: str = "invalid") -> None:
-        self.problems.append(
-            Problem(
-                key=self.document.key(path),
-                value=self.document.get(path),
-                origin=self.document.origin(path),
-                message=message,
-                fix=fix,
-                code=code,
-            )
-        )
+        self.problems.append(self.document.problem(path, message, fix, code))
 
     def unknown(
         self, path: KeyPath, known: Iterable[str], elsewhere: Mapping[str, str] | None = None

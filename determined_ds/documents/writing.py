@@ -86,7 +86,7 @@ def _in_the_way(path: Path, overwrite: bool, permission: str) -> Iterator[Proble
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:  # too long, below a file, or a null byte in it
-        message = f"is no path that can be written: {getattr(error, 'strerror', None) or error}"
+        message = f"is not a writable path: {getattr(error, 'strerror', None) or error}"
         yield Problem(key="", origin=str(path), message=message, fix="give another path", code="output")
         return
     if path.is_dir():

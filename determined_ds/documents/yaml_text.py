@@ -23,7 +23,7 @@ MAX_BITS = 64
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 # As Go's strconv.ParseInt with base 0, and yamlStyleFloat in go-yaml's resolve.go; both drop underscores.
-# 08, which is no octal, is a float to Go, and an integer again in the JSON that it writes.
+# 08, not a valid octal, is a float to Go, and an integer again in the JSON that it writes.
 _INT = r"[-+]?(?:0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|[0-9][0-9_]*)"
 _FLOAT = r"[-+]?(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
 _NON_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -209,7 +209,7 @@ class _NodeReader:
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
                 fix = "write <<: *anchor, or <<: [*one, *other]"
-                raise refusal(self.name, "<< merges mappings, and this is none", fix, _place(source))
+                raise refusal(self.name, "<< merges mappings only", fix, _place(source))
         return list(sources)
 
     def _scalar(self, node: yaml.Node) -> Any:
@@ -228,11 +228,13 @@ class _NodeReader:
                 number = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
                 if not math.isfinite(number):
                     raise refusal(
-                        self.name, f"{text} is no finite number", "write a finite number", _place(node)
+                        self.name, f"{text} is not a finite number", "write a finite number", _place(node)
                     )
                 return number
         except (KeyError, ValueError):
-            raise refusal(self.name, f"{text!r} is no {kind}", "write a plain value", _place(node)) from None
+            raise refusal(
+                self.name, f"{text!r} is not a valid {kind}", "write a plain value", _place(node)
+            ) from None
         raise self._meaningless(node)
 
     def _meaningless(self, node: yaml.Node) -> ConfigError:

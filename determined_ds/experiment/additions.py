@@ -119,7 +119,7 @@ def version_to_check(stated: str | None) -> str:
         stated: What ``--determined-version`` was given.
 
     Raises:
-        ConfigError: it is no version, or one from before 0.38.1.
+        ConfigError: it is not a valid version, or from before 0.38.1.
     """
     if stated is None:
         return _installed()
@@ -151,7 +151,7 @@ def is_newer_than_known(version: str) -> bool:
 
 
 def _installed() -> str:
-    """``determined`` is a requirement; where it is broken, the oldest is meant."""
+    """``determined`` is a requirement; where it is broken, the oldest is assumed."""
     try:
         found = metadata.version("determined")
         return found if Version(found) >= Version(OLDEST) else OLDEST

@@ -1,4 +1,4 @@
-"""CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig: the one way there, whichever command asks."""
+"""CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig, for every command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_yaml
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment, with_override
 from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.space.exponents import exponents
@@ -26,7 +26,7 @@ OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resour
 
 
 class Problems:
-    """Every problem on the way, so that the user hears all of them at once, with the warnings beside them."""
+    """Collects every problem of several steps, to report all of them at once, and the warnings beside them."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -69,7 +69,7 @@ def read_document(
     overrides: Iterable[str] = (),
     command: str = "run",
 ) -> Document:
-    """The experiment's YAML with ``--slots`` and ``--set`` laid over it, for a ``det-ds`` command.
+    """The experiment's YAML, overwritten by ``--slots`` and ``--set``, for a ``det-ds`` command.
 
     Raises:
         ConfigError: there is no such file or folder, or it cannot be read.
@@ -84,11 +84,11 @@ def read_document(
         found.problems.append(Problem(key="CONTEXT_DIR", value=str(context_dir), message=message, fix=fix))
     document = found.of(lambda: read_yaml(config))
     if document is not None and config.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
-        message = "is a DeepSpeed JSON and no experiment"
+        message = "is a DeepSpeed JSON, not an experiment"
         fix = f"name it in an experiment's YAML: hyperparameters: {{deepspeed_config: {config}}}"
         raise ConfigError(Problem(key="CONFIG", value=str(config), message=message, fix=fix))
     if document is not None:
-        document = found.of(partial(laid_over, document, slots=slots, overrides=overrides))
+        document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
     if document is not None:
         runs = command in ("run", "search", "compare", "autotune")
         document = found.of(partial(restored, document, os.environ, required=runs))
@@ -97,10 +97,10 @@ def read_document(
     return document
 
 
-def laid_over(
+def with_flags(
     document: Document, *, slots: int | None, overrides: Iterable[str], origin: str = "--slots"
 ) -> Document:
-    """A document with the command's ``--slots`` and ``--set`` laid over it.
+    """A document overwritten by the command's ``--slots`` and ``--set``.
 
     Raises:
         ConfigError: an override is not KEY=VALUE.
@@ -150,11 +150,5 @@ def on_slots_of(experiment: Experiment, where: Where) -> Where:
 
 def no_length(hyperparameters: Document) -> Problem:
     """The problem of hyperparameters without ``fit.max_length``."""
-    path = ("fit", "max_length")
-    return Problem(
-        key=hyperparameters.key(path),
-        origin=hyperparameters.origin(path),
-        message="missing: nothing says how long to train",
-        fix="write fit: {max_length: {batches: 200}}",
-        code="max-length",
-    )
+    message, fix = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
+    return hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)

@@ -1,11 +1,11 @@
-"""What a secret looks like, and a configuration without its secrets: what is stored of one never has them in clear.
+"""What a secret looks like, and a configuration without its secrets, as it is stored.
 
 In what is stored, a secret is a placeholder that names an environment variable::
 
     environment: {environment_variables: ["HF_TOKEN=<secret HF_TOKEN, not stored>"]}
 
-Whoever starts a process that reads such a file hands it the values as environment variables (:func:`secrets_of`), and
-the process puts them back (:func:`restored`).
+The parent of a process that reads such a file passes the values as environment variables (:func:`secrets_of`), and
+the process restores them (:func:`restored`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ TEXTS = {
 }
 PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
-# Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM is none.
+# Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM does not match.
 VARIABLE_NAMES = re.compile(
     r"(?:.*_)?(?:TOKEN|KEY|API_?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|ACCESS_KEY_ID|CONNECTION_STRING)"
     r"|.*_PWD|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
     re.IGNORECASE,
 )
 # Keys of a configuration where Determined keeps credentials, which only a cluster reads; and anywhere else, where a
-# ``pad_token`` is none.
+# ``pad_token`` is not a secret.
 OF_CLUSTER = ("checkpoint_storage", "tensorboard_storage", "integrations", "data_layer")
 OF_CONTAINER = ("registry_auth", "pod_spec")
 CLUSTER_KEYS = re.compile(
@@ -99,7 +99,7 @@ def secrets_of(config: Mapping[str, Any], *, used: Sequence[str] = ()) -> dict[s
 
 
 def stored_yaml(config: Mapping[str, Any]) -> str:
-    """An experiment configuration as it is written to a file: :func:`masked`, with a line on top that says so."""
+    """An experiment configuration as it is written to a file: :func:`masked`, with a line on top that names them."""
     without = masked(config)
     names = dict.fromkeys(name for _, name in _placeholders(without))
     if not names:
@@ -156,13 +156,9 @@ def missing_in(document: Document, section: str) -> list[Problem]:
 
 
 def _missing(document: Document, path: KeyPath, name: str) -> Problem:
-    return Problem(
-        key=document.key(path),
-        value=name,
-        origin=document.origin(path),
-        message="is a secret, whose value was not stored",
-        fix=f"set it in the environment: export {name}=...; or give the configuration that has it",
-        code="secret-missing",
+    fix = f"set it in the environment: export {name}=...; or give the configuration that has it"
+    return document.problem(
+        path, "is a secret, whose value was not stored", fix, "secret-missing", value=name
     )
 
 
@@ -176,26 +172,19 @@ def _shown(document: Document) -> Iterator[Problem]:
         is_variable = path[:2] == VARIABLES
         what = f"{name} looks like a secret" if is_variable else "looks like a secret"
         fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
-        yield Problem(
-            key=document.key(path),
-            value=f"{name}=***" if is_variable else "***",
-            origin=document.origin(path),
-            message=f"{what}, and whoever sees the experiment can read it",
-            fix=fix,
-            code="secret",
-        )
+        message = f"{what}, and everyone who sees the experiment can read it"
+        yield document.problem(path, message, fix, "secret", value=f"{name}=***" if is_variable else "***")
 
 
 def placeholders_left(document: Document) -> list[Problem]:
     """The problem of each placeholder in a configuration that a cluster reads, and takes for the value."""
     return [
-        Problem(
-            key=document.key(path),
+        document.problem(
+            path,
+            "stands for a secret whose value was not stored; a cluster takes it for the value",
+            f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
+            "secret-missing",
             value=_placeholder(name),
-            origin=document.origin(path),
-            message="stands for a secret whose value was not stored; a cluster takes it for the value",
-            fix=f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
-            code="secret-missing",
         )
         for path, name in _placeholders(document.data)
     ]

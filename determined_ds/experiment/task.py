@@ -1,4 +1,4 @@
-"""What a task is to train, and the decision whether it can: made alike by the start-up hook and by every rank."""
+"""What a task is to train, decided by the same code in the start-up hook and in every rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from determined_ds.experiment.space.exponents import exponents_in
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be trained, from wherever it was said.
+    """What is to be trained, whatever it was read from.
 
     Args:
         hyperparameters: One point of the search space.
@@ -36,7 +36,7 @@ class Task:
 
     def _searcher(self, key: str, default: Any) -> Any:
         value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
-        return default if value is None else value  # a master writes null for what was not said
+        return default if value is None else value  # a master writes null for what is not stated
 
     @property
     def is_search(self) -> bool:
@@ -62,7 +62,7 @@ class Task:
         return "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
 
     def drops_point(self, error: BaseException) -> bool:
-        """Whether the searcher is told to drop this point because of an error: another point may do."""
+        """Whether the searcher should drop this point because of an error, since another point may run."""
         is_of_point = isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
         return self.on_cluster and self.is_search and is_of_point
 
@@ -70,7 +70,7 @@ class Task:
 def task_of_cluster(
     hparams: Mapping[str, Any], config: dict[str, Any], *, seed: int, steps_completed: int
 ) -> Task:
-    """The task of a trial, as the cluster tells of it.
+    """The task of a trial on a cluster.
 
     Args:
         hparams: The trial's hyperparameters.

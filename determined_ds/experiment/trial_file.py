@@ -1,4 +1,4 @@
-"""Whether the entrypoint's trial is there, judged from its file alone: a misspelt name starts no ranks."""
+"""Whether the entrypoint's trial exists, from its file alone: a misspelt name is found before ranks start."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
     A module that is not in the context directory may be installed; what is in it is left to the ranks.
 
     Raises:
-        EntrypointError: there is no such module, it is not Python, it imports a name of Determined's from where there
-            is none, or it cannot have such a class.
+        EntrypointError: there is no such module, it is not Python, it imports a name of Determined's from where it
+            does not exist, or it cannot have such a class.
     """
     module, _, name = trial.partition(":")
     source = source_of(module, context_dir)
@@ -36,7 +36,7 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         reason = getattr(error, "msg", None) or str(error)
         fix = f"fix {where}"
         raise _entrypoint(document, trial, f"{where} is not Python: {reason}", fix) from None
-    wrong = [_import_problem(node, said, fix, source) for node, said, fix in _wrong_imports(tree)]
+    wrong = [_import_problem(node, name, fix, source) for node, name, fix in _wrong_imports(tree)]
     if wrong:
         raise EntrypointError(wrong)
     names = _names_in(tree)
@@ -144,7 +144,7 @@ def _refuse_missing_module(module: str, trial: str, context_dir: Path, document:
     first = module.split(".")[0]
     if not all(part.isidentifier() for part in module.split(".")):
         raise _entrypoint(
-            document, trial, f"{module} is no name of a module", "write e.g. my_model.trial:MyTrial"
+            document, trial, f"{module} is not a valid module name", "write e.g. my_model.trial:MyTrial"
         )
     inside = (context_dir / first).is_dir() or (context_dir / f"{first}.py").is_file()
     if not inside and PathFinder.find_spec(first) is not None:
@@ -158,7 +158,4 @@ def _refuse_missing_module(module: str, trial: str, context_dir: Path, document:
 
 
 def _entrypoint(document: Document, trial: str, message: str, fix: str) -> EntrypointError:
-    origin = document.origin(("entrypoint",))
-    return EntrypointError(
-        Problem(key="entrypoint", value=trial, origin=origin, message=message, fix=fix, code="entrypoint")
-    )
+    return EntrypointError(document.problem(("entrypoint",), message, fix, "entrypoint", value=trial))

@@ -1,4 +1,4 @@
-"""``environment.environment_variables``: what the ranks of a device find in their environment."""
+"""``environment.environment_variables``: set for the ranks of a device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, words
 from determined_ds.documents.values import kind_of
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
 PATH: KeyPath = ("environment", "environment_variables")
 DEVICES = ("cpu", "cuda", "rocm")
 OLD_NAMES = {"cuda": "gpu"}
+CODE = "environment-variables"
 FORM = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
 # A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
 OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
@@ -26,7 +27,7 @@ class Variables:
     """Environment variables for the ranks.
 
     Args:
-        values: Name -> value; None: the variable is taken away, as a name without a value does in a container.
+        values: Name -> value; None: the variable is removed, as a name without a value is in a container.
         warnings: Those that the launch sets itself.
     """
 
@@ -50,12 +51,12 @@ def variables_for(document: Document, device: str) -> Variables:
     for path, of_device, entry in _entries(document, problems):
         name, equals, value = entry.partition("=")
         if not name or "\0" in entry:
-            problems.append(_problem(document, path, "is not NAME=VALUE", FORM))
+            problems.append(document.problem(path, "is not NAME=VALUE", FORM, CODE, value=NOT_GIVEN))
         elif of_device not in (None, device):
             continue
         elif name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH):
             message = f"{name} is set by the launch: this value is not used"
-            warnings.append(_problem(document, path, message, "remove it"))
+            warnings.append(document.problem(path, message, "remove it", CODE, value=NOT_GIVEN))
         else:
             values[name] = value if equals else None
     if problems:
@@ -74,18 +75,22 @@ def _entries(document: Document, problems: list[Problem]) -> Iterator[tuple[KeyP
         lists = {(*PATH, key): (known.get(key), value) for key, value in given.items()}
     for path, (device, entries) in lists.items():
         if len(path) > len(PATH) and device is None:
-            problems.append(_problem(document, path, "unknown key", f"use one of {', '.join(DEVICES)}"))
+            problems.append(
+                document.problem(
+                    path, "unknown key", f"use one of {', '.join(DEVICES)}", CODE, value=NOT_GIVEN
+                )
+            )
         elif not isinstance(entries, list):
             if entries is not None:
                 message = f"must be a list of NAME=VALUE, not {kind_of(entries)}"
-                problems.append(_problem(document, path, message, FORM))
+                problems.append(document.problem(path, message, FORM, CODE, value=NOT_GIVEN))
         else:
             for index, entry in enumerate(entries):
                 if isinstance(entry, str):
                     yield (*path, index), device, entry
                 else:
                     message = f"must be NAME=VALUE, not {kind_of(entry)}"
-                    problems.append(_problem(document, (*path, index), message, FORM))
+                    problems.append(document.problem((*path, index), message, FORM, CODE, value=NOT_GIVEN))
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:
@@ -95,14 +100,4 @@ def names_of(config: Mapping[str, Any]) -> list[str]:
         return []
     return sorted(
         f"{device or ''} {entry.partition('=')[0]}".strip() for _, device, entry in _entries(document, [])
-    )
-
-
-def _problem(document: Document, path: KeyPath, message: str, fix: str) -> Problem:
-    return Problem(
-        key=document.key(path),
-        origin=document.origin(path),
-        message=message,
-        fix=fix,
-        code="environment-variables",
     )

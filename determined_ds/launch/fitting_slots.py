@@ -8,7 +8,7 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import decide, laid_over
+from determined_ds.experiment.decide import decide, with_flags
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 
 ORIGIN = "--slots auto"
@@ -41,7 +41,7 @@ def fitting_slots(
 
 
 def _on(document: Document, slots: int) -> Experiment:
-    return parse_experiment(laid_over(document, slots=slots, overrides=(), origin=ORIGIN))
+    return parse_experiment(with_flags(document, slots=slots, overrides=(), origin=ORIGIN))
 
 
 def _fewer(experiment: Experiment, accelerator: Accelerator, slots: int) -> Problem:

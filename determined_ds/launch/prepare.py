@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from determined_ds.check.trial_class import metric_problem, optimizer_problem
-from determined_ds.config.deepspeed.normalized import AUTO
-from determined_ds.config.keys import RUN, not_looked_at
+from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.keys import RUN, ignored_keys
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
@@ -93,14 +93,14 @@ def prepare_run(
 def _unused(document: Document, options: RunOptions, found: Problems) -> list[Problem]:
     """Warnings of keys that have no effect here."""
     if not options.storage:
-        return list(not_looked_at(document, RUN))
+        return list(ignored_keys(document, RUN))
     if isinstance(document.get((STORAGE,)), dict):
         found.problems += missing_in(document, STORAGE)
     else:
         message = f"the experiment has no {STORAGE}"
         fix = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
         found.problems.append(Problem(key="--storage", message=message, fix=fix, code="storage"))
-    return list(not_looked_at(document.without((STORAGE,)) if STORAGE in document.data else document, RUN))
+    return list(ignored_keys(document.without((STORAGE,)) if STORAGE in document.data else document, RUN))
 
 
 def _decided(

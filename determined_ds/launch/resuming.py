@@ -11,7 +11,7 @@ from typing import Any
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.changed_keys import Changes, asked_before, changes_since
+from determined_ds.experiment.changed_keys import Changes, changes_since, settings_before
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.forking import check_writers, fork_of
@@ -195,7 +195,7 @@ def _changes_of(
     load_data = _read(checkpoint.path / "load_data.json")
     written_beside = RunDir(checkpoint.path.parent.parent).deepspeed_config
     ds_config = load_data.get("deepspeed_config") or _read(written_beside) or None
-    before = asked_before(load_data.get("experiment_config") or {}, ds_config, trial_seed_of(checkpoint))
+    before = settings_before(load_data.get("experiment_config") or {}, ds_config, trial_seed_of(checkpoint))
     if before is None:
         return Changes(effective=(UNKNOWN,))
     written = f"checkpoint {checkpoint.uuid}"

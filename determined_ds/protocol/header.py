@@ -7,7 +7,8 @@ import textwrap
 from importlib import metadata
 
 from determined_ds import __version__
-from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig
+from determined_ds.config.batch import BATCH_KEYS
+from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown
 from determined_ds.protocol.handed_on import count

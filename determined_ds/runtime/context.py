@@ -17,8 +17,9 @@ from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.batch import BATCH_KEYS
 from determined_ds.config.hyperparameters import stated_seed
-from determined_ds.config.reconcile import BATCH_KEYS, ResolvedConfig, reconcile
+from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document

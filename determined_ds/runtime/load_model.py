@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from determined_ds.config.accelerator import assumed_cuda
+from determined_ds.config.batch import BATCH_KEYS
 from determined_ds.config.hyperparameters import SIZES, TRIAL_SEED
-from determined_ds.config.reconcile import BATCH_KEYS, reconcile
+from determined_ds.config.reconcile import reconcile
 from determined_ds.documents.document import Document
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment, parse_experiment

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
-from determined_ds.config.keys import MEASURE, not_looked_at
+from determined_ds.config.keys import MEASURE, ignored_keys
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, nearest
 from determined_ds.documents.writing import write_files
@@ -213,7 +213,7 @@ def prepare_autotune(
     assert document is not None
     assert devices is not None
     assert allowed is not None
-    found.warn(() if for_cluster else not_looked_at(document, MEASURE))
+    found.warn(() if for_cluster else ignored_keys(document, MEASURE))
     base = found.need(lambda: read_base(document, context_dir, devices))
     found.warn(base.resolved.warnings)
     where = run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_autotune", now)

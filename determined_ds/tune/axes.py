@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import AUTO
+from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS

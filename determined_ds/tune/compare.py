@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.config.keys import MEASURE, ignored_by_ddp, not_looked_at
+from determined_ds.config.keys import MEASURE, ignored_by_ddp, ignored_keys
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
@@ -48,7 +48,7 @@ def prepare_comparison(
     found.raise_any()
     assert document is not None
     assert devices is not None
-    found.warn(not_looked_at(document, MEASURE))
+    found.warn(ignored_keys(document, MEASURE))
     base = found.need(lambda: read_base(document, context_dir, devices))
     found.warn([*base.resolved.warnings, *(ignored_by_ddp(base.written) if "ddp" in strategies else ())])
     where = run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_compare", now)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from determined_ds.config.deepspeed.normalized import AUTO
+from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN
 from determined_ds.experiment.experiment import MEASURE, PIPELINE_TRIAL

@@ -156,7 +156,7 @@ def test_a_file_that_is_there_is_kept(there: set[str], context: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to(context: Path) -> None:
     Path("experiments").write_text("a file")
-    refused(start(), f"{YAML}: is no path that can be written", f"{JSON}: is no path that can be written")
+    refused(start(), f"{YAML}: is not a writable path", f"{JSON}: is not a writable path")
     assert written(context) == {"experiments"}
 
 

@@ -103,7 +103,7 @@ def test_a_warning_does_not_disturb_the_mapping(own_model: Path) -> None:
         (["experiments/gpt2/const.yaml", "nowhere"], "error: CONTEXT_DIR = 'nowhere': no such folder"),
         (["experiments/gpt2/const.yaml", "--slots", "3"], "is not a multiple of data_parallel_world_size"),
         (["experiments/gpt2/const.yaml", "--set", "nonsense"], "is not KEY=VALUE"),
-        (["experiments/deepspeed/zero1.json"], "is a DeepSpeed JSON and no experiment"),
+        (["experiments/deepspeed/zero1.json"], "is a DeepSpeed JSON, not an experiment"),
         (["experiments/gpt2/const.yaml", "--accelerator", "tpu"], "'tpu' is not one of"),
     ],
 )

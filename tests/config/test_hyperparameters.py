@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.hyperparameters import (
-    LAID_OVER,
     LARGEST,
     LENGTHS,
     OWN_KEYS,
+    SHORTHANDS,
     SIZES,
     FitOptions,
     Hyperparameters,
@@ -156,7 +156,7 @@ def test_a_number_of_the_librarys_own_lies_in_its_range(given: dict[str, Any], s
 
 
 @pytest.mark.parametrize("nothing", [None, "auto"])
-@pytest.mark.parametrize("name", [*LAID_OVER, "trial_seed"])
+@pytest.mark.parametrize("name", [*SHORTHANDS, "trial_seed"])
 def test_nothing_is_laid_over_by_what_says_nothing(name: str, nothing: Any) -> None:
     assert parse({name: nothing}) == Hyperparameters()
 

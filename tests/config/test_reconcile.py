@@ -118,15 +118,6 @@ def test_a_stage_and_a_micro_batch_of_the_top_level_win_over_the_json() -> None:
     assert resolved.warnings == ()
 
 
-def test_a_stage_of_the_top_level_is_what_overwrites_make() -> None:
-    top = {"global_batch_size": 16, "zero_stage": 0, "micro_batch_size": 2}
-    over = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 2}
-    ds = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}
-    overwritten = decide({"global_batch_size": 16, "overwrite_deepspeed_args": over}, ds)
-    assert decide(top, ds).ds_config == overwritten.ds_config
-    assert decide({**top, "overwrite_deepspeed_args": over}, ds).ds_config == overwritten.ds_config
-
-
 def test_no_weight_decay_is_stated_where_no_hyperparameter_says_auto() -> None:
     """DeepSpeed's own AdamW would take 0, and torch's 0.01."""
     ds = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": "auto"}}}
@@ -277,12 +268,6 @@ def test_a_batch_that_does_not_divide_names_all_that_was_stated() -> None:
         " x gradient_accumulation_steps 3 (ds.json:3) x data_parallel_world_size 2 (2 slots) = 12\n"
         "  fix: use global_batch_size 12, or gradient_accumulation_steps 2"
     )
-
-
-def test_no_batch_at_all_is_refused() -> None:
-    problem = refusal(lambda: decide("{}"))
-    assert problem.key == "hyperparameters.global_batch_size"
-    assert "missing" in problem.message
 
 
 @pytest.mark.parametrize(

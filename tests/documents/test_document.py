@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from determined_ds.documents.document import (
     MAX_UNKNOWN,
     Document,
-    Edits,
     KeyPath,
     Place,
     dotted,
@@ -22,6 +21,7 @@ from determined_ds.documents.document import (
     unknown_key,
     unknown_keys,
 )
+from determined_ds.errors import NOT_GIVEN
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -179,16 +179,16 @@ def test_edits_are_laid_one_over_the_other_and_change_nothing_in_place(
 ) -> None:
     before, given = copy.deepcopy(data), copy.deepcopy(changes)
     document = Document(name="a", data=data)
-    expected, one_by_one, edits = copy.deepcopy(data), document, Edits(document)
+    expected, one_by_one = copy.deepcopy(data), document
     stages = [document.data]
     for path, value in changes:
         expected = plainly_overwritten(expected, path, value)
         one_by_one = one_by_one.overwritten(path, value, "--set")
         stages.append(one_by_one.data)
-        edits.overwrite(path, value, "--set")
     frozen = copy.deepcopy(stages)
-    assert one_by_one.data == edits.document.data == expected
-    assert repr(one_by_one) == repr(edits.document)
+    together = document.overwritten_all((path, value, "--set") for path, value in changes)
+    assert one_by_one.data == together.data == expected
+    assert repr(one_by_one) == repr(together)
     one_by_one.overwritten(("a", "b", "c"), {"d": 1}, "--set").overwritten(("a", "b", "c", "d"), 2, "--set")
     assert stages == frozen
     assert (data, changes) == (before, given)
@@ -211,9 +211,7 @@ def test_without_a_leaf_all_else_is_as_it_was(data: dict[str, Any], draw: st.Dat
         if section:
             break
     assert after.data == expected
-    edits = Edits(Document(name="a", data=data))
-    edits.remove(path)
-    assert edits.document.data == expected
+    assert Document(name="a", data=data).overwritten_all([(path, NOT_GIVEN, "")]).data == expected
 
 
 def test_what_is_not_overwritten_is_not_copied() -> None:

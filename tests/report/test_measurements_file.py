@@ -235,7 +235,7 @@ def test_a_misspelt_key_is_told_what_was_meant(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     problem = refusal(lambda: save_results(comparison(), tmp_path / "file" / "results.json"))
-    assert "is no path that can be written" in problem.message
+    assert "is not a writable path" in problem.message
 
 
 def test_a_row_is_no_results(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.hyperparameters import LAID_OVER, OVERWRITES, UNITS, FitOptions, Length
+from determined_ds.config.hyperparameters import OVERWRITES, SHORTHANDS, UNITS, FitOptions, Length
 from determined_ds.documents.document import KeyPath, dotted, words
 from determined_ds.errors import Problem
 from determined_ds.experiment.experiment import Experiment
@@ -135,7 +135,7 @@ def _order(search: _Search) -> Iterator[_Told]:
     """A master draws other points each time where it draws several hyperparameters out of one mapping."""
     for name, axes in search.space.unordered.items() if search.name != "single" else ():
         short = [axis.path[1:] for axis in axes]
-        at_top = [key for key, path in LAID_OVER.items() if name == OVERWRITES and path in short]
+        at_top = [key for key, path in SHORTHANDS.items() if name == OVERWRITES and path in short]
         message = (
             f"{len(axes)} hyperparameters are searched in one mapping ({', '.join(map(dotted, short))}): a master"
             " draws them in no certain order, so that two searches have different points"

@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 from determined_ds.config.accelerator import assumed_cuda
-from determined_ds.config.batch import complete_batch
+from determined_ds.config.batch import BATCH_KEYS, complete_batch
 from determined_ds.config.deepspeed.old_names import old_names
-from determined_ds.config.reconcile import BATCH_KEYS, reconcile
+from determined_ds.config.reconcile import reconcile
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 
@@ -47,8 +47,8 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     except ConfigError as error:
         problems += [problem for problem in error.problems if problem.code != OF_THE_EXPERIMENT]
         return problems, []
-    told = [problem for problem in old_names(written) if problem not in warnings]
-    return problems, [*told, *warnings]
+    old = [problem for problem in old_names(written) if problem not in warnings]
+    return problems, [*old, *warnings]
 
 
 def _secondary_partition(ds: Document) -> int:

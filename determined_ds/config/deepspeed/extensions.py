@@ -39,117 +39,96 @@ class Op:
     source: str
 
 
-def _kind(f: Facts) -> str:
-    return f.optimizer_type.lower()
+ENGINE = "deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer; ops/op_builder/"
+SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/*_swapper.py; ops/op_builder/async_io.py"
+QUANTIZER = "deepspeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer; ops/op_builder/quantizer.py"
+ON_HOST = (CXX, NINJA)
+ON_DEVICE = (NVCC, CXX, NINJA)
+ADAM = ("adam", "adamw")
+OFFLOAD = (ZERO, "offload_optimizer")
+OTHER_ADAM = "use AdamW with torch_adam: true"
 
 
-def _is_offloaded(f: Facts) -> bool:
-    return f.strategy.offload_optimizer is not None
+def _on_device(name: str, kinds: tuple[str, ...], instead: str) -> Op:
+    """An optimizer of DeepSpeed's that nvcc builds."""
+    return Op(
+        name=name,
+        key=OPTIMIZER,
+        tools=ON_DEVICE,
+        instead=instead,
+        builds=lambda f: f.compiles_optimizer and f.optimizer_type.lower() in kinds,
+        source=f"{ENGINE}{name}.py",
+    )
+
+
+def _offloaded(name: str, kinds: tuple[str, ...]) -> Op:
+    """An optimizer of DeepSpeed's for states in host memory."""
+    return Op(
+        name=name,
+        key=OFFLOAD,
+        tools=ON_HOST,
+        instead="remove zero_optimization.offload_optimizer",
+        builds=lambda f: (
+            f.strategy.offload_optimizer is not None
+            and f.optimizer_type.lower() in kinds
+            and not (kinds == ADAM and _uses_torch_adam(f))
+        ),
+        source=f"{ENGINE}cpu/{name.removeprefix('cpu_')}.py",
+    )
+
+
+def _async_io(accelerator: str, tools: tuple[str, ...]) -> Op:
+    return Op(
+        name="async_io",
+        key=(*OFFLOAD, "device"),
+        tools=tools,
+        instead="use device cpu",
+        builds=lambda f: (
+            "nvme" in (f.strategy.offload_optimizer, f.strategy.offload_param)
+            and f.accelerator.name == accelerator
+        ),
+        source=SWAPPER,
+    )
+
+
+def _quantizer(key: str) -> Op:
+    return Op(
+        name="quantizer",
+        key=(ZERO, key),
+        tools=ON_DEVICE,
+        instead=f"set {key} to false",
+        builds=lambda f: f.accelerator.name == "cuda" and bool(f.zero(key)),
+        source=QUANTIZER,
+    )
 
 
 def _uses_torch_adam(f: Facts) -> bool:
     return bool(f.ds.get(("optimizer", "params", "torch_adam")))
 
 
-def _on_nvme(f: Facts) -> bool:
-    return "nvme" in (f.strategy.offload_optimizer, f.strategy.offload_param)
-
-
-def _is_adam(f: Facts) -> bool:
-    return _kind(f) in ("adam", "adamw")
-
-
-ENGINE = "deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer"
-SWAPPER = "deepspeed 0.19.8 runtime/swap_tensor/*_swapper.py; ops/op_builder/async_io.py"
-ON_HOST = (CXX, NINJA)
-ON_DEVICE = (NVCC, CXX, NINJA)
-
 OPS = (
-    Op(
-        name="fused_adam",
-        key=OPTIMIZER,
-        tools=ON_DEVICE,
-        instead=USE_TORCHS,
-        builds=lambda f: f.compiles_optimizer and _is_adam(f),
-        source=f"{ENGINE}; ops/op_builder/fused_adam.py",
-    ),
-    Op(
-        name="fused_lamb",
-        key=OPTIMIZER,
-        tools=ON_DEVICE,
-        instead="use AdamW with torch_adam: true",
-        builds=lambda f: f.compiles_optimizer and _kind(f) == "lamb",
-        source=f"{ENGINE}; ops/op_builder/fused_lamb.py",
-    ),
-    Op(
-        name="fused_lion",
-        key=OPTIMIZER,
-        tools=ON_DEVICE,
-        instead="use AdamW with torch_adam: true",
-        builds=lambda f: f.compiles_optimizer and _kind(f) == "lion",
-        source=f"{ENGINE}; ops/op_builder/fused_lion.py",
-    ),
+    _on_device("fused_adam", ADAM, USE_TORCHS),
+    _on_device("fused_lamb", ("lamb",), OTHER_ADAM),
+    _on_device("fused_lion", ("lion",), OTHER_ADAM),
     Op(
         name="fused_adam",  # that of the CPU accelerator
         key=OPTIMIZER,
         tools=ON_HOST,
         instead=USE_TORCHS,
         builds=lambda f: (
-            f.accelerator.name == "cpu" and _is_adam(f) and not _is_offloaded(f) and not _uses_torch_adam(f)
+            f.accelerator.name == "cpu"
+            and f.optimizer_type.lower() in ADAM
+            and f.strategy.offload_optimizer is None
+            and not _uses_torch_adam(f)
         ),
-        source=f"{ENGINE}; ops/op_builder/cpu/fused_adam.py",
+        source=f"{ENGINE}cpu/fused_adam.py",
     ),
-    Op(
-        name="cpu_adam",
-        key=(ZERO, "offload_optimizer"),
-        tools=ON_HOST,
-        instead="remove zero_optimization.offload_optimizer",
-        builds=lambda f: _is_offloaded(f) and _is_adam(f) and not _uses_torch_adam(f),
-        source=f"{ENGINE}; ops/op_builder/cpu/cpu_adam.py, which takes no CUDA headers",
-    ),
-    Op(
-        name="cpu_lion",
-        key=(ZERO, "offload_optimizer"),
-        tools=ON_HOST,
-        instead="remove zero_optimization.offload_optimizer",
-        builds=lambda f: _is_offloaded(f) and _kind(f) == "lion",
-        source=f"{ENGINE}; ops/op_builder/cpu/cpu_lion.py",
-    ),
-    Op(
-        name="cpu_adagrad",
-        key=(ZERO, "offload_optimizer"),
-        tools=ON_HOST,
-        instead="remove zero_optimization.offload_optimizer",
-        builds=lambda f: _is_offloaded(f) and _kind(f) == "adagrad",
-        source=f"{ENGINE}; ops/op_builder/cpu/cpu_adagrad.py",
-    ),
-    *(
-        Op(
-            name="quantizer",
-            key=(ZERO, key),
-            tools=ON_DEVICE,
-            instead=f"set {key} to false",
-            builds=lambda f, key=key: f.accelerator.name == "cuda" and bool(f.zero(key)),  # type: ignore[misc]
-            source="deepspeed 0.19.8 runtime/zero/partition_parameters.py CUDAQuantizer; ops/op_builder/quantizer.py",
-        )
-        for key in QUANTIZED
-    ),
-    Op(
-        name="async_io",
-        key=(ZERO, "offload_optimizer", "device"),
-        tools=(CXX, NINJA, LIBAIO),
-        instead="use device cpu",
-        builds=lambda f: _on_nvme(f) and f.accelerator.name == "cpu",
-        source=SWAPPER,
-    ),
-    Op(
-        name="async_io",
-        key=(ZERO, "offload_optimizer", "device"),
-        tools=(NVCC, CXX, NINJA, LIBAIO),  # it is linked with the CUDA toolkit's libraries
-        instead="use device cpu",
-        builds=lambda f: _on_nvme(f) and f.accelerator.name == "cuda",
-        source=SWAPPER,
-    ),
+    _offloaded("cpu_adam", ADAM),  # takes no CUDA headers
+    _offloaded("cpu_lion", ("lion",)),
+    _offloaded("cpu_adagrad", ("adagrad",)),
+    *map(_quantizer, QUANTIZED),
+    _async_io("cpu", (CXX, NINJA, LIBAIO)),
+    _async_io("cuda", (NVCC, CXX, NINJA, LIBAIO)),  # it is linked with the CUDA toolkit's libraries
 )
 
 

@@ -111,7 +111,7 @@ def _unwritable(document: Document, path: KeyPath, value: Any) -> Iterator[tuple
             if isinstance(key, str):
                 yield from _unwritable(document, (*path, key), item)
             else:
-                message = f"a key of JSON is a string, and {key!r} is none"
+                message = f"a key of JSON must be a string, not {key!r}"
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unwritable(document, (*path, index), item)

@@ -2,7 +2,7 @@
 
 Some schedules never read the optimizer's rate: they set it, from parameters of their own. A rate that is stated in
 one of the two places fills the other, so that the stated one is trained with; where both state one, the schedule's is
-used, and a warning says so.
+used, with a warning.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def rates_not_used(ds: Document, name: str, value: Any, hyperparameters: Documen
     stated = stated_rate(ds)
     if stated is None:
         return
-    said = f"{ds.key(stated.path)} = {stated.value} ({ds.origin(stated.path)})"
+    highest = f"{ds.key(stated.path)} = {stated.value} ({ds.origin(stated.path)})"
     if value not in (None, stated.value):
-        message = f"is not used: the DeepSpeed JSON states {said}"
+        message = f"is not used: the DeepSpeed JSON states {highest}"
         fix = f'write "auto" there to use the hyperparameter, or remove {name}'
         yield hyperparameters.problem((name,), message, fix, STATED_TWICE)
     own = ds.get(LR)
     if stated.path != LR and _is_number(own) and own not in _listed(stated.value):
-        message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, up to {said}"
+        message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, up to {highest}"
         fix = f'write "auto" for {ds.key(stated.path)} to use it, or "auto" here'
         yield ds.problem(LR, message, fix, STATED_TWICE)
 

@@ -16,12 +16,11 @@ from typing import Any
 
 from determined_ds.config.aliases import FORMS, IN_JSON, NOT_READ
 from determined_ds.config.deepspeed.old_names import NEW_NAMES, by_new_names, given_twice
+from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.documents.reading import read_json
-from determined_ds.documents.values import kind_of, type_fix
+from determined_ds.documents.values import KINDS, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem
-
-AUTO = "auto"
 
 
 @functools.cache
@@ -70,7 +69,7 @@ def _path_problem(value: str, context_dir: Path, hyperparameters: Document) -> P
             names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
             fix = f"there are: {', '.join(names[:12])}" if names else relative
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
-        message = f"is no path: {getattr(error, 'strerror', None) or error}"
+        message = f"is not a valid path: {getattr(error, 'strerror', None) or error}"
     if not message:
         return None
     return hyperparameters.problem(("deepspeed_config",), message, fix, "deepspeed-config-path")
@@ -83,7 +82,7 @@ def located_problems(
 
     Args:
         document: The DeepSpeed JSON.
-        sound: An earlier state of it. Its values had no problem, and are looked at no more, at any depth.
+        sound: An earlier state of it. Its values had no problem, and are skipped, at any depth.
 
     Returns:
         The path of the value at fault, () where no value is, and the problem.
@@ -177,8 +176,8 @@ def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
         params = document.get((section, "params"))
         takes = params_of(section, document.get((section, "type")))
         if takes is not None:
-            told = known_keys()["keys"][section]["keys"]["params"].get("keys", ())  # old names, by `_walk`
-            for problem in unknown_keys(document, (section, "params"), {*takes, *told}, suggested=takes):
+            old = known_keys()["keys"][section]["keys"]["params"].get("keys", ())  # old names, by `_walk`
+            for problem in unknown_keys(document, (section, "params"), {*takes, *old}, suggested=takes):
                 yield (), problem
         for key, value in params.items() if isinstance(params, dict) else ():
             here = (section, "params", key)
@@ -194,8 +193,7 @@ def _are_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(_is(item, "number") for item in value)
 
 
-# Names that torch has beside DeepSpeed's own. A name that is none of them may be newer; one that is nearly one
-# of them is a slip.
+# Names that torch has beside DeepSpeed's own. Any other name may be newer, unless it is close to one of them.
 TORCH_TYPES = {
     "optimizer": words("""Adadelta Adafactor Adagrad Adam Adamax AdamW ASGD LBFGS Muon NAdam Optimizer RAdam RMSprop
     Rprop SGD SparseAdam"""),
@@ -203,7 +201,7 @@ TORCH_TYPES = {
     ExponentialLR LambdaLR LinearLR MultiplicativeLR MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau
     SequentialLR StepLR"""),
 }
-# Gone from DeepSpeed 0.19; the compatibility table says so.
+# Gone from DeepSpeed 0.19; see the compatibility table.
 ONE_BIT = frozenset({"onebitadam", "onebitlamb", "zerooneadam"})
 
 
@@ -236,7 +234,7 @@ def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) 
 
     Args:
         document: The DeepSpeed JSON.
-        in_form: An earlier state of it that was normalized; what is still the same is not looked at again.
+        in_form: An earlier state of it that was normalized; values that are unchanged are skipped.
     """
     zero = document.get(("zero_optimization",))
     if isinstance(zero, bool):
@@ -275,7 +273,7 @@ def _value(
     types = node.get("types")
     if types and not _is_any(value, types):
         named = [name for name in types if name != "null"]
-        wanted = " or ".join(_WORDS[name] for name in named or types)
+        wanted = " or ".join(KINDS[_KINDS[name]] for name in named) or "null"
         fix = type_fix(_KINDS[named[0]], value) if named and value is not None else "remove it"
         fix = _form(path, value) or fix
         message = f"must be {wanted}, not {kind_of(value)}"
@@ -294,7 +292,7 @@ def _value(
 
 
 def _form(path: KeyPath, value: Any) -> str:
-    """How to write a section that is given as a plain value; "" where that cannot be told."""
+    """How to write a section that is given as a plain value; "" where that is unknown."""
     if path not in FORMS or value is None or isinstance(value, (list, float)):
         return ""
     if value is False and path[-1] in ("offload_optimizer", "offload_param"):
@@ -324,23 +322,6 @@ def _bound_broken(value: float, node: dict[str, Any]) -> str | None:
     return None
 
 
-_WORDS = {
-    "integer": "an integer",
-    "number": "a number",
-    "string": "a string",
-    "boolean": "true or false",
-    "object": "a mapping",
-    "array": "a list",
-    "null": "null",
-}
-_EXACT: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    dict: "object",
-    list: "array",
-}
 _KINDS: dict[str, type] = {
     "integer": int,
     "number": float,
@@ -348,18 +329,18 @@ _KINDS: dict[str, type] = {
     "boolean": bool,
     "object": dict,
     "array": list,
+    "null": type(None),
 }
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def _is_any(value: Any, names: list[str]) -> bool:
-    if _EXACT.get(type(value)) in names:
+    if _NAMES.get(type(value)) in names:
         return True
     return any(_is(value, name) for name in names)
 
 
 def _is(value: Any, name: str) -> bool:
-    if name == "null":
-        return value is None
     if name == "integer":  # 5e8 in JSON is a float that DeepSpeed takes for an integer
         whole = isinstance(value, float) and value.is_integer()
         return (isinstance(value, int) and not isinstance(value, bool)) or whole

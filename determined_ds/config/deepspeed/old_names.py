@@ -1,4 +1,4 @@
-"""Old names of keys, which the installed DeepSpeed still reads: said again by the names of today.
+"""Old names of keys, which the installed DeepSpeed still reads: replaced by the current names.
 
 Source: deepspeed 0.19.8's ``DeepSpeedConfigModel._process_deprecated_field``, for the fields of
 ``runtime/zero/config.py`` that name a ``new_param``; ``get_bfloat16_config`` in ``runtime/precision_config.py``.
@@ -35,23 +35,17 @@ def given_twice(document: Document, path: KeyPath) -> Problem | None:
 
 
 def old_names(document: Document) -> Iterator[Problem]:
-    """A warning for every key of a DeepSpeed JSON, as it was written, that has another name today."""
+    """A warning for every key of a DeepSpeed JSON, as written, that has a new name."""
     for path, (new, *_) in NEW_NAMES.items():
         value = document.get(path, _ABSENT)
         if value is not _ABSENT:
             says = f'{new[-1]}: {{"device": "cpu"}}' if path[-1] in OFFLOADS else new[-1]
-            yield Problem(
-                key=document.key(path),
-                value=value,
-                origin=document.origin(path),
-                message="is an old name, which DeepSpeed is giving up",
-                fix=f"write {says} instead" if value or path[-1] not in OFFLOADS else "remove it",
-                code="deprecated-key",
-            )
+            fix = f"write {says} instead" if value or path[-1] not in OFFLOADS else "remove it"
+            yield document.problem(path, "is an old name, deprecated by DeepSpeed", fix, "deprecated-key")
 
 
 def by_new_names(document: Document) -> Document:
-    """The same DeepSpeed JSON by the names of today; it must not have a key by both."""
+    """The same DeepSpeed JSON by current names; it must not have a key by both."""
     for path, (new, *_) in NEW_NAMES.items():
         value = document.get(path, _ABSENT)
         if value is _ABSENT:

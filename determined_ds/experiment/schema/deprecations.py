@@ -1,4 +1,4 @@
-"""What a master of 0.38.1 still takes, and would rather not: a row is a key, why, and its replacement.
+"""What a master of 0.38.1 accepts but has deprecated: a row is a key, why, and its replacement.
 
 Source: determined 0.38.1's release notes, the comments in its schemas ``expconf/v0``, and the warnings in its
 harness (``determined/exec/harness.py``, ``pytorch/deepspeed/_trainer.py``, ``launch/deepspeed.py``).
@@ -9,98 +9,46 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import Problem
 from determined_ds.experiment.experiment import ENTRYPOINT_FORM, WORD
 
-
-@dataclass(frozen=True, kw_only=True)
-class Deprecation:
-    """One key.
-
-    Args:
-        key: Dotted.
-        why: What has become of it.
-        fix: What to write instead.
-    """
-
-    key: str
-    why: str
-    fix: str
-
-
 IGNORED = "is ignored by Determined"
 DEPRECATED = "is deprecated by Determined since 0.38"
 UNREAD = f"{DEPRECATED}, and ignored unless the entrypoint names a class"
+CUDA = "is the old name of cuda, from before 0.17.6"
+FIT = "set hyperparameters.fit.{}, and remove it"
+# Dotted key, what has become of it, what to write instead.
 TABLE = (
-    Deprecation(
-        key="searcher.max_length", why=UNREAD, fix="set hyperparameters.fit.max_length, and remove it"
-    ),
-    Deprecation(
-        key="searcher.stop_once",
-        why=f"{DEPRECATED}: every ASHA search stops trials early now",
-        fix="remove it",
-    ),
-    Deprecation(
-        key="min_validation_period",
-        why=UNREAD,
-        fix="set hyperparameters.fit.validation_period, and remove it",
-    ),
-    Deprecation(
-        key="min_checkpoint_period",
-        why=UNREAD,
-        fix="set hyperparameters.fit.checkpoint_period, and remove it",
-    ),
-    Deprecation(
-        key="scheduling_unit", why=UNREAD, fix="set hyperparameters.fit.reporting_period, and remove it"
-    ),
-    Deprecation(key="optimizations", why=UNREAD, fix="set it in the DeepSpeed JSON, and remove it"),
-    Deprecation(key="data_layer", why=f"{IGNORED} since 0.19.10", fix="remove it"),
-    Deprecation(key="resources.agent_label", why=f"{IGNORED} since 0.20", fix="use resources.resource_pool"),
-    Deprecation(key="security", why=IGNORED, fix="remove it"),
-    Deprecation(key="tensorboard_storage", why=IGNORED, fix="remove it: checkpoint_storage is used"),
-    Deprecation(
-        key="checkpoint_storage.checkpoint_path", why=IGNORED, fix="use checkpoint_storage.storage_path"
-    ),
-    Deprecation(
-        key="checkpoint_storage.tensorboard_path", why=IGNORED, fix="use checkpoint_storage.storage_path"
-    ),
-    Deprecation(
-        key="environment.image.gpu",
-        why="is the old name of cuda, from before 0.17.6",
-        fix="use environment.image.cuda",
-    ),
-    Deprecation(
-        key="environment.environment_variables.gpu",
-        why="is the old name of cuda, from before 0.17.6",
-        fix="use environment.environment_variables.cuda",
-    ),
+    ("searcher.max_length", UNREAD, FIT.format("max_length")),
+    ("searcher.stop_once", f"{DEPRECATED}: every ASHA search stops trials early now", "remove it"),
+    ("min_validation_period", UNREAD, FIT.format("validation_period")),
+    ("min_checkpoint_period", UNREAD, FIT.format("checkpoint_period")),
+    ("scheduling_unit", UNREAD, FIT.format("reporting_period")),
+    ("optimizations", UNREAD, "set it in the DeepSpeed JSON, and remove it"),
+    ("data_layer", f"{IGNORED} since 0.19.10", "remove it"),
+    ("resources.agent_label", f"{IGNORED} since 0.20", "use resources.resource_pool"),
+    ("security", IGNORED, "remove it"),
+    ("tensorboard_storage", IGNORED, "remove it: checkpoint_storage is used"),
+    ("checkpoint_storage.checkpoint_path", IGNORED, "use checkpoint_storage.storage_path"),
+    ("checkpoint_storage.tensorboard_path", IGNORED, "use checkpoint_storage.storage_path"),
+    ("environment.image.gpu", CUDA, "use environment.image.cuda"),
+    ("environment.environment_variables.gpu", CUDA, "use environment.environment_variables.cuda"),
 )
 
 
 def deprecations(document: Document) -> list[Problem]:
-    """Every deprecated key that is given, a null being none."""
+    """Every deprecated key that is given; null counts as absent."""
     found = [
-        (path, row.why, row.fix)
-        for row in TABLE
-        for path in _given(document.data, tuple(row.key.split(".")), ())
+        (path, why, fix)
+        for key, why, fix in TABLE
+        for path in _given(document.data, tuple(key.split(".")), ())
     ]
     found += [*_entrypoint(document.get(("entrypoint",))), *_policies(document.get(("log_policies",)))]
     found.sort(key=lambda row: (document.origin(row[0]).line, document.origin(row[0]).column))
-    return [
-        Problem(
-            key=document.key(path),
-            value=document.get(path),
-            message=why,
-            origin=document.origin(path),
-            fix=fix,
-            code="deprecated-key",
-        )
-        for path, why, fix in found
-    ]
+    return [document.problem(path, why, fix, "deprecated-key") for path, why, fix in found]
 
 
 def _given(value: Any, key: tuple[str, ...], path: KeyPath) -> Iterator[KeyPath]:

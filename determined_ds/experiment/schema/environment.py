@@ -81,12 +81,12 @@ def _not_of_pod(_: Any) -> Any:
 
 
 def _not_of_container(_: Any) -> Any:
-    fix = "remove it, or, if another container is meant, give that a name of its own"
+    fix = "remove it, or, if another container is intended, give that another name"
     raise fault("out-of-range", "is Determined's to set in its own container", fix)
 
 
 def _image(_: Any) -> Any:
-    fix = "set environment.image, or, if another container is meant, give that a name of its own"
+    fix = "set environment.image, or, if another container is intended, give that another name"
     raise fault("out-of-range", "is Determined's to set in its own container", fix)
 
 

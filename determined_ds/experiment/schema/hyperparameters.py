@@ -1,7 +1,7 @@
 """``hyperparameters``: constants, nested mappings of them, and specs of what is searched.
 
 The trap: every mapping with a key ``type`` is a spec to the master, an optimizer of a DeepSpeed JSON too. In
-lists it looks at nothing, unless the search is a grid's.
+lists it ignores this, unless the search is a grid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, RootModel, Tag, ValidationInfo, field
 
 from determined_ds.documents.document import KeyPath
 from determined_ds.experiment.schema.section import Integer, Number, Positive, Section, fault
-from determined_ds.experiment.space.space import SPEC_TYPES, no_spec
+from determined_ds.experiment.space.space import SPEC_TYPES, invalid_spec
 
 
 class Constant(Section):
@@ -67,14 +67,14 @@ class Log(Range):
 
 
 class NoSpec(Section, extra="allow"):
-    """A mapping that the master takes for a spec, though it is none."""
+    """A mapping that the master reads as a spec, though it is not a valid one."""
 
     type: Any = None
 
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, value: Any) -> Any:
-        raise fault("hyperparameter-spec", *no_spec(value))
+        raise fault("hyperparameter-spec", *invalid_spec(value))
 
 
 def _tag(value: Any) -> str:

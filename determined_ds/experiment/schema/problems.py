@@ -19,7 +19,7 @@ MAX_PROBLEMS = 20
 
 
 def problems(document: Document, version: str = OLDEST) -> list[Problem]:
-    """All that a master of a version would refuse, at most ``MAX_PROBLEMS``; the last then tells of the rest."""
+    """All that a master of a version would refuse, at most ``MAX_PROBLEMS``; the last then counts the rest."""
     errors = []
     config, added = split_additions(document.data)
     try:
@@ -55,33 +55,15 @@ def _without_echoes(document: Document, found: dict[KeyPath, Words]) -> dict[Key
 
 def _limited(document: Document, found: dict[KeyPath, Words], *, num_all: int) -> list[Problem]:
     paths = sorted(found, key=lambda path: _line(document, path))
-    if num_all <= MAX_PROBLEMS:
-        return [_problem(document, path, found[path]) for path in paths]
-    shown = [_problem(document, path, found[path]) for path in paths[: MAX_PROBLEMS - 1]]
-    rest = Problem(
-        key="",
-        message=f"{num_all - len(shown)} more problems",
-        origin=document.origin(()),
-        fix=f"fix these first, and check that {document.name} is the file that was meant",
-        code="more",
-    )
-    return [*shown, rest]
-
-
-_ABSENT: Any = object()
-
-
-def _problem(document: Document, path: KeyPath, words: Words) -> Problem:
-    value = document.get(path, _ABSENT) if path else _ABSENT
-    given: dict[str, Any] = {} if value is _ABSENT else {"value": value}
-    return Problem(
-        key=document.key(path),
-        message=words.message,
-        origin=document.origin(path),
-        fix=words.fix,
-        code=words.code,
-        **given,
-    )
+    kept = paths if num_all <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1]
+    shown = [
+        document.problem(path, words.message, words.fix, words.code)
+        for path, words in ((path, found[path]) for path in kept)
+    ]
+    if num_all > MAX_PROBLEMS:
+        fix = f"fix these first, and check that {document.name} is the intended file"
+        shown.append(document.problem((), f"{num_all - len(shown)} more problems", fix, "more"))
+    return shown
 
 
 def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[KeyPath, Words]]:
@@ -93,7 +75,7 @@ def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[Ke
             yield row.path, Words(code=code, message=message, fix=fix)
 
 
-# --- What no section can tell alone ------------------------------------------------------------------------
+# --- Between sections ---------------------------------------------------------------------------------------
 
 
 def _between_sections(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Words]]:

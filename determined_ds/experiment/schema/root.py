@@ -24,7 +24,7 @@ from typing_extensions import Self
 from determined_ds.experiment.experiment import ENTRYPOINT_FORM, LARGEST_SEED
 from determined_ds.experiment.schema.environment import Environment
 from determined_ds.experiment.schema.hyperparameters import Space
-from determined_ds.experiment.schema.searcher import AnySearcher, Length
+from determined_ds.experiment.schema.searcher import AnySearcher, Duration
 from determined_ds.experiment.schema.section import (
     Flag,
     Integer,
@@ -284,8 +284,8 @@ class ExperimentConfig(Section):
     internal: None = None
     log_policies: list[LogPolicy] | None = None
     max_restarts: Natural | None = None
-    min_checkpoint_period: Length | None = None
-    min_validation_period: Length | None = None
+    min_checkpoint_period: Duration | None = None
+    min_validation_period: Duration | None = None
     optimizations: Optimizations | None = None
     pbs: Pbs | None = None
     perform_initial_validation: Flag | None = None

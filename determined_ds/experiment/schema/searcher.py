@@ -38,7 +38,7 @@ REMOVED = {
 UNITS = ("batches", "records", "epochs")
 
 
-class Length(Section):
+class Duration(Section):
     """A length or a period: just one of its units."""
 
     batches: Natural = Field(default=0)
@@ -54,7 +54,7 @@ class Length(Section):
         return self
 
 
-class PositiveLength(Length):
+class PositiveDuration(Duration):
     """A length of one at least."""
 
     batches: Positive = Field(default=1)
@@ -63,7 +63,7 @@ class PositiveLength(Length):
 
 
 MaxLength = Annotated[
-    Annotated[Natural, Tag("integer")] | Annotated[PositiveLength, Tag("mapping")],
+    Annotated[Natural, Tag("integer")] | Annotated[PositiveDuration, Tag("mapping")],
     by_kind("integer", "mapping", expected="an integer or {batches: N}", fix="write {batches: N}"),
 ]
 
@@ -129,7 +129,7 @@ class AdaptiveASHA(Halving):
 class AsyncHalving(Halving):
     name: Literal["async_halving"]
     num_rungs: Annotated[Positive, Field(description="it is the number of rungs to stop at", examples=[3])]
-    max_length: PositiveLength | None = None
+    max_length: PositiveDuration | None = None
 
 
 def _no_such(name: Any) -> Any:

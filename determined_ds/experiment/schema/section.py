@@ -1,6 +1,6 @@
 """What the models are made of: values as strict as the master takes them, unions, and the base of all sections.
 
-JSON knows one kind of number, so 1.0 is an integer to the master too; true is none. A null counts as absent
+JSON knows one kind of number, so 1.0 is an integer to the master too; true is not. A null counts as absent
 wherever a field may be absent. Source: JSON Schema draft 7, and the schemas ``expconf/v0`` of determined 0.38.1.
 """
 

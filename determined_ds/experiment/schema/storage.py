@@ -2,7 +2,7 @@
 
 The master lays a configuration's storage over the cluster's own. What a type needs (a bucket, a path) is
 therefore not demanded here: a cluster's storage of that type has it. Where no type is given the cluster's is
-meant, and the type that the given keys fit best is taken for it.
+used, and the type is inferred from the given keys.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ SEARCHERS: dict[str, type[Section]] = {
 }
 
 
-NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, and of no use to anybody
+NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def worded(error: ErrorDetails, at: Located) -> Words:
         expected = WRONG_TYPES[kind]
         message = f"must be {KINDS[expected]}, not {kind_of(value)}"
         fix = _type_fix(expected, key, value)
-        if context.get("class_name") in ("Length", "PositiveLength") and isinstance(value, int):
+        if context.get("class_name") in ("Duration", "PositiveDuration") and isinstance(value, int):
             fix = f"write {key}: {{batches: {value}}}"
         elif expected is dict and at.field is not None and at.field.examples:
             fix = f"write {key}: {at.field.examples[0]}"
@@ -139,7 +139,7 @@ def _type_fix(expected: type, key: str | int, value: Any) -> str:
     return type_fix(expected, value)
 
 
-# --- Keys that nobody knows ---------------------------------------------------------------------------------
+# --- Unknown keys -------------------------------------------------------------------------------------------
 
 
 def _unknown(at: Located) -> Words:
@@ -149,7 +149,7 @@ def _unknown(at: Located) -> Words:
     having = [kind for kind, model in kinds.items() if word in model.model_fields]
     if having and at.tag in kinds:
         what = "searcher" if kinds is SEARCHERS else "storage"
-        message = f"unknown key: the {at.tag} {what} has none"
+        message = f"unknown key: the {at.tag} {what} does not have it"
         fix = f"remove it, or use {what} {' or '.join(having)}"
         return Words(code="unknown-key", message=message, fix=fix)
     known = sorted(at.owner.model_fields.keys() - NOT_ADVISED)

@@ -20,7 +20,7 @@ NOT_BELOW_ONE = words("sample sampling frame frames bit")  # their rates
 
 
 def exponents(axes: Iterable[Axis], document: Document) -> list[Problem]:
-    """A warning for each ``log`` hyperparameter whose bounds are probably the values that were meant.
+    """A warning for each ``log`` hyperparameter whose bounds are probably the intended values.
 
     Args:
         axes: Of the search space.
@@ -52,17 +52,14 @@ def _looks_like_values(axis: Axis) -> bool:
 def _warning(axis: Axis, document: Document) -> Problem:
     base, low, high = (float(axis.spec[key]) for key in ("base", "minval", "maxval"))
     path = ("hyperparameters", *axis.path)
-    fix = "write the exponents of the values that are meant: minval: -4 and maxval: -2 are 0.0001 and 0.01"
+    fix = "write the exponents of the intended values: minval: -4 and maxval: -2 are 0.0001 and 0.01"
     if 0 < low < high <= 1:
-        meant = [math.log(value, base) for value in (low, high)]
-        fix = f"for {low:g} to {high:g} write their exponents: minval: {meant[0]:.4g}, maxval: {meant[1]:.4g}"
+        powers = [math.log(value, base) for value in (low, high)]
+        fix = (
+            f"for {low:g} to {high:g} write their exponents: minval: {powers[0]:.4g}, maxval: {powers[1]:.4g}"
+        )
     elif low >= 1:
         fix = f"for {base**-high:g} to {base**-low:g} write minval: {-high:g}, maxval: {-low:g}"
-    return Problem(
-        key=document.key(path),
-        value=dict(axis.spec),
-        origin=document.origin(path),
-        message=f"minval and maxval are exponents of the base: values from {base**low:g} to {base**high:g} are drawn",
-        fix=fix,
-        code="log-bounds",
-    )
+    drawn = f"values from {base**low:g} to {base**high:g} are drawn"
+    message = f"minval and maxval are exponents of the base: {drawn}"
+    return document.problem(path, message, fix, "log-bounds", value=dict(axis.spec))

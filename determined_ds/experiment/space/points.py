@@ -1,4 +1,4 @@
-"""The points of a search space that are looked at: all of them, or the corners and a sample."""
+"""The points of a search space to check: all of them, or the corners and a sample."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Points:
     Args:
         space: Where they are from.
         exact: Whether these are all points that the search can visit.
-        corners: Values of the corners that are looked at beside a sample; none where the points are exact.
+        corners: Values of the corners to check beside a sample; none where the points are exact.
         sample: Values of a sample; none where the points are exact.
     """
 
@@ -74,20 +74,20 @@ def points_of(
     most_corners: int = MOST_CORNERS,
     seed: int | None = None,
 ) -> Points:
-    """The points of a space to look at.
+    """The points of a space to check.
 
     A finite space of up to ``limit`` points is given whole, in the order in which the master lays out a grid
     (it runs a grid from its end). Of a larger grid a sample without repetition is given, and of any other space
     a sample as the master draws its trials; both with the corners.
 
-    Where the experiment states its seed, such a sample begins with the very trials that the search will create;
+    Where the experiment states its seed, such a sample begins with exactly the trials that the search will create;
     unless a mapping in the hyperparameters holds two axes or more, which the master draws in no certain order
     (:attr:`SearchSpace.unordered`).
 
     Args:
         space: See :func:`determined_ds.experiment.space.space.read_space`.
         limit: Points up to which a finite space is given whole.
-        sample: Points to draw of a space that is no grid.
+        sample: Points to draw of a space that is not a grid.
         grid_sample: Points to draw of a grid.
         most_corners: Combinations of corners up to which all are given; of more, a few in which each corner
             of each axis occurs.

@@ -206,7 +206,7 @@ def read_space(
     """The space of the hyperparameters of an experiment.
 
     Args:
-        found: Gets a problem for each spec that is none, and the paths of constants.
+        found: Gets a problem for each invalid spec, and the paths of constants.
         hyperparameters: As they stand in the experiment.
         searcher: ``searcher.name``.
         seed: ``reproducibility.experiment_seed``.
@@ -233,7 +233,7 @@ def _read(found: Findings, path: KeyPath, value: Any, axes: list[Axis], in_grid:
         return {key: _read(found, (*path, key), item, axes, in_grid) for key, item in value.items()}
     kind = value["type"]
     if kind not in SPEC_TYPES:
-        found.add(path, *no_spec(value), "hyperparameter-spec")
+        found.add(path, *invalid_spec(value), "hyperparameter-spec")
         return None
     surplus = [key for key in value if key not in ("type", *SPEC_FIELDS[kind])]
     if surplus:
@@ -248,7 +248,7 @@ def _read(found: Findings, path: KeyPath, value: Any, axes: list[Axis], in_grid:
         middle_of(value)
         _ = _checked_count(value), axis.corners
     except NO_SPEC:
-        found.add(path, f"is no complete {kind} hyperparameter", _spec_form(kind), "hyperparameter-spec")
+        found.add(path, f"is not a complete {kind} hyperparameter", _spec_form(kind), "hyperparameter-spec")
     else:
         axes.append(axis)
     return None
@@ -261,8 +261,8 @@ def _checked_count(spec: dict[str, Any]) -> int | None:
     return count
 
 
-def no_spec(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Message and fix of a mapping whose ``type`` is none of Determined's."""
+def invalid_spec(value: Mapping[str, Any]) -> tuple[str, str]:
+    """Message and fix of a mapping whose ``type`` is not one of Determined's."""
     kind = value["type"] if isinstance(value["type"], str) else ""
     if value.keys() & {field for fields in SPEC_FIELDS.values() for field in fields}:
         guess = nearest(kind, SPEC_TYPES)
@@ -289,7 +289,7 @@ def middle_of(spec: Mapping[str, Any]) -> Any:
     A ``log`` hyperparameter ranges over base**minval .. base**maxval.
 
     Raises:
-        KeyError, TypeError, ValueError, IndexError, ArithmeticError: it is no complete hyperparameter.
+        KeyError, TypeError, ValueError, IndexError, ArithmeticError: it is not a complete hyperparameter.
     """
     if spec["type"] == "const":
         return spec["val"]

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.deepspeed.normalized import (
-    AUTO,
     find_deepspeed_config,
     known_keys,
     located_problems,
     normalized,
 )
 from determined_ds.config.deepspeed.old_names import NEW_NAMES
+from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import KeyPath, dotted, get_path
 from determined_ds.errors import Problem
 from tests.making import DS_CONFIGS, ds_json, hyperparameters, refusal
@@ -336,8 +336,8 @@ def test_a_mapping_is_taken_with_its_places() -> None:
         ("../out.json", "outside the context directory", "move it inside"),
         ("link.json", "outside the context directory", "move it inside"),
         ("/etc/passwd", "outside the context directory", "move it inside"),
-        ("a" * 5000, "is no path", "relative to the context directory"),
-        ("a\0b", "is no path", "relative to the context directory"),
+        ("a" * 5000, "is not a valid path", "relative to the context directory"),
+        ("a\0b", "is not a valid path", "relative to the context directory"),
     ],
 )
 def test_any_other_path_is_refused(value: str, said: str, fix: str, tmp_path: Path) -> None:

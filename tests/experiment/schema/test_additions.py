@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from packaging.version import Version
 
 from determined_ds.cli.main import main
-from determined_ds.config.keys import RUN, not_looked_at
+from determined_ds.config.keys import RUN, ignored_keys
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import ConfigError, Problem
@@ -59,7 +59,7 @@ def test_the_rest_of_the_configuration_is_judged_all_the_same() -> None:
 def test_a_run_here_knows_the_key_and_says_that_it_is_for_clusters() -> None:
     document = parse_yaml(TEXT % "soft", "a.yaml")
     assert read_experiment(document)[1] == []
-    (warning,) = not_looked_at(document, RUN)
+    (warning,) = ignored_keys(document, RUN)
     assert "resources.prefer_gpu_topology" in warning.message
 
 

@@ -131,7 +131,7 @@ def test_a_problem_reads_as_a_compilers() -> None:
             "environment: {pod_spec: {spec: {containers: [{name: determined-container, image: a}]}}}",
             "environment.pod_spec.spec.containers.0.image",
             "is Determined's to set in its own container",
-            "set environment.image, or, if another container is meant, give that a name of its own",
+            "set environment.image, or, if another container is intended, give that another name",
         ),
         (
             "profiling: {begin_on_batch: 5, end_after_batch: 4}",
@@ -541,7 +541,7 @@ def test_every_row_of_the_table_has_a_case_above() -> None:
     from determined_ds.experiment.schema.deprecations import TABLE
 
     marks = test_what_is_deprecated_is_a_warning_with_its_replacement.pytestmark  # type: ignore[attr-defined]
-    assert {row.key for row in TABLE} <= {case[1] for case in marks[0].args[1]}
+    assert {key for key, _, _ in TABLE} <= {case[1] for case in marks[0].args[1]}
 
 
 def test_a_null_is_not_deprecated_and_what_is_refused_is_not_warned_of() -> None:
