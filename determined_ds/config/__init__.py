@@ -2,6 +2,8 @@
 
 The way of a value::
 
-    hyperparameters and DeepSpeed JSON (documents) -> normalized -> filled -> judged by the rules
-         -> reconcile() -> ResolvedConfig: the mapping DeepSpeed gets, and the origin of each value in it
+    hyperparameters (a document) and Where (context directory, slots, accelerator, machines)
+         -> resolve(): the DeepSpeed JSON read (deepspeed/), overwritten and normalized, its keys judged (keys/)
+         -> topology, batch -> every "auto" filled (autofill) -> the rules of the compatibility table (rules)
+         -> ResolvedConfig: the mapping DeepSpeed gets, the origin of each value in it, and the Strategy in its parts
 """

@@ -185,50 +185,32 @@ PRECISIONS: dict[str, str] = {
 
 # ------------------------------------------------------------------------------------------- options of det-ds
 
-# Option -> the options that a command may have instead, and the key to set where it has none of them.
+# Options | the options that a command may have instead | the key to set where it has none of them.
 OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    **dict.fromkeys(
-        ("--num-gpus", "--n-gpus", "--nproc-per-node", "--num-slots", "--world-size", "--gpus", "--slots"),
-        (("--slots", "--gpus"), "resources.slots_per_trial"),
-    ),
-    **dict.fromkeys(
-        ("--zero-stage", "--stage", "--zero"),
-        ((), "hyperparameters.zero_stage"),
-    ),
-    **dict.fromkeys(
-        ("--batch-size", "--train-batch-size", "--global-batch-size"),
-        (("--global-batch-size",), f"hyperparameters.{BATCH}"),
-    ),
-    **dict.fromkeys(
-        ("--micro-batch-size", "--micro-batch", "--per-device-train-batch-size"),
-        (("--micro-batch",), "hyperparameters.micro_batch_size"),
-    ),
-    **dict.fromkeys(
-        ("--gradient-accumulation-steps",), ((), f"hyperparameters.overwrite_deepspeed_args.{ACCUMULATION}")
-    ),
-    **dict.fromkeys(
-        ("--pipeline", "--pipeline-parallel-size", "--pipe-parallel-size", "--num-stages"),
-        (("--pipeline",), f"hyperparameters.{PIPE}"),
-    ),
-    **dict.fromkeys(
-        ("--model-size", "--params", "--num-params"),
-        (("--model-size", "--params"), "hyperparameters.model_size"),
-    ),
-    **dict.fromkeys(
-        ("--seq-length", "--seq-len", "--max-length", "--sequence-length"),
-        (("--sequence-length",), "hyperparameters.sequence_length"),
-    ),
-    **dict.fromkeys(("--gpu-mem", "--gpu-memory-gb"), (("--gpu-memory",), "")),
-    **dict.fromkeys(("--learning-rate", "--lr"), ((), "hyperparameters.learning_rate")),
-    **dict.fromkeys(("--max-steps", "--steps"), (("--steps",), "hyperparameters.fit.max_length.batches")),
-    **dict.fromkeys(("--epochs", "--num-epochs"), ((), "hyperparameters.fit.max_length.epochs")),
-    "--seed": ((), "reproducibility.experiment_seed"),
-    **dict.fromkeys(
-        ("--deepspeed", "--deepspeed-config", "--ds-config"), ((), "hyperparameters.deepspeed_config")
-    ),
-    **dict.fromkeys(("--output-dir", "--out-dir"), (("--run-dir", "--output"), "")),
-    **dict.fromkeys(("--resume-from-checkpoint", "--checkpoint"), (("--resume",), "")),
-    "--device": (("--accelerator",), ""),
+    name: (tuple(own.split()), key.strip())
+    for names, own, key in (
+        line.split("|")
+        for line in """
+--num-gpus --n-gpus --nproc-per-node --num-slots --world-size --gpus --slots|--slots --gpus|resources.slots_per_trial
+--zero-stage --stage --zero |  | hyperparameters.zero_stage
+--batch-size --train-batch-size --global-batch-size | --global-batch-size | hyperparameters.global_batch_size
+--micro-batch-size --micro-batch --per-device-train-batch-size | --micro-batch | hyperparameters.micro_batch_size
+--gradient-accumulation-steps |  | hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps
+--pipeline --pipeline-parallel-size --pipe-parallel-size --num-stages | --pipeline | hyperparameters.pipe_parallel_size
+--model-size --params --num-params | --model-size --params | hyperparameters.model_size
+--seq-length --seq-len --max-length --sequence-length | --sequence-length | hyperparameters.sequence_length
+--gpu-mem --gpu-memory-gb | --gpu-memory |
+--learning-rate --lr |  | hyperparameters.learning_rate
+--max-steps --steps | --steps | hyperparameters.fit.max_length.batches
+--epochs --num-epochs |  | hyperparameters.fit.max_length.epochs
+--seed |  | reproducibility.experiment_seed
+--deepspeed --deepspeed-config --ds-config |  | hyperparameters.deepspeed_config
+--output-dir --out-dir | --run-dir --output |
+--resume-from-checkpoint --checkpoint | --resume |
+--device | --accelerator |
+""".strip().splitlines()
+    )
+    for name in names.split()
 }
 
 

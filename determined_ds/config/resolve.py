@@ -1,13 +1,4 @@
-"""One point, where it trains -> what runs there. Commands, ranks and a cluster's hook all come this way.
-
-The way of a value::
-
-    experiment YAML -> Experiment (read once)
-      -> a point of its space: the hyperparameters           experiment/
-      -> Where: context directory, slots, accelerator, machines
-      -> resolve(): the DeepSpeed JSON read, overwritten, filled, judged   config/
-      -> ResolvedConfig: ds_config, topology, batch, strategy; everything downstream reads this
-"""
+"""One point and where it trains -> what runs there: for commands, ranks and a cluster's start-up hook alike."""
 
 from __future__ import annotations
 

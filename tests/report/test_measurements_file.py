@@ -105,7 +105,7 @@ def with_change(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> t
         ('{"rows": []}', "is not a file of results"),
         ('{"kind": "measurement of determined_ds", "format": 1}', "is not a file of results"),
         ('{"kind": "results of determined_ds", "kind": 1}', "'kind' is given twice"),
-        ('{"kind": NaN}', "NaN is no number"),
+        ('{"kind": NaN}', "NaN without quotes"),
         ("[" * 100_000, "is not JSON: maximum recursion depth"),
         ("1" * 5000, "is not JSON: Exceeds the limit"),
         ("\ufeff{}", "is not JSON"),
