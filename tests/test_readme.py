@@ -278,6 +278,19 @@ def test_every_file_that_a_page_links_to_is_there() -> None:
             assert not heading or heading in headings_of(target), f"{name_of(page)}: {link}"
 
 
+def test_every_path_that_a_page_names_is_there() -> None:
+    """Of this repository; those with <name>, NAME, my_... or mine are the reader's own."""
+    folders = "determined_ds|model_defs|experiments|tests|launch|docker"
+    named = {
+        path
+        for page in PAGES
+        for path in re.findall(rf"`((?:{folders})/[\w./*-]+)`", page.read_text())
+        if not re.search("NAME|my_|mine|ported|decay|offload.json", path)
+    }
+    assert len(named) > 10
+    assert sorted(path for path in named if not list(ROOT.glob(path.rstrip("/")))) == []
+
+
 def headings_of(page: Path) -> set[str]:
     """Anchors as GitHub and mkdocs make them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
