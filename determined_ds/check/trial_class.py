@@ -15,8 +15,9 @@ from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.trial_file import dotted_name, imported_names, parsed, source_of
 
 LIBRARY = "determined_ds"
-BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library hands on
+BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library re-exports
 DECLARED = "validation_metrics"
+METRIC = ("searcher", "metric")
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
 MAX_BASES = 50
 # What a trial reports that is measured (runtime/loop/measured_loop.py).
@@ -28,99 +29,76 @@ class ReportedMetrics:
     """What is known of a trial's validation metrics.
 
     Args:
-        names: Those that it surely reports.
-        prefix: Any other begins so; None where there is no other.
+        names: Those that it reports.
+        prefix: It may report others that begin with this; None: it reports no others.
     """
 
     names: tuple[str, ...]
     prefix: str | None = None
 
+    def reports(self, metric: str) -> bool | None:
+        """Whether it reports a metric; None where that is unknown."""
+        if metric in self.names:
+            return True
+        return None if self.prefix is not None and metric.startswith(self.prefix) else False
+
 
 def metric_problem(
     document: Document, trial: str, context_dir: Path, measures: bool = False
 ) -> Problem | None:
-    """The problem of a ``searcher.metric`` that the trial does not report; None where it may well do so."""
-    path = ("searcher", "metric")
-    metric = document.get(path)
-    reported = reported_metrics(trial, context_dir, measures)
-    if not isinstance(metric, str) or reported is None or metric in reported.names:
-        return None
-    if reported.prefix is not None and metric.startswith(reported.prefix):
+    """The problem of a ``searcher.metric`` that the trial does not report; None where it may report it."""
+    metric, reported = document.get(METRIC), reported_metrics(trial, context_dir, measures)
+    if not isinstance(metric, str) or reported is None or reported.reports(metric) is not False:
         return None
     names = ", ".join(reported.names)
     guess = nearest(metric, reported.names) or (reported.names[0] if len(reported.names) == 1 else None)
-    return Problem(
-        key="searcher.metric",
-        value=metric,
-        origin=document.origin(path),
-        message=f"{trial.partition(':')[2]} does not report it at validation; it reports {names}",
-        fix=f"write {guess}" if guess else f"use one of {names}, or report {metric}",
-        code="metric",
-    )
+    message = f"{trial.partition(':')[2]} does not report it at validation; it reports {names}"
+    fix = f"write {guess}" if guess else f"use one of {names}, or report {metric}"
+    return document.problem(METRIC, message, fix, "metric")
 
 
 def metric_unknown(
     document: Document, trial: str, context_dir: Path, measures: bool = False
 ) -> Problem | None:
-    """A note where nobody can tell whether the trial reports ``searcher.metric``; None where that is known."""
-    path = ("searcher", "metric")
-    metric = document.get(path)
-    reported = reported_metrics(trial, context_dir, measures)
-    if not isinstance(metric, str):
-        return None
-    if reported is not None and (
-        metric in reported.names or reported.prefix is None or not metric.startswith(reported.prefix)
-    ):
+    """A note where the source does not show whether the trial reports ``searcher.metric``."""
+    metric, reported = document.get(METRIC), reported_metrics(trial, context_dir, measures)
+    if not isinstance(metric, str) or (reported is not None and reported.reports(metric) is not None):
         return None
     name = trial.partition(":")[2]
-    return Problem(
-        key="searcher.metric",
-        value=metric,
-        origin=document.origin(path),
-        message=f"could not tell whether {name} reports it at validation: its source does not show the names",
-        fix=f'declare them in {name}, and it is checked: validation_metrics = ("{metric}",)',
-        code="metric-unknown",
-    )
+    message = f"could not check whether {name} reports it at validation: its source does not show the names"
+    fix = f'declare them in {name}, and it is checked: validation_metrics = ("{metric}",)'
+    return document.problem(METRIC, message, fix, "metric-unknown")
 
 
 def has_stages(trial: str, context_dir: Path) -> bool | None:
-    """Whether ``MODULE:CLASS`` can be cut into pipeline stages; None where its source does not tell."""
-    module, _, name = trial.partition(":")
-    library = next((found for found in _bases(module, name, context_dir) if isinstance(found, str)), None)
-    return {"PipelineTrial": True, "DataParallelTrial": False, "SeveralEnginesTrial": False}.get(
-        library or ""
-    )
+    """Whether ``MODULE:CLASS`` can be cut into pipeline stages; None where its source does not show it."""
+    kinds = {"PipelineTrial": True, "DataParallelTrial": False, "SeveralEnginesTrial": False}
+    return kinds.get(_library_base(trial, context_dir))
 
 
 def builds_engine_by_hand(trial: str, context_dir: Path) -> bool | None:
-    """Whether ``MODULE:CLASS`` calls ``deepspeed.initialize`` itself: it extends no class of this library.
+    """Whether ``MODULE:CLASS`` calls ``deepspeed.initialize`` itself, as it extends no class of this library.
 
-    None where its source does not tell.
+    None where its source does not show it.
     """
-    module, _, name = trial.partition(":")
-    library = next((found for found in _bases(module, name, context_dir) if isinstance(found, str)), None)
-    return None if library is None else library == BY_HAND
+    library = _library_base(trial, context_dir)
+    return library == BY_HAND if library else None
 
 
 def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
-    """The problem of a pipeline whose trial has no stages; None where no pipeline is asked for."""
+    """The problem of a pipeline whose trial has no stages; None without a pipeline."""
     path = ("pipe_parallel_size",)
     hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
     stages = hyperparameters.get(path)
     if not isinstance(stages, int) or stages <= 1:
         return None
-    return Problem(
-        key=hyperparameters.key(path),
-        value=stages,
-        origin=hyperparameters.origin(path),
-        message=f"{trial.partition(':')[2]} has no stages: it is no PipelineTrial",
-        fix="set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint",
-        code="trial-kind",
-    )
+    message = f"{trial.partition(':')[2]} is not a PipelineTrial, so it has no stages"
+    fix = "set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint"
+    return hyperparameters.problem(path, message, fix, "trial-kind")
 
 
 def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -> Problem | None:
-    """The problem of a trial that builds an optimizer of torch's which ZeRO does not take; None where none is seen.
+    """The problem of a trial that builds a torch optimizer which ZeRO rejects; None where its source shows none.
 
     Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in deepspeed 0.19.8's
     ``runtime/engine.py``.
@@ -129,10 +107,10 @@ def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -
     if built is None or resolved.zero_stage == 0:
         return None
     name, origin = built
-    ds, said = resolved.ds, f"build_optimizer of {trial.partition(':')[2]} makes torch.optim.{name}"
+    ds, said = resolved.ds, f"build_optimizer of {trial.partition(':')[2]} returns torch.optim.{name}"
     device = ds.get(("zero_optimization", "offload_optimizer", "device"))
     if name.lower() not in ZERO_OPTIMIZERS - {"muon"} and not ds.get(("zero_allow_untested_optimizer",)):
-        message = f"{said}, and ZeRO stage {resolved.zero_stage} takes Adam, AdamW and Adagrad of torch's"
+        message = f"{said}, and ZeRO stage {resolved.zero_stage} accepts only torch's Adam, AdamW and Adagrad"
         fix = 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
     elif device in ("cpu", "nvme") and ds.get(("zero_force_ds_cpu_optimizer",)) is not False:
         message = f"{said}, and an offloaded optimizer must be DeepSpeed's own"
@@ -143,9 +121,9 @@ def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -
 
 
 def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None:
-    """Name in ``torch.optim`` of what ``build_optimizer`` returns, and where; None where its source does not tell."""
+    """The class of ``torch.optim`` that ``build_optimizer`` returns, and where; None where no source shows it."""
     module, _, name = trial.partition(":")
-    for found, source in _bases_and_files(module, name, context_dir):
+    for found, source in _bases(module, name, context_dir):
         if isinstance(found, str) or source is None:
             return None
         methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
@@ -166,16 +144,16 @@ def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None
 
 
 def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> ReportedMetrics | None:
-    """What ``MODULE:CLASS`` reports, trained or only measured; None where its source does not tell.
+    """What ``MODULE:CLASS`` reports, trained or only measured; None where its source does not show it.
 
-    A trial tells by a class attribute ``validation_metrics``, a tuple of names; by the dictionary that its
-    ``evaluate`` or ``evaluate_batch`` returns; or by leaving both to this library's classes.
+    The names are those of a class attribute ``validation_metrics``, a tuple; of the dictionary that ``evaluate`` or
+    ``evaluate_batch`` returns; or those of this library's classes where it defines neither.
     """
     if measures:
         return ReportedMetrics(names=MEASURED)
     module, _, name = trial.partition(":")
     loss: ast.FunctionDef | None = None
-    for found in _bases(module, name, context_dir):
+    for found, _ in _bases(module, name, context_dir):
         if isinstance(found, str):
             return _of_library(found, loss)
         declared = _declared(found)
@@ -216,10 +194,8 @@ def _declared(found: ast.ClassDef) -> tuple[str, ...]:
         if any(isinstance(target, ast.Name) and target.id == DECLARED for target in targets):
             value = getattr(node, "value", None)
             items = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
-            names = [
-                item.value for item in items if isinstance(item, ast.Constant) and type(item.value) is str
-            ]
-            return tuple(names)
+            constants = [item.value for item in items if isinstance(item, ast.Constant)]
+            return tuple(name for name in constants if type(name) is str)
     return ()
 
 
@@ -248,22 +224,21 @@ def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
             todo.extend(ast.iter_child_nodes(node))
 
 
-def _bases(module: str, name: str, context_dir: Path) -> Iterator[ast.ClassDef | str]:
-    """A class and its bases, nearest first; a class of this library by its name, where the walk ends."""
-    return (found for found, _ in _bases_and_files(module, name, context_dir))
+def _library_base(trial: str, context_dir: Path) -> str:
+    """The class of this library that ``MODULE:CLASS`` extends; "" where its source does not show one."""
+    module, _, name = trial.partition(":")
+    return next((found for found, _ in _bases(module, name, context_dir) if isinstance(found, str)), "")
 
 
-def _bases_and_files(
-    module: str, name: str, context_dir: Path
-) -> Iterator[tuple[ast.ClassDef | str, Path | None]]:
-    """As :func:`_bases`, each class with the file that it stands in."""
+def _bases(module: str, name: str, context_dir: Path) -> Iterator[tuple[ast.ClassDef | str, Path | None]]:
+    """A class and its bases with their files, nearest first; the name of a class of this library ends it."""
     todo = [(module, name)]
     for _ in range(MAX_BASES):
         if not todo:
             return
         module, name = todo.pop(0)
         if module.split(".")[0] == LIBRARY:
-            if name == "ReconciledTrial" and todo:  # it says nothing; a sister may
+            if name == "ReconciledTrial" and todo:  # it shows nothing; another base may
                 continue
             yield name, None
             return
@@ -315,5 +290,5 @@ def _tree(source: Path | None) -> ast.Module | None:
         return None
     try:
         return parsed(source.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # told where the entrypoint is checked
+    except (OSError, SyntaxError, ValueError):  # reported where the entrypoint is checked
         return None

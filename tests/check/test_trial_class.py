@@ -112,7 +112,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("source", "expected"), BY_HAND.items())
 def test_who_makes_the_engine(tmp_path: Path, source: str, expected: bool | None) -> None:
-    """A class of this library, or the trial itself; None where the source does not tell."""
+    """A class of this library, or the trial itself; None where the source does not show it."""
     (tmp_path / "trial.py").write_text(IMPORT + THEIRS + source)
     assert builds_engine_by_hand("trial:T", tmp_path) is expected
 
@@ -161,7 +161,7 @@ def test_a_metric_that_a_trial_may_report_is_left_alone(tmp_path: Path) -> None:
         ("from elsewhere import T", "loss", False),
     ],
 )
-def test_a_metric_that_nobody_can_know_is_named_as_such(
+def test_a_metric_that_cannot_be_checked_is_a_note(
     tmp_path: Path, source: str, metric: str, is_known: bool
 ) -> None:
     (tmp_path / "trial.py").write_text(IMPORT + source)
@@ -170,7 +170,7 @@ def test_a_metric_that_nobody_can_know_is_named_as_such(
     assert (note is None) == is_known
     if note:
         assert (note.key, note.value, note.origin) == ("searcher.metric", metric, "e.yaml:1")
-        assert note.message.startswith("could not tell whether T reports it")
+        assert note.message.startswith("could not check whether T reports it")
         assert f'validation_metrics = ("{metric}",)' in note.fix
 
 
@@ -186,7 +186,7 @@ UNTESTED, FORCED = {"zero_allow_untested_optimizer": True}, {"zero_force_ds_cpu_
 @pytest.mark.parametrize(
     ("imports", "returned", "ds", "said"),
     [
-        ("import torch", "torch.optim.SGD(model.parameters(), lr=1)", ON_ZERO, "SGD, and ZeRO stage 2 takes"),
+        ("import torch", "torch.optim.SGD(model.parameters(), lr=1)", ON_ZERO, "SGD, and ZeRO stage 2 accepts"),
         ("from torch import optim", "optim.SGD(model.parameters())", ON_ZERO, "torch.optim.SGD"),
         ("from torch.optim import RAdam as R", "R(model.parameters())", ON_ZERO, "torch.optim.RAdam"),
         ("import torch", "torch.optim.AdamW(model.parameters())", ON_CPU, "must be DeepSpeed's own"),

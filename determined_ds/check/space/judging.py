@@ -1,14 +1,14 @@
-"""Every point of a search space judged, at the price of the different ones.
+"""Every point of a search space judged, at the cost of the distinct ones.
 
-Of a point :func:`determined_ds.config.resolve.resolve` reads some hyperparameters and not others, the model's own
-among them. What it read is recorded; another point that has the same there has the same verdict.
+:func:`determined_ds.config.resolve.resolve` reads some hyperparameters of a point, and not the model's own. What it
+reads is recorded; another point with the same values there has the same verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
@@ -23,19 +23,25 @@ Check = Callable[[Document, ResolvedConfig | None], Iterable[Problem]]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is told of some points.
+    """What is wrong with some points.
 
     Args:
         problems: Why they do not run; none where they do.
-        warnings: What is possible, but probably not meant so.
+        warnings: What is possible, but probably a mistake.
         points: One or more.
         resolved: What the first of them runs with; None where it does not run.
     """
 
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
-    points: tuple[Point, ...]
+    points: list[Point]
     resolved: ResolvedConfig | None
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What makes it the same verdict as another."""
+        found = [f"{problem.code} {problem}" for problem in (*self.problems, *self.warnings)]
+        return (str(len(self.problems)), *found)
 
 
 def judge_points(
@@ -51,13 +57,13 @@ def judge_points(
         experiment: Whose space they are of.
         points: See :func:`determined_ds.experiment.space.points.points_of`.
         where: Where they would train.
-        check: More that may be wrong with a point. It must read a hyperparameter each time that it needs it.
+        check: Further checks of a point. It must read a hyperparameter each time that it needs it.
 
     Returns:
-        A verdict for all points of which the same is told, in the order of their first points.
+        A verdict for all points with the same findings, in the order of their first points.
     """
     where = on_slots_of(experiment, where)
-    opened: dict[tuple[str, ...], _Open] = {}
+    verdicts: dict[tuple[str, ...], Verdict] = {}
     known = _Known([axis.path[0] for axis in experiment.space.axes])
     for point in points:
         codes = [repr(value) for value in point.values]  # 1, 1.0 and true are equal, and not the same
@@ -65,36 +71,13 @@ def judge_points(
         if verdict is None:
             recorder = ReadRecorder(point.hyperparameters)
             found = _judged(experiment.at(recorder), where, check)
-            verdict = opened.setdefault(found.told, found)
+            verdict = verdicts.setdefault(found.findings, found)
             known.put(codes, recorder.read, verdict)
         verdict.points.append(point)
-    return [
-        Verdict(
-            problems=verdict.problems,
-            warnings=verdict.warnings,
-            points=tuple(verdict.points),
-            resolved=verdict.resolved,
-        )
-        for verdict in opened.values()
-    ]
+    return list(verdicts.values())
 
 
-class _Open(NamedTuple):
-    """A verdict that may get more points."""
-
-    resolved: ResolvedConfig | None
-    problems: tuple[Problem, ...]
-    warnings: tuple[Problem, ...]
-    points: list[Point]
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What makes it the same as another."""
-        found = [f"{problem.code} {problem}" for problem in (*self.problems, *self.warnings)]
-        return (str(len(self.problems)), *found)
-
-
-def _judged(hyperparameters: Document, where: Where, check: Check | None) -> _Open:
+def _judged(hyperparameters: Document, where: Where, check: Check | None) -> Verdict:
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
@@ -106,15 +89,14 @@ def _judged(hyperparameters: Document, where: Where, check: Check | None) -> _Op
         warnings = error.warnings
     if check is not None:
         problems += check(hyperparameters, resolved)
-    if problems or resolved is None:
-        return _Open(None, tuple(problems), warnings, [])
-    return _Open(resolved, (), warnings, [])
+    runs = None if problems else resolved
+    return Verdict(problems=tuple(problems), warnings=warnings, points=[], resolved=runs)
 
 
 class _Known:
     """The verdicts by what was read to reach them.
 
-    A point that agrees with another in all that was read of the other is read just so, and judged so.
+    A point that has the same values as another, where those of the other were read, gets the same verdict.
 
     Args:
         names: Of each axis, the hyperparameter that it is part of.
@@ -122,22 +104,22 @@ class _Known:
 
     def __init__(self, names: list[str | int]) -> None:
         self._names = names
-        self._tables: dict[tuple[int, ...], dict[tuple[str, ...], _Open]] = {}
+        self._tables: dict[tuple[int, ...], dict[tuple[str, ...], Verdict]] = {}
 
-    def get(self, codes: list[str]) -> _Open | None:
+    def get(self, codes: list[str]) -> Verdict | None:
         for axes, table in self._tables.items():
             verdict = table.get(tuple([codes[axis] for axis in axes]))
             if verdict is not None:
                 return verdict
         return None
 
-    def put(self, codes: list[str], read: set[str], verdict: _Open) -> None:
+    def put(self, codes: list[str], read: set[str], verdict: Verdict) -> None:
         axes = tuple(axis for axis, name in enumerate(self._names) if name in read)
         self._tables.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = verdict
 
 
 class ReadRecorder(dict[str, Any]):
-    """A mapping that knows which of its values have been read. Its keys may be looked at freely."""
+    """A mapping that records which of its values are read. Reading its keys is free."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         super().__init__(data)
@@ -154,38 +136,27 @@ class ReadRecorder(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:  # so that a copy reads each value by its key
         return super().__iter__()
 
-    def _all(self, name: str) -> Any:
-        self.read.update(self.keys())
-        return getattr(super(), name)
-
-    def items(self) -> Any:
-        return self._all("items")()
-
-    def values(self) -> Any:
-        return self._all("values")()
-
-    def copy(self) -> Any:
-        return self._all("copy")()
-
-    def setdefault(self, *args: Any) -> Any:
-        return self._all("setdefault")(*args)
-
-    def pop(self, *args: Any) -> Any:
-        return self._all("pop")(*args)
-
-    def popitem(self) -> Any:
-        return self._all("popitem")()
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self._all("__eq__")(other))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __repr__(self) -> str:
-        return str(self._all("__repr__")())
-
-    def __or__(self, other: Any) -> Any:
-        return self._all("__or__")(other)
-
     __hash__ = None
+
+
+def _reading_all(name: str) -> Callable[..., Any]:
+    def method(self: ReadRecorder, *args: Any) -> Any:
+        self.read.update(self.keys())
+        return getattr(dict, name)(self, *args)
+
+    return method
+
+
+for _name in (
+    "items",
+    "values",
+    "copy",
+    "setdefault",
+    "pop",
+    "popitem",
+    "__eq__",
+    "__ne__",
+    "__repr__",
+    "__or__",
+):
+    setattr(ReadRecorder, _name, _reading_all(_name))

@@ -1,18 +1,18 @@
-"""Whether a search fits itself: its space, its trials, their length and the metric it goes by.
+"""Whether the parts of a search agree: its space, its trials, their length and its metric.
 
-That each field is there and of its type is not looked at here; a field that is not is passed over.
+Missing fields and wrong types are reported elsewhere; here they are skipped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from determined_ds.config.hyperparameters import OVERWRITES, SHORTHANDS, UNITS, FitOptions, Length
 from determined_ds.documents.document import KeyPath, dotted, words
-from determined_ds.errors import Problem
+from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.rungs import brackets, rungs
 
@@ -27,7 +27,7 @@ POSITION = UNITS  # what the trials of this library report at each validation be
 def search_problems(
     experiment: Experiment, fit: FitOptions, *, reported: Collection[str] | None = None
 ) -> tuple[list[Problem], list[Problem]]:
-    """What of a search cannot work, and what is probably not meant so.
+    """What in a search cannot work, and what is probably a mistake.
 
     Args:
         experiment: With its space.
@@ -38,26 +38,22 @@ def search_problems(
         The problems, and the warnings.
     """
     search = _Search(experiment, fit)
-    told = [*_space(search), *_order(search), *_direction(search)]
+    for check in (_space, _order, _direction, _concurrency):
+        check(search)
     if search.name in HALVING:
-        told += [*_time_metric(search, reported), *_length(search), *_rungs(search)]
-    told += _concurrency(search)
-    return [item.problem for item in told if not item.warning], [
-        item.problem for item in told if item.warning
-    ]
-
-
-@dataclass(frozen=True)
-class _Told:
-    problem: Problem
-    warning: bool
+        _time_metric(search, reported)
+        _length(search)
+        _rungs(search)
+    return search.errors, search.warnings
 
 
 class _Search:
-    """The searcher's section, read with an eye to types."""
+    """The searcher's section, and what is wrong with it."""
 
     def __init__(self, experiment: Experiment, fit: FitOptions) -> None:
         self.experiment, self.fit = experiment, fit
+        self.errors: list[Problem] = []
+        self.warnings: list[Problem] = []
         self.space = experiment.space
         self.name = experiment.space.searcher
         section = experiment.document.get(("searcher",))
@@ -80,22 +76,14 @@ class _Search:
         except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
             return ()
 
-    def told(self, key: KeyPath, message: str, fix: str, code: str, *, warning: bool = True) -> _Told:
-        document = self.experiment.document
-        value = document.get(key)
-        given = {} if value is None or isinstance(value, dict) else {"value": value}
-        problem = Problem(
-            key=document.key(key),
-            **given,
-            origin=document.origin(key),
-            message=message,
-            fix=fix,
-            code=code,
-        )
-        return _Told(problem, warning)
+    def add(self, path: KeyPath, message: str, fix: str, code: str, *, warning: bool = True) -> None:
+        problem = self.experiment.document.problem(path, message, fix, code)
+        if problem.value is None or isinstance(problem.value, dict):
+            problem = replace(problem, value=NOT_GIVEN)
+        (self.warnings if warning else self.errors).append(problem)
 
 
-def _space(search: _Search) -> Iterator[_Told]:
+def _space(search: _Search) -> None:
     """What is searched, and how much of it there is.
 
     Source: ``newSingleSearch`` in determined 0.38.1's ``master/pkg/searcher/random.go``: single draws once; and
@@ -106,64 +94,58 @@ def _space(search: _Search) -> Iterator[_Told]:
     max_trials = search.count("max_trials")
     if search.name == "single":
         if axes:
-            message = (
-                f"draws one value of {', '.join(axis.name for axis in axes)} by chance, and searches nothing"
-            )
-            yield search.told(
-                name, message, "write values, or use random, grid or adaptive_asha", "search-single"
-            )
+            message = f"draws one random value of {', '.join(axis.name for axis in axes)}, so that nothing is searched"
+            search.add(name, message, "write values, or use random, grid or adaptive_asha", "search-single")
     elif search.name == "grid" and not search.space.constants:
         fix = "write the hyperparameters, or use single"
-        message = "a grid without hyperparameters has no point, so that no trial would start"
-        yield search.told(name, message, fix, "search-nothing", warning=False)
+        message = "a grid without hyperparameters has no points, so no trial would start"
+        search.add(name, message, fix, "search-nothing", warning=False)
     elif not axes:
         fix = "write a hyperparameter as {type: ..., ...}, or use single"
-        yield search.told(
+        search.add(
             name, "searches nothing: no hyperparameter is a range or a list of values", fix, "search-nothing"
         )
     elif search.name == "grid" and size is not None and size > LARGE_GRID:
         message = f"a grid of {size} points runs {size} trials; there is no limit"
         fix = "take fewer values of some, or use random with max_trials"
-        yield search.told(name, message, fix, "search-grid-size")
+        search.add(name, message, fix, "search-grid-size")
     elif search.name != "grid" and size is not None and max_trials is not None and max_trials > size:
-        message = f"is more than the {size} points of the space; they are drawn with repetition"
+        message = f"is more than the {size} points of the space, so some are drawn repeatedly"
         fix = f"set searcher.max_trials to {size} or less, or use grid"
-        yield search.told(("searcher", "max_trials"), message, fix, "search-repeats")
+        search.add(("searcher", "max_trials"), message, fix, "search-repeats")
 
 
-def _order(search: _Search) -> Iterator[_Told]:
-    """A master draws other points each time where it draws several hyperparameters out of one mapping."""
+def _order(search: _Search) -> None:
+    """A master draws other points each time where several hyperparameters of one mapping are searched."""
     for name, axes in search.space.unordered.items() if search.name != "single" else ():
         short = [axis.path[1:] for axis in axes]
         at_top = [key for key, path in SHORTHANDS.items() if name == OVERWRITES and path in short]
         message = (
             f"{len(axes)} hyperparameters are searched in one mapping ({', '.join(map(dotted, short))}): a master"
-            " draws them in no certain order, so that two searches have different points"
+            " draws them in random order, so that two searches have different points"
         )
         fix = "search at most one hyperparameter in a mapping"
         if at_top:
-            fix += (
-                f": write {' and '.join(f'hyperparameters.{key}' for key in at_top)} for what it stands for"
-            )
-        yield search.told(("hyperparameters", name), message, fix, "search-order")
+            fix += f": write {' and '.join(f'hyperparameters.{key}' for key in at_top)} instead"
+        search.add(("hyperparameters", name), message, fix, "search-order")
 
 
-def _direction(search: _Search) -> Iterator[_Told]:
+def _direction(search: _Search) -> None:
     metric, stated = search.section.get("metric"), search.section.get("smaller_is_better")
     if not isinstance(metric, str):
         return
     parts = set(re.split(r"[^a-z0-9]+", metric.lower()))
     if parts & LARGER_IS_BETTER and not parts & SMALLER_IS_BETTER and stated is None:
-        message = "is taken to be better the smaller it is, and looks like one that should be large"
-        yield search.told(("searcher", "metric"), message, "add smaller_is_better: false", "search-direction")
+        message = "is minimized, and looks like a metric that should be large"
+        search.add(("searcher", "metric"), message, "add smaller_is_better: false", "search-direction")
     elif parts & SMALLER_IS_BETTER and not parts & LARGER_IS_BETTER and stated is False:
         path = ("searcher", "smaller_is_better")
-        message = f"makes the largest {metric} the best, and it looks like one that should be small"
-        yield search.told(path, message, "write true", "search-direction")
+        message = f"maximizes {metric}, which looks like a metric that should be small"
+        search.add(path, message, "write true", "search-direction")
 
 
-def _time_metric(search: _Search, reported: Collection[str] | None) -> Iterator[_Told]:
-    """The master reads how far a trial is out of the metrics of each validation, and fails where it is not there.
+def _time_metric(search: _Search, reported: Collection[str] | None) -> None:
+    """The master reads a trial's progress from the metrics of each validation, and fails where it is missing.
 
     Source: ``getMetric`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``.
     """
@@ -175,10 +157,10 @@ def _time_metric(search: _Search, reported: Collection[str] | None) -> Iterator[
         message += ", and what the trial reports itself"
     length = search.fit.max_length
     fix = f"write {length.unit if length else POSITION[0]}"
-    yield search.told(("searcher", "time_metric"), message, fix, "search-time", warning=reported is None)
+    search.add(("searcher", "time_metric"), message, fix, "search-time", warning=reported is None)
 
 
-def _length(search: _Search) -> Iterator[_Told]:
+def _length(search: _Search) -> None:
     """A trial of its full length has to reach the top rung, and no more.
 
     One that ends before it is not replaced by a next (``validationCompleted`` in determined 0.38.1's
@@ -189,40 +171,36 @@ def _length(search: _Search) -> Iterator[_Told]:
         return
     path, trained = ("searcher", "max_time"), f"fit.max_length is {length.value} {length.unit}"
     if length.unit != search.unit:
-        message = (
-            f"is in {search.unit}, and {trained}: whether a trial reaches its last rung is left to chance"
-        )
+        message = f"is in {search.unit}, and {trained}: the two cannot be compared, so trials may never reach the last rung"
         fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
-        yield search.told(path, message, fix, "search-length")
+        search.add(path, message, fix, "search-length")
     elif max_time > length.value:
-        message = (
-            f"{trained}: no trial reaches its last rung, and none that ends before it is followed by another"
-        )
-        yield search.told(path, message, f"set searcher.max_time to {length.value}", "search-length")
+        message = f"{trained}: no trial reaches the last rung, and a trial that ends earlier is not replaced"
+        search.add(path, message, f"set searcher.max_time to {length.value}", "search-length")
     elif max_time < length.value:
-        message = f"{trained}: each trial is stopped before its end"
+        message = f"{trained}: each trial is stopped early"
         fix = f"set searcher.max_time to {length.value}, or fit.max_length to {{{length.unit}: {max_time}}}"
-        yield search.told(path, message, fix, "search-length")
+        search.add(path, message, fix, "search-length")
 
 
-def _rungs(search: _Search) -> Iterator[_Told]:
+def _rungs(search: _Search) -> None:
     ladder = search.ladder
     if len(ladder) == 1:
-        message = "no trial is stopped early: there is one rung only, the last"
+        message = "no trial is stopped early: there is only one rung, the last"
         fix = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
-        yield search.told(("searcher", "name"), message, fix, "search-rungs")
+        search.add(("searcher", "name"), message, fix, "search-rungs")
     first = _first_validation(search.fit.validation_period, search.fit.max_length, search.unit)
     if len(ladder) < 2 or first is None or first <= ladder[0]:
         return
     late, unit = [rung for rung in ladder if rung < first], search.unit
     message = (
         f"trials are judged after {_listed(ladder)} {unit}, and validate after {first} first:"
-        f" they pass {_listed(late)} without being judged"
+        f" {_listed(late)} have no effect"
     )
     fewer = "max_rungs" if search.name == "adaptive_asha" else "num_rungs"
     fix = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
     path = ("hyperparameters", "fit", "validation_period")
-    yield search.told(path, message, fix, "search-validation")
+    search.add(path, message, fix, "search-validation")
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -231,14 +209,14 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _first_validation(period: Length | None, length: Length | None, unit: Any) -> int | None:
-    """When a trial first validates, in a unit; None where that cannot be told in it."""
+    """When a trial first validates, in a unit; None where it is stated in another."""
     period = period or length  # without a period, at the end only
     if period is None or period.unit != unit:
         return None
     return period.value if isinstance(period.value, int) else min(period.value, default=None)
 
 
-def _concurrency(search: _Search) -> Iterator[_Told]:
+def _concurrency(search: _Search) -> None:
     """Source: ``getBracketMaxConcurrentTrials`` in determined 0.38.1's ``master/pkg/searcher/adaptive_asha.go``."""
     stated, max_trials = search.count("max_concurrent_trials"), search.count("max_trials")
     if stated is None or search.name == "single":
@@ -247,12 +225,10 @@ def _concurrency(search: _Search) -> Iterator[_Told]:
     trials = search.space.size if search.name == "grid" else max_trials
     if trials is not None and stated > trials:
         message = f"is more than the {trials} trials of the search"
-        yield search.told(path, message, f"write {trials} or less", "search-concurrency")
+        search.add(path, message, f"write {trials} or less", "search-concurrency")
     if search.name == "adaptive_asha" and search.ladder:
         count = len(brackets(search.section))
         if stated < count:
-            message = (
-                f"is raised to {count}: the search runs {count} brackets side by side, each with a trial"
-            )
+            message = f"is raised to {count}: the search runs {count} brackets at once, each with a trial"
             fix = f"write {count} or more, or mode: aggressive, which runs one"
-            yield search.told(path, message, fix, "search-concurrency")
+            search.add(path, message, fix, "search-concurrency")

@@ -18,32 +18,32 @@ CONTINUOUS = ("double", "log")
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """A part of a space: all points that have one of certain values on each of some axes.
+    """A part of a space: all points with certain values on some axes.
 
     Args:
         axes: Those that matter.
-        values: For each of them the values, in the order in which points have them.
-        said: The same in words.
+        values: The values on each of them, in the order in which points have them.
+        words: The same in words.
     """
 
     axes: tuple[Axis, ...]
     values: tuple[tuple[Any, ...], ...]
-    said: tuple[str, ...]
+    words: tuple[str, ...]
 
     def __str__(self) -> str:
-        return " and ".join(f"{axis.name} {said}" for axis, said in zip(self.axes, self.said, strict=True))
+        return " and ".join(f"{axis.name} {word}" for axis, word in zip(self.axes, self.words, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """One reason why points do not run, or are probably not meant so.
+    """One reason why points do not run, or are probably a mistake.
 
     Args:
-        problem: As the first of the points has it; its code and key are those of all.
+        problem: That of the first point; all have its code and key.
         num_points: Points that have the reason.
-        share: Their share of the space; of the sample, where that is all that was looked at.
-        where: Parts of the space that hold all of these points; none where no axis matters.
-        only: Whether every point that was looked at there has the reason.
+        share: Their share of the space, or of the sample.
+        where: Parts of the space that contain all of these points; empty where no axis matters.
+        only: Whether every checked point there has the reason.
         example: One of them.
     """
 
@@ -64,7 +64,7 @@ class Reason:
 
     @property
     def everywhere(self) -> bool:
-        """Whether each point has it: then it is an error of the configuration, and not of a point."""
+        """Whether every point has it: then it is an error of the configuration, not of a point."""
         return self.only and not self.where
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[
 
 
 def _reasons(
-    axes: Sequence[Axis], verdicts: Iterable[Verdict], told: Callable[[Verdict], Iterable[Problem]]
+    axes: Sequence[Axis], verdicts: Iterable[Verdict], problems_of: Callable[[Verdict], Iterable[Problem]]
 ) -> tuple[Reason, ...]:
     verdicts = list(verdicts)
     points = [point for verdict in verdicts for point in verdict.points]
@@ -106,7 +106,7 @@ def _reasons(
     for verdict in verdicts:
         here = range(start, start + len(verdict.points))
         start += len(verdict.points)
-        for problem in told(verdict):
+        for problem in problems_of(verdict):
             name = (problem.code, problem.key)
             first.setdefault(name, problem)
             having.setdefault(name, set()).update(here)
@@ -151,7 +151,7 @@ class _Codes:
             self.rows.append(tuple(row))
 
     def hull(self, members: Iterable[int], among: Iterable[int]) -> Box:
-        """The smallest box around some points, on the given axes; an axis of which they have all values is left out."""
+        """The smallest box around some points, on the given axes; an axis on which they have all values is left out."""
         rows = [self.rows[index] for index in members]
         box = {}
         for axis in among:
@@ -173,25 +173,25 @@ class _Codes:
         return [index for index in among if all(self.rows[index][axis] in codes for axis, codes in held)]
 
     def where(self, box: Box) -> Where:
-        axes, values, said = [], [], []
+        axes, values, words = [], [], []
         for axis in sorted(box):
             own = [self.values[axis][code] for code in sorted(box[axis])]
             others = [value for code, value in enumerate(self.values[axis]) if code not in box[axis]]
             axes.append(self.axes[axis])
             values.append(tuple(own))
-            said.append(_in_words(own, others))
-        return Where(axes=tuple(axes), values=tuple(values), said=tuple(said))
+            words.append(_in_words(own, others))
+        return Where(axes=tuple(axes), values=tuple(values), words=tuple(words))
 
 
 def _described(codes: _Codes, members: set[int]) -> tuple[list[Box], bool]:
-    """Boxes that hold all the members, as few and on as few axes as may be; and whether they hold no other point."""
+    """The fewest boxes on the fewest axes that contain all members; and whether they contain no other point."""
     everyone = range(len(codes.rows))
     every_axis = range(len(codes.axes))
     box = _narrowed(codes, codes.hull(members, every_axis), everyone)
     held = codes.inside(box, everyone)
     if len(held) == len(members):
         return [box], True
-    # One box does not do: one for each value of an axis, where a few of these do.
+    # One box is not enough: try one for each value of an axis.
     best: list[Box] | None = None
     for axis in every_axis:
         boxes = _split(codes, members, axis)
@@ -206,20 +206,22 @@ def _size(boxes: list[Box]) -> int:
 
 
 def _widened(codes: _Codes, box: Box, members: set[int]) -> Box:
-    """The box without axes that keep members out only, which other boxes hold anyway."""
-    for axis in list(box):
-        without = {other: held for other, held in box.items() if other != axis}
-        if members.issuperset(codes.inside(without, range(len(codes.rows)))):
-            box = without
-    return box
+    """The box without axes that exclude only members, which other boxes contain."""
+    everyone = range(len(codes.rows))
+    return _without_axes(box, lambda without: members.issuperset(codes.inside(without, everyone)))
 
 
 def _narrowed(codes: _Codes, box: Box, among: Sequence[int]) -> Box:
-    """The box without axes that keep no point out."""
+    """The box without axes that exclude no point."""
     count = len(codes.inside(box, among))
+    return _without_axes(box, lambda without: len(codes.inside(without, among)) == count)
+
+
+def _without_axes(box: Box, may: Callable[[Box], bool]) -> Box:
+    """The box without each axis that may be left out."""
     for axis in list(box):
         without = {other: held for other, held in box.items() if other != axis}
-        if len(codes.inside(without, among)) == count:
+        if may(without):
             box = without
     return box
 

@@ -1,6 +1,6 @@
-"""What to run, chosen from what is known before there is a configuration. Pure: no torch, deepspeed or determined.
+"""The strategy for a model on given GPUs, with reasons. Pure: no torch, deepspeed or determined.
 
 The way of a choice::
 
-    flags -> Needs (what is asked) -> Plan (what was chosen, and why) -> the DeepSpeed JSON and the experiment YAML
+    flags -> Needs (checked) -> Plan (the strategy, and why) -> the DeepSpeed JSON and the experiment YAML
 """

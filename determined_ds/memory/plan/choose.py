@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from determined_ds.config.strategy import Strategy
 from determined_ds.errors import ConfigError, Problem
@@ -24,13 +25,13 @@ FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One thing that was chosen.
+class Decision:
+    """One part of a plan.
 
     Args:
-        key: What is set by it, as the JSON or the YAML calls it.
-        value: What it was set to, in words.
-        reason: Why, in a sentence with numbers in it.
+        key: The key in the JSON or the YAML.
+        value: What it is set to, in words.
+        reason: Why, in a sentence with numbers.
     """
 
     key: str
@@ -40,22 +41,22 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was chosen.
+    """A strategy for a model on GPUs.
 
     Args:
         needs: What it was chosen for.
         strategy: The strategy, micro-batch and accumulation included.
         memory: What a rank needs, by the memory model.
-        choices: Why, one for each thing that was chosen.
+        choices: Each part of it, with the reason.
     """
 
     needs: Needs
     strategy: Strategy
     memory: Memory
-    choices: tuple[Choice, ...]
+    choices: tuple[Decision, ...]
 
-    def choice(self, key: str) -> Choice:
-        """The choice of that key."""
+    def choice(self, key: str) -> Decision:
+        """The decision on a key."""
         return next(choice for choice in self.choices if choice.key == key)
 
 
@@ -66,7 +67,7 @@ def choose_plan(needs: Needs) -> Plan:
         needs: What to choose for.
 
     Raises:
-        ConfigError: nothing fits; the fix names the nearest that would: more GPUs, larger ones, offload, a pipeline.
+        ConfigError: nothing fits; the fix lists what would: more GPUs, larger ones, offload, a pipeline.
     """
     rejected: list[Strategy] = []
     for candidate in candidates(needs):
@@ -112,7 +113,7 @@ def _tiers(needs: Needs, *, offload_optimizer: bool) -> Iterator[Strategy]:
 
 
 def accumulates_in_fp32(needs: Needs) -> bool:
-    """Whether gradients are added up in fp32, which is safe with many micro-batches, and needs ZeRO 1.
+    """Whether gradients are accumulated in fp32, which is safe with many micro-batches, and needs ZeRO 1.
 
     Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which at stage 0 raises.
     """
@@ -177,30 +178,42 @@ def _divisors(number: int) -> list[int]:
 # ------------------------------------------------------------------------------------------------------- reasons
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _choices(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Choice]:
-    memory = memory_per_rank(needs.shape, strategy)
-    yield Choice(
-        key="zero_optimization.stage",
-        value=f"ZeRO {strategy.zero_stage}",
-        reason=f"{_room(needs, memory)}; {_next_cheaper(needs, strategy, rejected)}",
-    )
-    yield _offload(needs, strategy, memory, rejected)
-    yield Choice(key="precision", value=needs.precision, reason=PRECISION_REASONS[needs.precision])
-    yield _pipeline(needs, strategy)
-    yield _micro_batch(needs, strategy)
-    yield _accumulation(needs, strategy)
-    yield _checkpointing(needs, strategy, memory)
-
-
 PRECISION_REASONS = {
     "bf16": "2 bytes a parameter and activation, and the range of fp32, so that no loss has to be scaled",
     "fp16": "2 bytes a parameter and activation; its range is small, so DeepSpeed scales the loss",
     "fp32": "4 bytes a parameter and activation, twice those of bf16",
 }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _needed(needs: Needs, strategy: Strategy, **changes: Any) -> str:
+    """Bytes that a rank needs under a strategy with some parts changed."""
+    return format_bytes(memory_per_rank(needs.shape, replace(strategy, **changes)).total_bytes)
+
+
+def _choices(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Decision]:
+    memory = memory_per_rank(needs.shape, strategy)
+    values = {
+        "zero_optimization.stage": (
+            f"ZeRO {strategy.zero_stage}",
+            f"{_room(needs, memory)}; {_next_cheaper(needs, strategy, rejected)}",
+        ),
+        "offload": _offload(needs, strategy, memory, rejected),
+        "precision": (needs.precision, PRECISION_REASONS[needs.precision]),
+        "pipe_parallel_size": _pipeline(needs, strategy),
+        "train_micro_batch_size_per_gpu": (str(strategy.micro_batch_size), _micro_batch(needs, strategy)),
+        "gradient_accumulation_steps": (
+            str(strategy.accumulation),
+            f"{needs.global_batch_size} = micro-batch {strategy.micro_batch_size} x {strategy.accumulation} accumulated"
+            f" x {_count(needs.replicas, 'replica')}, exactly",
+        ),
+        "activation_checkpointing": _checkpointing(needs, strategy, memory),
+    }
+    for key, (value, reason) in values.items():
+        yield Decision(key=key, value=value, reason=reason)
 
 
 def _room(needs: Needs, memory: Memory) -> str:
@@ -226,85 +239,68 @@ def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) ->
         == (strategy.offload_optimizer, strategy.offload_param, strategy.activation_checkpointing)
         and other.zero_stage < strategy.zero_stage
     ]
-    if not alike and strategy.zero_stage == 1 and accumulates_in_fp32(needs):
+    if alike:
+        least = min(alike, key=lambda other: memory_per_rank(needs.shape, other).total_bytes)
+        return f"ZeRO {least.zero_stage} would need {_needed(needs, least)} for one sample"
+    if strategy.zero_stage == 1 and accumulates_in_fp32(needs):
         return "a bf16 pipeline accumulates gradients in fp32, which DeepSpeed does from ZeRO 1 on"
-    if not alike and strategy.zero_stage == 1 and _wants_zero_1(needs):
+    if strategy.zero_stage == 1 and _wants_zero_1(needs):
         return "DeepSpeed scales the fp16 loss of a pipeline from ZeRO 1 on"
-    if not alike:
-        return "none that was asked for communicates less"
-    needed = [memory_per_rank(needs.shape, other).total_bytes for other in alike]
-    least = min(range(len(alike)), key=lambda index: needed[index])
-    return f"ZeRO {alike[least].zero_stage} would need {format_bytes(needed[least])} for one sample"
+    return "no permitted strategy communicates less"
 
 
-def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[Strategy]) -> Choice:
+def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[Strategy]) -> tuple[str, str]:
     if not strategy.offload_optimizer:
-        reason = "all fits the GPU, and offload is slower" if needs.offload == "auto" else "not asked for"
-        return Choice(key="offload", value="nothing", reason=reason)
+        auto = needs.offload == "auto"
+        return "nothing", "all fits the GPU, and offload is slower" if auto else "--offload is none"
     moved = "the optimizer and the parameters" if strategy.offload_param else "the optimizer"
     to = "files" if needs.offload == "nvme" else "host memory"
     reason = f"{format_bytes(memory.host_bytes)} a rank are in {to}, and every step moves them"
     if needs.offload == "auto":
         inside = [memory_per_rank(needs.shape, other) for other in rejected if not other.offload_optimizer]
         least = min(other.total_bytes for other in inside)
-        reason += f", since nothing fits without: {format_bytes(least)} would be needed"
+        reason += f"; nothing fits without it, {format_bytes(least)} would be needed"
     else:
-        reason += ", as asked"
+        reason += f", by --offload {needs.offload}"
     if strategy.offload_param:
-        without = memory_per_rank(needs.shape, replace(strategy, offload_param=None, micro_batch_size=1))
-        reason += f"; with the parameters on the GPU it would need {format_bytes(without.total_bytes)} for one sample"
-    return Choice(key="offload", value=f"{moved} to {to}", reason=reason)
+        without = _needed(needs, strategy, offload_param=None, micro_batch_size=1)
+        reason += f"; with the parameters on the GPU it would need {without} for one sample"
+    return f"{moved} to {to}", reason
 
 
-def _pipeline(needs: Needs, strategy: Strategy) -> Choice:
+def _pipeline(needs: Needs, strategy: Strategy) -> tuple[str, str]:
     stages, micro_batches = strategy.pipe_parallel_size, strategy.accumulation
     layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
     if stages == 1:
-        return Choice(key="pipe_parallel_size", value="none", reason=f"{layout}; no pipeline was asked for")
+        return "none", f"{layout}; --pipeline is 1"
     bubble = (stages - 1) / (micro_batches + stages - 1)
-    reason = f"{layout}; with {micro_batches} micro-batches, stages idle {bubble:.0%} of the time"
-    return Choice(key="pipe_parallel_size", value=f"{stages} stages", reason=reason)
-
-
-def _micro_batch(needs: Needs, strategy: Strategy) -> Choice:
-    samples, micro_batch = needs.samples_a_replica, strategy.micro_batch_size
-    replicas = _count(needs.replicas, "replica")
-    share = f"{_count(needs.global_batch_size, 'sample')} / {replicas} = {samples} each"
-    larger = [divisor for divisor in _divisors(samples) if divisor > micro_batch]
-    if not larger:
-        reason = f"{share}, and all fit in one pass"
-    else:
-        tried = replace(strategy, micro_batch_size=larger[-1], accumulation=samples // larger[-1])
-        needed = format_bytes(memory_per_rank(needs.shape, tried).total_bytes)
-        reason = f"{share}; the next that divides them, {larger[-1]}, would need {needed}"
-        if fits(needs.shape, tried, needs.gpu_memory_bytes):
-            reason = f"{share}; larger ones would be fewer, and {FULL_PIPELINE} a stage keep a pipeline busy"
-    return Choice(key="train_micro_batch_size_per_gpu", value=str(micro_batch), reason=reason)
-
-
-def _accumulation(needs: Needs, strategy: Strategy) -> Choice:
-    reason = (
-        f"{needs.global_batch_size} = micro-batch {strategy.micro_batch_size} x {strategy.accumulation} accumulated"
-        f" x {_count(needs.replicas, 'replica')}, exactly"
+    return (
+        f"{stages} stages",
+        f"{layout}; with {micro_batches} micro-batches, stages idle {bubble:.0%} of the time",
     )
-    return Choice(key="gradient_accumulation_steps", value=str(strategy.accumulation), reason=reason)
 
 
-def _checkpointing(needs: Needs, strategy: Strategy, memory: Memory) -> Choice:
-    key = "activation_checkpointing"
+def _micro_batch(needs: Needs, strategy: Strategy) -> str:
+    samples, replicas = needs.samples_a_replica, _count(needs.replicas, "replica")
+    share = f"{_count(needs.global_batch_size, 'sample')} / {replicas} = {samples} each"
+    larger = [divisor for divisor in _divisors(samples) if divisor > strategy.micro_batch_size]
+    if not larger:
+        return f"{share}, and all fit in one pass"
+    tried = replace(strategy, micro_batch_size=larger[-1], accumulation=samples // larger[-1])
+    if fits(needs.shape, tried, needs.gpu_memory_bytes):
+        return f"{share}; larger ones would be fewer, and {FULL_PIPELINE} a stage keep a pipeline busy"
+    return f"{share}; the next divisor, {larger[-1]}, would need {_needed(needs, tried)}"
+
+
+def _checkpointing(needs: Needs, strategy: Strategy, memory: Memory) -> tuple[str, str]:
     if not strategy.activation_checkpointing:
         activations = format_bytes(memory.activations_bytes)
-        return Choice(
-            key=key, value="off", reason=f"activations of {activations} fit, and nothing is computed twice"
-        )
-    without = memory_per_rank(
-        needs.shape, replace(strategy, activation_checkpointing=False, micro_batch_size=1)
-    )
-    reason = (
-        f"without it a rank would need {format_bytes(without.total_bytes)} for one sample; with it each block is"
+        return "off", f"activations of {activations} fit, and nothing is computed twice"
+    without = _needed(needs, strategy, activation_checkpointing=False, micro_batch_size=1)
+    return "on", (
+        f"without it a rank would need {without} for one sample; with it each block is"
         " computed again in the backward pass, about a third more work"
     )
-    return Choice(key=key, value="on", reason=reason)
 
 
 # --------------------------------------------------------------------------------------------- where nothing fits
@@ -314,13 +310,14 @@ def _nothing_fits(needs: Needs, rejected: list[Strategy]) -> Problem:
     least = min(rejected, key=lambda strategy: memory_per_rank(needs.shape, strategy).total_bytes)
     memory = memory_per_rank(needs.shape, least)
     checkpointing = " and activation checkpointing" if least.activation_checkpointing else ""
+    gpu, usable = (
+        format_bytes(size) for size in (needs.gpu_memory_bytes, usable_bytes(needs.gpu_memory_bytes))
+    )
     return Problem(
         key="--model-size",
         value=format_count(needs.shape.num_parameters),
-        message=f"no strategy fits {_count(needs.gpus, 'GPU')} of"
-        f" {format_bytes(needs.gpu_memory_bytes)}: with one sample a micro-batch{checkpointing}, {least.name} needs"
-        f" {format_bytes(memory.total_bytes)} of the {format_bytes(usable_bytes(needs.gpu_memory_bytes))} that CUDA"
-        " and fragments leave",
+        message=f"no strategy fits {_count(needs.gpus, 'GPU')} of {gpu}: with one sample a micro-batch{checkpointing},"
+        f" {least.name} needs {format_bytes(memory.total_bytes)} of the {usable} that CUDA and fragments leave",
         fix="use " + ", or ".join(_ways_out(needs, memory)),
         code="nothing-fits",
     )

@@ -1,17 +1,18 @@
-"""Plan -> the DeepSpeed JSON and the experiment YAML, with a comment above each choice that says why.
+"""Plan -> the DeepSpeed JSON and the experiment YAML, with the reason of each value as a comment above it.
 
-JSON has no comments; its reasons stand in the YAML, above the key that names it.
+JSON has no comments; its reasons are in the YAML, above the key that names it.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
+from determined_ds.config.deepspeed.files import plain
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.experiment.experiment import ENTRYPOINT_FORM
 from determined_ds.memory import format_bytes, format_count
@@ -20,7 +21,8 @@ from determined_ds.task_log import LOG_POLICIES
 
 GPT2 = "model_defs.gpt2.trial:GPT2Trial"
 GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
-# Parameters of the sizes that this GPT-2 comes in; model_defs knows them by these names.
+GPT2_TRIALS = (GPT2, GPT2_PIPELINE)
+# Parameters of the model sizes of this GPT-2.
 GPT2_SIZES = {"tiny": 843e3, "small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6}
 ALIKE = 1.15  # as a ratio of sizes
 
@@ -51,7 +53,7 @@ class GeneratedFiles:
     Args:
         ds_config: The DeepSpeed JSON.
         experiment: The text of the experiment YAML.
-        notes: What the user should know that no file can fix.
+        notes: Warnings for the user.
     """
 
     ds_config: dict[str, Any]
@@ -59,9 +61,8 @@ class GeneratedFiles:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """A key of the YAML with what is said above it; the value may be entries again."""
+class _Entry(NamedTuple):
+    """A key of the YAML with the comments above it; a list of entries as its value is a mapping."""
 
     key: str
     value: Any
@@ -69,7 +70,7 @@ class _Entry:
 
 
 def default_name(plan: Plan) -> str:
-    """E.g. ``6b_zero1_32gpu``; the files are called so, and the experiment."""
+    """The name of the experiment and its files, e.g. ``6b_zero1_32gpu``."""
     strategy = plan.strategy
     words = [format_count(plan.needs.shape.num_parameters).lower()]
     if strategy.pipe_parallel_size > 1:
@@ -81,13 +82,13 @@ def default_name(plan: Plan) -> str:
 
 
 def files_of(plan: Plan, *, name: str, trial: str, ds_config_path: str) -> GeneratedFiles:
-    """The pair of files that carry a plan out.
+    """The pair of files of a plan.
 
     Args:
         plan: What was chosen.
         name: Of the experiment.
         trial: ``MODULE:CLASS``; GPT-2's get the hyperparameters that it reads.
-        ds_config_path: Of the DeepSpeed JSON, as the YAML is to name it: inside the context directory.
+        ds_config_path: Of the DeepSpeed JSON, relative to the context directory.
     """
     return GeneratedFiles(
         ds_config=_ds_config(plan),
@@ -116,17 +117,14 @@ def _ds_config(plan: Plan) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, trial: str) -> Iterator[str]:
-    if trial in (GPT2, GPT2_PIPELINE) and not _is_gpt2(plan):
+    if trial in GPT2_TRIALS and not _is_gpt2(plan):
         size = format_count(plan.needs.shape.num_parameters)
         yield (
             f"there is no GPT-2 of {size}: {trial} with model_size {_gpt2_size(plan)} stands in for your model; "
             "name your own by --entrypoint MODULE:TRIAL"
         )
-    if plan.strategy.activation_checkpointing and trial not in (GPT2, GPT2_PIPELINE):  # which read it
-        yield (
-            "activation checkpointing is the model's to do: the trial must turn it on where"
-            " hyperparameters.activation_checkpointing is true"
-        )
+    if plan.strategy.activation_checkpointing and trial not in GPT2_TRIALS:
+        yield "the trial must turn activation checkpointing on where hyperparameters.activation_checkpointing is true"
 
 
 def _gpt2_size(plan: Plan) -> str:
@@ -145,39 +143,30 @@ def _is_gpt2(plan: Plan) -> bool:
 def _experiment(plan: Plan, name: str, trial: str, ds_config_path: str) -> str:
     needs, strategy = plan.needs, plan.strategy
     pipeline = f"a pipeline of {strategy.pipe_parallel_size}, " if strategy.pipe_parallel_size > 1 else ""
-    tokens = needs.global_batch_size * needs.shape.sequence_length
+    shape = needs.shape
     head = (
-        f"Written by det-ds generate for {format_count(needs.shape.num_parameters)} parameters on {needs.gpus} x"
-        f" {format_bytes(needs.gpu_memory_bytes)}, {needs.global_batch_size} samples of {needs.shape.sequence_length}"
-        f" tokens a step. Bytes are estimates; for them the model was taken to have {needs.shape.num_layers} layers of"
-        f" width {needs.shape.hidden_size} and a vocabulary of {needs.shape.vocab_size}."
+        f"Written by det-ds generate for {format_count(shape.num_parameters)} parameters on {needs.gpus} x"
+        f" {format_bytes(needs.gpu_memory_bytes)}, {needs.global_batch_size} samples of {shape.sequence_length}"
+        f" tokens a step. Bytes are estimates, for a model of {shape.num_layers} layers of width"
+        f" {shape.hidden_size} and a vocabulary of {shape.vocab_size}."
+    )
+    data = (
+        "Without a path: Python's own source, as bytes. Else a file or folder of text, JSON lines or parquet."
     )
     entries = [
-        _Entry(key="name", value=name),
-        _Entry(key="description", value=f"{pipeline}ZeRO {strategy.zero_stage} on {needs.gpus} GPUs"),
-        _Entry(key="entrypoint", value=ENTRYPOINT_FORM.replace(GPT2, trial)),
+        _Entry("name", name),
+        _Entry("description", f"{pipeline}ZeRO {strategy.zero_stage} on {needs.gpus} GPUs"),
+        _Entry("entrypoint", ENTRYPOINT_FORM.replace(GPT2, trial)),
+        _Entry("resources", [_Entry("slots_per_trial", needs.gpus, ("One rank a GPU.",))]),
         _Entry(
-            key="resources",
-            value=[_Entry(key="slots_per_trial", value=needs.gpus, why=("One rank a GPU.",))],
+            "hyperparameters", [*_library_entries(plan, trial, ds_config_path), *_model_entries(plan, trial)]
         ),
-        _Entry(
-            key="hyperparameters",
-            value=[*_library_entries(plan, trial, ds_config_path), *_model_entries(plan, trial, tokens)],
-        ),
-    ]
-    if trial in (GPT2, GPT2_PIPELINE):
-        why = "Without a path: Python's own source, as bytes. Else a file or folder of text, JSON lines or parquet."
-        data = {"path": None, "tokenizer": None}
-        entries.append(_Entry(key="data", value=data, why=(why,)))
-    searcher = {"name": "single", "metric": "validation_loss", "smaller_is_better": True}
-    entries += [
-        _Entry(key="searcher", value=searcher),
-        _Entry(key="reproducibility", value={"experiment_seed": 0}),
-        _Entry(key="max_restarts", value=2),
-        _Entry(key="labels", value=("deepspeed", f"zero{strategy.zero_stage}")),
-        _Entry(
-            key="log_policies", value=LOG_POLICIES, why=("What another start cannot help ends at the first.",)
-        ),
+        *([_Entry("data", {"path": None, "tokenizer": None}, (data,))] if trial in GPT2_TRIALS else []),
+        _Entry("searcher", {"name": "single", "metric": "validation_loss", "smaller_is_better": True}),
+        _Entry("reproducibility", {"experiment_seed": 0}),
+        _Entry("max_restarts", 2),
+        _Entry("labels", ("deepspeed", f"zero{strategy.zero_stage}")),
+        _Entry("log_policies", LOG_POLICIES, ("A failure that no restart can help is not restarted.",)),
     ]
     return "\n".join([*_comment(head, ""), *_lines(entries, "")]) + "\n"
 
@@ -189,58 +178,46 @@ def _library_entries(plan: Plan, trial: str, ds_config_path: str) -> Iterator[_E
         choice = plan.choice(key)
         return f"{choice.key} {choice.value}: {choice.reason}."
 
-    yield _Entry(
-        key="global_batch_size",
-        value=plan.needs.global_batch_size,
-        why=(why("gradient_accumulation_steps"),),
-    )
-    yield _Entry(key="data_parallel_world_size", value="auto")
-    yield _Entry(
-        key="pipe_parallel_size", value=strategy.pipe_parallel_size, why=(why("pipe_parallel_size"),)
-    )
-    yield _Entry(
-        key="deepspeed_config",
-        value=ds_config_path,
-        why=("Why the JSON says what it says:", *(why(key) for key in KEPT_IN_JSON)),
-    )
-    own = "The trial has to read it: what is computed twice is the model's to say, not DeepSpeed's."
-    yield _Entry(
-        key="activation_checkpointing",
-        value=strategy.activation_checkpointing,
-        why=(why("activation_checkpointing"), *(() if trial in (GPT2, GPT2_PIPELINE) else (own,))),
-    )
+    yield _Entry("global_batch_size", plan.needs.global_batch_size, (why("gradient_accumulation_steps"),))
+    yield _Entry("data_parallel_world_size", "auto")
+    yield _Entry("pipe_parallel_size", strategy.pipe_parallel_size, (why("pipe_parallel_size"),))
+    reasons = ("Reasons for the values in the JSON:", *(why(key) for key in KEPT_IN_JSON))
+    yield _Entry("deepspeed_config", ds_config_path, reasons)
+    checkpointing = [why("activation_checkpointing")]
+    if trial not in GPT2_TRIALS:
+        checkpointing.append(
+            "The trial has to read it: DeepSpeed leaves activation checkpointing to the model."
+        )
+    yield _Entry("activation_checkpointing", strategy.activation_checkpointing, tuple(checkpointing))
     period = {"validation_period": BATCHES // 10, "checkpoint_period": BATCHES // 2, "reporting_period": 10}
     fit = {key: {"batches": value} for key, value in {"max_length": BATCHES, **period}.items()}
-    yield _Entry(key="fit", value={**fit, "checkpoint_policy": "best"}, why=(_length(plan),))
-
-
-def _length(plan: Plan) -> str:
-    needs = plan.needs
-    tokens = needs.global_batch_size * needs.shape.sequence_length
-    enough = -(-TOKENS_A_PARAMETER * needs.shape.num_parameters // tokens)
-    return (
-        f"A first look. {TOKENS_A_PARAMETER} tokens a parameter, as many as such a model is worth training on (arXiv"
-        f" 2203.15556), are {enough:,} batches of {tokens:,} tokens."
+    enough = -(-TOKENS_A_PARAMETER * plan.needs.shape.num_parameters // _tokens(plan))
+    length = (
+        f"A trial run. {TOKENS_A_PARAMETER} tokens a parameter, the compute-optimal length (arXiv 2203.15556), are"
+        f" {enough:,} batches of {_tokens(plan):,} tokens."
     )
+    yield _Entry("fit", {**fit, "checkpoint_policy": "best"}, (length,))
 
 
-def _model_entries(plan: Plan, trial: str, tokens: int) -> Iterator[_Entry]:
+def _tokens(plan: Plan) -> int:
+    """Tokens of an optimizer step."""
+    return plan.needs.global_batch_size * plan.needs.shape.sequence_length
+
+
+def _model_entries(plan: Plan, trial: str) -> Iterator[_Entry]:
     parameters = plan.needs.shape.num_parameters
-    if trial in (GPT2, GPT2_PIPELINE):
-        stand_in = (
-            "The nearest that there is, in the place of your model, which the plan is made for."
-            if not _is_gpt2(plan)
-            else f"The GPT-2 of {format_count(parameters)}."
-        )
-        yield _Entry(key="model_size", value=_gpt2_size(plan), why=(stand_in,))
-        yield _Entry(key="dropout", value=0.0)
-    yield _Entry(key="sequence_length", value=plan.needs.shape.sequence_length)
+    if trial in GPT2_TRIALS:
+        stand_in = "The nearest size, in place of your model, which the plan is made for."
+        why = f"The GPT-2 of {format_count(parameters)}." if _is_gpt2(plan) else stand_in
+        yield _Entry("model_size", _gpt2_size(plan), (why,))
+        yield _Entry("dropout", 0.0)
+    yield _Entry("sequence_length", plan.needs.shape.sequence_length)
     size, rate = min(LEARNING_RATES, key=lambda row: abs(math.log(row[0] / parameters)))
-    why = f"As GPT-3's model of {format_count(int(size))} was trained (arXiv 2005.14165, table 2.1); so the decay."
-    yield _Entry(key="learning_rate", value=rate, why=(why,))
-    yield _Entry(key="weight_decay", value=WEIGHT_DECAY)
-    warmup = f"{WARMUP_BATCHES * tokens:,} tokens, a tenth of the first look."
-    yield _Entry(key="warmup_num_steps", value=WARMUP_BATCHES, why=(warmup,))
+    why = f"As GPT-3's model of {format_count(int(size))} (arXiv 2005.14165, table 2.1); so is the weight decay."
+    yield _Entry("learning_rate", rate, (why,))
+    yield _Entry("weight_decay", WEIGHT_DECAY)
+    warmup = f"{WARMUP_BATCHES * _tokens(plan):,} tokens, a tenth of the trial run."
+    yield _Entry("warmup_num_steps", WARMUP_BATCHES, (warmup,))
 
 
 def _lines(entries: list[_Entry], indent: str) -> Iterator[str]:
@@ -251,14 +228,8 @@ def _lines(entries: list[_Entry], indent: str) -> Iterator[str]:
             yield f"{indent}{entry.key}:"
             yield from _lines(entry.value, indent + "  ")
         else:
-            text = dump_yaml({entry.key: _plain(entry.value)})
+            text = dump_yaml({entry.key: plain(entry.value)})
             yield from textwrap.indent(text, indent).splitlines()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _comment(text: str, indent: str) -> list[str]:

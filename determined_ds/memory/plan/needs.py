@@ -1,11 +1,9 @@
-"""What a configuration is to be chosen for: the answers that ``det-ds generate`` asks for, checked."""
+"""What a configuration is chosen for: the flags of ``det-ds generate``, checked."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from determined_ds.config.batch import complete_batch
 from determined_ds.config.hyperparameters import LARGEST
@@ -13,9 +11,8 @@ from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.config.topology import resolve_topology
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.decide import Problems
 from determined_ds.memory import ModelShape, parse_bytes, parse_count, shape_from_sizes
-
-T = TypeVar("T")
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 OFFLOADS = ("none", "auto", "cpu", "nvme")
@@ -25,7 +22,7 @@ LONGEST_SEQUENCE = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """A model, what it is to be trained on, and what was decided already.
+    """A model, the GPUs to train it on, and what the user has decided already.
 
     Args:
         shape: The model; its depth and width are those of published transformers of its size.
@@ -33,7 +30,7 @@ class Needs:
         gpu_memory_bytes: Of one GPU.
         global_batch_size: Samples an optimizer step; replicas divide it.
         precision: ``bf16``, ``fp16`` or ``fp32``.
-        offload: ``none``; ``auto``: to host memory, if nothing fits without; ``cpu`` or ``nvme``: at any rate.
+        offload: ``none``; ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always.
         nvme_path: Folder for what is offloaded to nvme, "" for none.
         pipe_parallel_size: Pipeline stages; 1 is no pipeline.
     """
@@ -73,44 +70,33 @@ def read_needs(
     nvme_path: str = "",
     pipeline: int = 1,
 ) -> Needs:
-    """Check what the flags of those names say.
-
-    Args:
-        model_size: Parameters, e.g. ``6B``.
-        gpus: Slots in all.
-        gpu_memory: Of one GPU, e.g. ``80GiB``.
-        global_batch_size: Samples an optimizer step, all replicas.
-        sequence_length: Tokens a sample.
-        precision: ``bf16``, ``fp16`` or ``fp32``.
-        offload: ``none``, ``auto``, ``cpu`` or ``nvme``.
-        nvme_path: Folder for what is offloaded to nvme.
-        pipeline: Pipeline stages.
+    """Check the flags of ``det-ds generate`` that have these names; see :class:`Needs`.
 
     Raises:
         ConfigError: everything that is wrong, with the nearest values that are right.
     """
-    problems = [
-        *_size("--gpus", gpus, LARGEST),
-        *_size("--global-batch-size", global_batch_size, LARGEST),
-        *_size("--sequence-length", sequence_length, LONGEST_SEQUENCE),
-        *_size("--pipeline", pipeline, LARGEST),
+    found = Problems()
+    found.problems += [
+        *_count("--gpus", gpus),
+        *_count("--global-batch-size", global_batch_size),
+        *_count("--sequence-length", sequence_length, LONGEST_SEQUENCE),
+        *_count("--pipeline", pipeline),
         *_one_of("--precision", precision, PRECISIONS),
         *_one_of("--offload", offload, OFFLOADS),
         *_nvme(offload, nvme_path),
         *_offloaded_pipeline(offload, pipeline),
     ]
-    wrong = {problem.key for problem in problems}
-    parameters = _collect(problems, lambda: parse_count(model_size, key="--model-size"))
-    memory = _collect(problems, lambda: parse_bytes(gpu_memory, key="--gpu-memory"))
+    wrong = {problem.key for problem in found.problems}
+    parameters = found.of(lambda: parse_count(model_size, key="--model-size"))
+    memory = found.of(lambda: parse_bytes(gpu_memory, key="--gpu-memory"))
     shape = None
     if parameters is not None and "--sequence-length" not in wrong:
         shape = shape_from_sizes(num_parameters=parameters, sequence_length=sequence_length)
     if not wrong & {"--gpus", "--pipeline"}:
-        layout = _layout(problems, gpus, pipeline, shape)
-        if layout and "--global-batch-size" not in wrong:
-            _divides(problems, global_batch_size, layout)
-    if problems:
-        raise ConfigError(problems)
+        found.problems += _layout(gpus, pipeline, shape)
+        if not gpus % pipeline and "--global-batch-size" not in wrong:
+            found.problems += _division(global_batch_size, gpus // pipeline)
+    found.raise_any()
     assert shape is not None
     assert memory is not None
     return Needs(
@@ -125,80 +111,66 @@ def read_needs(
     )
 
 
-def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
-    try:
-        return step()
-    except ConfigError as error:
-        problems.extend(error.problems)
-        return None
-
-
-def _size(flag: str, value: int, largest: int) -> Iterator[Problem]:
-    if value < 1:
-        yield Problem(key=flag, value=value, message="must be 1 or more", fix="give a positive number")
-    elif value > largest:
-        yield Problem(
-            key=flag, value=value, message=f"must be at most {largest}", fix="give a smaller number"
+def _count(flag: str, value: int, most: int = LARGEST) -> Iterator[Problem]:
+    if not 1 <= value <= most:
+        message, fix = (
+            ("must be 1 or more", "give a positive number")
+            if value < 1
+            else (f"must be at most {most}", "give a smaller number")
         )
+        yield Problem(key=flag, value=value, message=message, fix=fix, code="out-of-range")
 
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     if value not in known:
         guess = nearest(value.lower(), known)
         hint = f"did you mean {guess}? " if guess else ""
-        yield Problem(
-            key=flag,
-            value=value,
-            message="is none of its values",
-            fix=f"{hint}use one of {', '.join(known)}",
-            code="out-of-range",
-        )
+        message, fix = f"must be one of {', '.join(known)}", f"{hint}use one of {', '.join(known)}"
+        yield Problem(key=flag, value=value, message=message, fix=fix, code="out-of-range")
 
 
 def _nvme(offload: str, nvme_path: str) -> Iterator[Problem]:
+    key, code = "--nvme-path", "offload-nvme-path"
     if offload == "nvme" and not nvme_path:
-        message, fix = (
-            "missing: --offload nvme needs a folder for its files",
-            "give e.g. --nvme-path /local_nvme",
-        )
-        yield Problem(key="--nvme-path", message=message, fix=fix, code="offload-nvme-path")
+        message = "missing: --offload nvme needs a folder for its files"
+        yield Problem(key=key, message=message, fix="give e.g. --nvme-path /local_nvme", code=code)
     elif nvme_path and offload != "nvme":
         message, fix = f"is not used: --offload is {offload}", "give --offload nvme, or leave it out"
-        yield Problem(key="--nvme-path", value=nvme_path, message=message, fix=fix, code="offload-nvme-path")
+        yield Problem(key=key, value=nvme_path, message=message, fix=fix, code=code)
 
 
 def _offloaded_pipeline(offload: str, pipeline: int) -> Iterator[Problem]:
-    """Measured with deepspeed 0.19.8: in bf16, the weights of such a run do not come back from a checkpoint exactly."""
+    """Measured with deepspeed 0.19.8: in bf16, such a run does not restore its weights from a checkpoint exactly."""
     if offload in ("cpu", "nvme") and pipeline > 1:
         message = f"a pipeline of {pipeline} stages keeps its optimizer on the GPUs"
         fix = "leave out --offload, or --pipeline"
         yield Problem(key="--offload", value=offload, message=message, fix=fix, code="offload-pipeline")
 
 
-def _layout(problems: list[Problem], gpus: int, pipeline: int, shape: ModelShape | None) -> int | None:
-    """Replicas; None where the GPUs cannot be laid out."""
-    found: list[Problem] = []
-    topology = _collect(found, lambda: resolve_topology(slots=gpus, pipe_parallel_size=pipeline))
-    for problem in found:
-        fix = problem.fix.replace("pipe_parallel_size", "--pipeline").replace("slots", "GPUs")
-        message = f"a pipeline of {pipeline} stages does not divide {gpus} GPUs"
-        problems.append(
-            dataclasses.replace(problem, key="--pipeline", value=pipeline, message=message, fix=fix)
-        )
+def _layout(gpus: int, pipeline: int, shape: ModelShape | None) -> Iterator[Problem]:
+    """Stages that do not divide the GPUs, or are more than the model's layers."""
+    key = "--pipeline"
+    try:
+        resolve_topology(slots=gpus, pipe_parallel_size=pipeline)
+    except ConfigError as error:
+        for problem in error.problems:
+            fix = problem.fix.replace("pipe_parallel_size", key).replace("slots", "GPUs")
+            message = f"a pipeline of {pipeline} stages does not divide {gpus} GPUs"
+            yield replace(problem, key=key, value=pipeline, message=message, fix=fix)
     if shape is not None and pipeline > shape.num_layers:
         message = f"a model of this size has about {shape.num_layers} layers, fewer than stages"
         fix = f"use at most {shape.num_layers}"
-        problems.append(
-            Problem(key="--pipeline", value=pipeline, message=message, fix=fix, code="pipeline-layers")
-        )
-    return topology.data_parallel_world_size if topology else None
+        yield Problem(key=key, value=pipeline, message=message, fix=fix, code="pipeline-layers")
 
 
-def _divides(problems: list[Problem], global_batch_size: int, replicas: int) -> None:
-    found: list[Problem] = []
-    _collect(found, lambda: complete_batch(global_batch_size=global_batch_size, replicas=replicas))
-    for problem in found:
-        flag = "--global-batch-size"
-        message = f"is not a multiple of the {replicas} replicas"
-        fix = problem.fix.replace("global_batch_size", flag)
-        problems.append(dataclasses.replace(problem, key=flag, message=message, fix=fix))
+def _division(global_batch_size: int, replicas: int) -> Iterator[Problem]:
+    """A batch that the replicas do not divide."""
+    try:
+        complete_batch(global_batch_size=global_batch_size, replicas=replicas)
+    except ConfigError as error:
+        for problem in error.problems:
+            flag = "--global-batch-size"
+            fix = problem.fix.replace("global_batch_size", flag)
+            yield replace(
+                problem, key=flag, message=f"must be a multiple of the {replicas} replicas", fix=fix
+            )

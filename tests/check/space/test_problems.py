@@ -107,7 +107,7 @@ LIST = {"type": "categorical", "vals": [1, 2]}
         (
             {"overwrite_deepspeed_args": {"gradient_clipping": RANGE, "zero_optimization": {"stage": LIST}}},
             "overwrite_deepspeed_args: 2 hyperparameters (gradient_clipping, zero_optimization.stage)",
-            "write hyperparameters.zero_stage for what it stands for",
+            "write hyperparameters.zero_stage instead",
         ),
     ],
 )
@@ -195,9 +195,9 @@ def test_the_time_has_to_be_reported() -> None:
 @pytest.mark.parametrize(
     ("max_time", "unit", "said", "fix"),
     [
-        (512, "batches", "no trial reaches its last rung", "set searcher.max_time to 256"),
-        (128, "batches", "stopped before its end", "max_time to 256, or fit.max_length to {batches: 128}"),
-        (256, "epochs", "left to chance", "time_metric to batches and searcher.max_time to 256"),
+        (512, "batches", "no trial reaches the last rung", "set searcher.max_time to 256"),
+        (128, "batches", "stopped early", "max_time to 256, or fit.max_length to {batches: 128}"),
+        (256, "epochs", "the two cannot be compared", "time_metric to batches and searcher.max_time to 256"),
     ],
 )
 def test_a_trial_is_as_long_as_its_search(max_time: int, unit: str, said: str, fix: str) -> None:
