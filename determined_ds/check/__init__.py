@@ -2,8 +2,8 @@
 
 The way of a value::
 
-    CONFIG -> Document -> what the master would refuse (config.expconf)
-                       -> every point of the search space -> reconcile() -> reasons, with their share of the space
+    CONFIG -> Document -> what the master would reject (experiment.schema)
+                       -> every point of the search space -> resolve() -> reasons, with their share of the space
     CONTEXT_DIR        -> the trial's file, its metrics, what would be sent
     all of it          -> Report: findings with their places, in a compiler's form or as JSON
 """

@@ -1,6 +1,6 @@
-"""The context directory: what ``det experiment create`` would send of it, how much that is, what looks secret.
+"""The context directory: which files ``det experiment create`` would send, their size, and what looks secret.
 
-Source: ``os_walk_to_v1Files`` in determined 0.38.1's ``common/detignore.py``, whose choice of files is met here
+Source: ``os_walk_to_v1Files`` in determined 0.38.1's ``common/detignore.py``, whose choice of files is repeated here
 without loading Determined.
 """
 
@@ -24,7 +24,7 @@ DETIGNORE = ".detignore"
 IGNORED_BY_DEFAULT = words("""__pycache__/ *.py[co] *$py.class terraform terraform_data terraform.tfstate*
     terraform.tfvars* .terraform* .git/ .vscode/ .idea/ .mypy_cache/ /shared_fs""")
 MAX_CONTEXT_BYTES = 95 * 2**20
-MAX_FILES = 50_000  # more than any upload is meant to have
+MAX_FILES = 50_000
 MAX_SHOWN = 5
 # A secret is a line of a small file.
 MAX_SEARCHED_BYTES = 2**20
@@ -58,7 +58,7 @@ class SentFile:
 def files_sent(context_dir: Path) -> Iterator[SentFile]:
     """Every file that Determined would send of a context directory, and every link to a folder, which it sends empty.
 
-    What cannot be read is passed over.
+    What cannot be read is skipped.
     """
     ignored = _ignored(context_dir)
     for parent, folders, names in os.walk(context_dir):
@@ -76,28 +76,28 @@ def files_sent(context_dir: Path) -> Iterator[SentFile]:
             path = Path(parent, name)
             try:
                 num_bytes = path.stat().st_size
-            except OSError:  # a link to nowhere: `det` says so and goes on
+            except OSError:  # a broken link: `det` reports it and continues
                 continue
             yield SentFile(name=prefix + name, path=path, num_bytes=num_bytes)
 
 
 def _ignored(context_dir: Path) -> Callable[[str], bool]:
-    import pathspec  # where it is used: not every command looks at the context directory
+    import pathspec  # not every command reads the context directory
 
     lines = [*IGNORED_BY_DEFAULT]
     with contextlib.suppress(OSError):
         lines += (context_dir / DETIGNORE).read_text(encoding="utf-8", errors="replace").splitlines()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the very class that Determined uses
+        warnings.simplefilter("ignore", DeprecationWarning)  # Determined uses this class
         spec = pathspec.PathSpec.from_lines(pathspec.patterns.GitWildMatchPattern, lines)
     return spec.match_file
 
 
 def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
-    """What is wrong with what would be sent, and what in it looks like a secret.
+    """What is wrong with the files that would be sent.
 
     Returns:
-        Errors, and warnings: of links that lead out of it, or that are not followed, too.
+        Errors; and warnings: of secrets, and of links that lead outside or are not followed.
     """
     root = context_dir.resolve()
     total_bytes, searched_bytes = 0, 0
@@ -110,7 +110,7 @@ def context_problems(context_dir: Path) -> tuple[list[Problem], list[Problem]]:
         files_in[_top(file.name)] += 1
         if total_bytes > MAX_CONTEXT_BYTES:
             shown = [f"{name} {size / 2**20:.0f} MiB" for name, size in by_folder.most_common(MAX_SHOWN)]
-            much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB would be sent, more than Determined takes"
+            much = f"over {MAX_CONTEXT_BYTES // 2**20} MiB would be sent, more than Determined accepts"
             return [_too_much(context_dir, f"{much}: {', '.join(shown)}, so far", by_folder)], warned
         if number > MAX_FILES:
             shown = [f"{name} {count:,}" for name, count in files_in.most_common(MAX_SHOWN)]
@@ -139,7 +139,7 @@ def _too_much(context_dir: Path, message: str, of: Counter[str]) -> Problem:
         key="context directory",
         origin=Origin(str(context_dir), file=str(context_dir)),
         message=message,
-        fix=f"write in {DETIGNORE} what a trial does not need, e.g. /{of.most_common(1)[0][0]}",
+        fix=f"list in {DETIGNORE} what a trial does not need, e.g. /{of.most_common(1)[0][0]}",
         code="context-too-large",
     )
 
@@ -170,20 +170,20 @@ def _link(file: SentFile, context_dir: Path, root: Path) -> Problem | None:
 
 
 def _secret(file: SentFile, context_dir: Path, *, look_inside: bool) -> Problem | None:
-    said, line = "", 1
+    found, line = "", 1
     if SECRET_NAMES.fullmatch(file.name.rpartition("/")[2]):
-        said = "its name is one that warned have"
+        found = "its name is typical of secrets"
     elif look_inside:
-        found = _secret_text(file.path)
-        if found:
-            said, line = f"holds what looks like {found[0]}", found[1]
-    if not said:
+        text = _secret_text(file.path)
+        if text:
+            found, line = f"contains what looks like {text[0]}", text[1]
+    if not found:
         return None
     shown = str(context_dir / file.name)
     return Problem(
         key="context directory",
         origin=Origin(f"{shown}:{line}", file=shown, line=line, column=1),
-        message=f"{file.name} would be sent to the cluster, and {said}",
+        message=f"{file.name} would be sent to the cluster, and {found}",
         fix=f"keep it out of the context directory, or write /{file.name} in {DETIGNORE}",
         code="secret",
     )

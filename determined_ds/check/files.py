@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from determined_ds.check.context_dir import context_problems
-from determined_ds.check.one_experiment import Asked, Checked, check_experiment
+from determined_ds.check.one_experiment import Checked, CheckOptions, check_experiment
 from determined_ds.check.output import Report, findings_of, in_order
 from determined_ds.config.deepspeed.alone import problems_alone
 from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
@@ -38,22 +37,22 @@ def check_files(
         files: Experiments, or DeepSpeed JSONs.
         context_dir: Of the experiments' code; None to find it for each.
         slots: Instead of ``resources.slots_per_trial``.
-        overrides: ``KEY=VALUE``, laid over every experiment.
+        overrides: ``KEY=VALUE``, which overwrite values of every experiment.
         accelerator: ``cuda`` or ``cpu``.
-        gpu_memory: Of a slot, to see whether each point fits; None not to ask.
+        gpu_memory: Of a slot, to check whether each point fits; None: not checked.
         determined_version: Of the master that will take the experiments.
 
     Returns:
         A report for each file, then one for each context directory in which something was found.
 
     Raises:
-        ConfigError: the context directory is none.
+        ConfigError: the context directory is not a folder.
     """
     if context_dir is not None and not context_dir.is_dir():
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
         raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, fix=fix))
-    asked = Asked(
+    options = CheckOptions(
         context_dir=context_dir,
         accelerator=accelerator,
         gpu_memory=gpu_memory,
@@ -62,7 +61,7 @@ def check_files(
     reports: list[Report] = []
     contexts: dict[Path, Path] = {}
     for file in files:
-        report, used = _check_file(file, asked, slots, overrides)
+        report, used = _check_file(file, options, slots, overrides)
         reports.append(report)
         if used is not None:
             contexts.setdefault(used.resolve(), used)
@@ -71,20 +70,18 @@ def check_files(
 
 
 def _check_file(
-    file: Path, asked: Asked, slots: int | None, overrides: Sequence[str]
+    file: Path, options: CheckOptions, slots: int | None, overrides: Sequence[str]
 ) -> tuple[Report, Path | None]:
     found = Problems()
     kind, checked = "experiment", Checked(findings=[])
-    document = found.of(partial(_read, file))
-    if document is not None and _is_deepspeed(file, document):
+    document = found.of(lambda: read_json(file) if file.suffix == ".json" else read_yaml(file))
+    if document is not None and file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
+        kind = "deepspeed"
         errors, warnings = problems_alone(document)
-        kind, checked = (
-            "deepspeed",
-            Checked(findings=findings_of(errors, [*warnings, *missing_packages(document)])),
-        )
+        checked = Checked(findings=findings_of(errors, [*warnings, *missing_packages(document)]))
     elif document is not None:
         document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
-        checked = check_experiment(document, asked) if document is not None else checked
+        checked = check_experiment(document, options) if document is not None else checked
     report = Report(
         file=str(file),
         kind=kind,
@@ -94,14 +91,6 @@ def _check_file(
         size=checked.size,
     )
     return report, checked.context_dir
-
-
-def _read(file: Path) -> Document:
-    return read_json(file) if file.suffix == ".json" else read_yaml(file)
-
-
-def _is_deepspeed(file: Path, document: Document) -> bool:
-    return file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys()
 
 
 def _context_report(folder: Path) -> Report:

@@ -30,11 +30,11 @@ MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
-    """What is known of the memory of a slot.
+    """The memory of a slot.
 
     Args:
         num_bytes: Of a slot's GPU.
-        shape_of: Builds a point's model, to know its sizes; may raise a :class:`ConfigError` where it cannot.
+        shape_of: Builds a point's model for its sizes; raises a :class:`ConfigError` where it cannot.
     """
 
     num_bytes: int
@@ -79,7 +79,7 @@ def _parts(memory: Memory) -> str:
 
 
 def _fix(shape: ModelShape, strategy: Strategy, resolved: ResolvedConfig, gpu_memory_bytes: int) -> str:
-    """A smaller micro-batch if that is all it takes; else the cheapest strategy that fits, if there is any."""
+    """A smaller micro-batch if one fits; else the cheapest strategy that fits, if one does."""
     largest = largest_micro_batch(shape, strategy, gpu_memory_bytes)
     if largest is not None:
         per_replica = resolved.batch.global_batch_size // resolved.batch.replicas

@@ -1,4 +1,4 @@
-"""Whether a master is to start again what another start cannot help."""
+"""Whether a master would restart a trial that no restart can help."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MATCHED = (NO_RESTART_HELPS.removeprefix(ERROR), OUT_OF_MEMORY.removeprefix(ERRO
 
 
 def missing_policies(document: Document) -> list[Problem]:
-    """A warning where a failure that another start cannot help would be started again; it has the lines to paste.
+    """A warning where a failure that no restart can help would be restarted; its fix has the lines to paste.
 
     Args:
         document: An experiment.
@@ -39,7 +39,7 @@ def missing_policies(document: Document) -> list[Problem]:
         Problem(
             key="log_policies",
             origin=document.origin(("log_policies",)) if policies else "",
-            message=f"what no restart can help, e.g. a missing data path, is started {allowed + 1} times on a cluster",
+            message=f"a failure that no restart can help, e.g. missing data, runs {allowed + 1} times on a cluster",
             fix=f"add log_policies: [{lines}]" if not policies else f"add to it: [{lines}]",
             code="log-policies",
         )
@@ -47,7 +47,7 @@ def missing_policies(document: Document) -> list[Problem]:
 
 
 def _ends_at(policy: Any, line: str) -> bool:
-    """Whether a policy cancels the restarts at a line."""
+    """Whether a policy cancels restarts at a log line."""
     if not isinstance(policy, dict) or policy.get("action") not in (
         "cancel_retries",
         {"type": "cancel_retries"},
@@ -55,5 +55,5 @@ def _ends_at(policy: Any, line: str) -> bool:
         return False
     try:
         return re.search(str(policy.get("pattern")), line) is not None
-    except re.error:  # of Go's syntax, which is not quite Python's
+    except re.error:  # Go's syntax differs from Python's
         return False

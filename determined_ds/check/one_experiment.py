@@ -1,4 +1,4 @@
-"""One experiment, wholly: the configuration, every point of its search space, its trial and its metric."""
+"""One experiment: its configuration, every point of its search space, its trial and its metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.output import ERROR, WARNING, Finding, Share, findings_of
-from determined_ds.check.space.judging import Verdict, judge_points
+from determined_ds.check.space.judging import Judgement, judge_points
 from determined_ds.check.space.problems import search_problems
 from determined_ds.check.space.reasons import Reason, reasons_to_fail, reasons_to_warn
 from determined_ds.check.trial_class import (
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
     from determined_ds.check.fits_gpu import GpuMemory
 
 SPACE = "hyperparameters."
-# Codes of problems that follow where a hyperparameter is no good, and is taken as absent.
+# Codes of problems that follow from an invalid hyperparameter, which is treated as absent.
 OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
 STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *SHORTHANDS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What an experiment is checked for.
+class CheckOptions:
+    """What an experiment is checked against.
 
     Args:
         context_dir: Of its code; None to find it.
         accelerator: ``cuda`` or ``cpu``.
-        place: Where it will run, as the tables of keys have it: on a cluster, or in a search here.
-        gpu_memory: Whether points fit into it; None where nobody asked.
+        place: Where it will run, by the tables of keys: on a cluster, or in a search here.
+        gpu_memory: To check whether points fit; None: not checked.
         determined_version: Of the master that will take it.
     """
 
@@ -67,7 +67,7 @@ class Asked:
     determined_version: str = OLDEST
 
     def devices(self, slots: int) -> Accelerator:
-        """As many as there are slots: whether the cluster has them is not known here."""
+        """One device a slot: whether the cluster has so many is unknown here."""
         if self.accelerator == "cuda":
             return assumed_cuda(slots)
         return Accelerator(name="cpu", num_devices=slots, bf16=False, fp16=False)
@@ -79,8 +79,8 @@ class Checked:
 
     Args:
         findings: All of them, in no order.
-        context_dir: The one that it was checked with; None where that does not matter.
-        num_points: Points of the search space that were looked at.
+        context_dir: That of the check; None where it does not matter.
+        num_points: Points of the search space that were checked.
         num_runnable: Those of them that can run.
         size: Points in all; None where the space is not finite.
     """
@@ -92,44 +92,41 @@ class Checked:
     size: int | None = None
 
 
-def check_experiment(document: Document, asked: Asked) -> Checked:
-    """Everything that the master would refuse, and much that it would not."""
-    refused, warned = experiment_problems(document, asked.determined_version)
+def check_experiment(document: Document, options: CheckOptions) -> Checked:
+    """Everything that the master would reject, and much that it would accept."""
+    refused, warned = experiment_problems(document, options.determined_version)
     warned = [*warned, *secret_problems(document)]
     experiment, problems = read_experiment(document)
-    if _is_foreign(experiment, problems):  # what it trains with is not known
-        others = [] if _has_key(warned, "entrypoint") else _of_key(problems, "entrypoint")
+    if _is_foreign(experiment, problems):  # another library trains it
+        others = [] if _of_key(warned, "entrypoint") else _of_key(problems, "entrypoint")
         return Checked(findings=findings_of(refused, [*warned, *others]))
-    told = {problem.key for problem in refused}
+    reported = {problem.key for problem in refused}
     findings = findings_of(refused, warned)
-    deprecated = {problem.key for problem in warned}
-    findings += findings_of(
-        [],
-        [each for each in ignored_keys(document, asked.place) if not _is_told(each.key, told | deprecated)],
-    )
-    findings += findings_of(problem for problem in problems if not _is_told(problem.key, told))
-    if asked.place == CLUSTER:
+    covered = reported | {problem.key for problem in warned}
+    ignored = [each for each in ignored_keys(document, options.place) if not _covered(each.key, covered)]
+    findings += findings_of((each for each in problems if not _covered(each.key, reported)), ignored)
+    if options.place == CLUSTER:
         findings += findings_of([], [*missing_policies(document), *launcher_problems(document)])
-    context_dir = asked.context_dir or _context_of(experiment, Path(document.name))
+    context_dir = options.context_dir or _context_of(experiment, Path(document.name))
     if experiment.trial:
         findings += _trial_findings(experiment, context_dir)
     wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}
     broken = {key for key in wrong if key.startswith(SPACE)}
     if not broken and not any(key.startswith("searcher") for key in wrong):
         findings += _search_findings(experiment, context_dir)
-    told = {finding.problem.key for finding in findings}
-    if any(key.startswith(STRATEGY) for key in broken):  # what would run is not known
+    reported = {finding.problem.key for finding in findings}
+    if any(key.startswith(STRATEGY) for key in broken):  # the configuration of the points is unknown
         return Checked(findings=findings, context_dir=context_dir)
     points = points_of(experiment.space)
     try:
-        verdicts = _judged(experiment, points, context_dir, asked)
-    except ConfigError as error:  # its model cannot be built, so that nobody knows whether it fits
+        verdicts = _judged(experiment, points, context_dir, options)
+    except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
         findings += findings_of([], error.problems)
-        verdicts = _judged(experiment, points, context_dir, dataclasses.replace(asked, gpu_memory=None))
+        verdicts = _judged(experiment, points, context_dir, dataclasses.replace(options, gpu_memory=None))
     findings += [
         finding
         for finding in _point_findings(experiment, points, verdicts)
-        if finding.problem.key not in told and not (broken and finding.problem.code in OF_ABSENCE)
+        if finding.problem.key not in reported and not (broken and finding.problem.code in OF_ABSENCE)
     ]
     return Checked(
         findings=findings,
@@ -140,29 +137,25 @@ def check_experiment(document: Document, asked: Asked) -> Checked:
     )
 
 
-def _is_told(key: str, told: set[str]) -> bool:
-    """Whether a problem of this key, or of something in or around it, has been told."""
-    return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in told)
+def _covered(key: str, keys: set[str]) -> bool:
+    """Whether a problem of this key, or of one within or around it, is in ``keys``."""
+    return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in keys)
 
 
 def _of_key(problems: Iterable[Problem], key: str) -> list[Problem]:
     return [problem for problem in problems if problem.key == key]
 
 
-def _has_key(problems: Iterable[Problem], key: str) -> bool:
-    return bool(_of_key(problems, key))
-
-
 def _is_foreign(experiment: Experiment, problems: Iterable[Problem]) -> bool:
-    """Whether the entrypoint runs something else than this library."""
+    """Whether the entrypoint runs another library."""
     stated = experiment.document.get(("entrypoint",))
-    return _has_key(problems, "entrypoint") and stated is not None and "determined_ds" not in str(stated)
+    return bool(_of_key(problems, "entrypoint")) and stated is not None and "determined_ds" not in str(stated)
 
 
 def _context_of(experiment: Experiment, config: Path) -> Path:
-    """The folder whose code it is: the current one, or the nearest above the configuration.
+    """The folder of its code: the current one or the nearest above the configuration, with the trial in it.
 
-    It has the trial, and the DeepSpeed JSON too where any has both.
+    A folder that has the DeepSpeed JSON, too, is preferred.
     """
     here = Path()
     module = experiment.trial.partition(":")[0]
@@ -187,7 +180,7 @@ def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
 
 
 def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
-    """What is the same at every point: the length of the training, and the search beside it."""
+    """What is the same at every point: the length of the training, and the search itself."""
     middle, _ = read_hyperparameters(experiment.hyperparameters)
     findings = []
     if middle.fit.max_length is None and experiment.hyperparameters.get(("fit", "max_length")) is None:
@@ -201,7 +194,9 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
     return [*findings, *findings_of(errors, warnings)]
 
 
-def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: Asked) -> list[Verdict]:
+def _judged(
+    experiment: Experiment, points: Points, context_dir: Path, options: CheckOptions
+) -> list[Judgement]:
     staged = experiment.pipeline_trial
     stages = has_stages(staged, context_dir) if staged else None
 
@@ -210,38 +205,28 @@ def _judged(experiment: Experiment, points: Points, context_dir: Path, asked: As
         if problem is None and resolved is not None:
             trained = experiment.trained(resolved.topology.pipe_parallel_size)
             problem = optimizer_problem(trained, context_dir, resolved)
-        if problem is None and resolved is not None and asked.gpu_memory is not None:
-            problem = asked.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
+        if problem is None and resolved is not None and options.gpu_memory is not None:
+            problem = options.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 
-    where = Where(context_dir=context_dir, accelerator=asked.devices(experiment.slots))
+    where = Where(context_dir=context_dir, accelerator=options.devices(experiment.slots))
     verdicts = judge_points(experiment, points, where, check=check)
-    return [_with_packages(verdict) for verdict in verdicts]
+    for index, verdict in enumerate(verdicts):  # a package that is missing here may be in the cluster's image
+        missing = missing_packages(verdict.resolved.ds) if verdict.resolved else []
+        verdicts[index] = dataclasses.replace(verdict, warnings=(*verdict.warnings, *missing))
+    return verdicts
 
 
-def _with_packages(verdict: Verdict) -> Verdict:
-    """With a warning for each package that this machine lacks: the cluster's image may have it."""
-    missing = missing_packages(verdict.resolved.ds) if verdict.resolved else []
-    return dataclasses.replace(verdict, warnings=(*verdict.warnings, *missing)) if missing else verdict
-
-
-def _point_findings(experiment: Experiment, points: Points, verdicts: list[Verdict]) -> list[Finding]:
-    """Why points cannot run. Those are errors where none can; else a search passes over them."""
+def _point_findings(experiment: Experiment, points: Points, verdicts: list[Judgement]) -> list[Finding]:
+    """Why points cannot run: errors where none can, else warnings, as a search skips them."""
     axes = experiment.space.axes
     severity = ERROR if all(verdict.problems for verdict in verdicts) else WARNING
-    failing, warned = reasons_to_fail(axes, verdicts), reasons_to_warn(axes, verdicts)
-    return [
-        *(_point_finding(severity, reason, points) for reason in failing),
-        *(_point_finding(WARNING, reason, points) for reason in warned),
-    ]
+    reasons = [(severity, reason) for reason in reasons_to_fail(axes, verdicts)]
+    reasons += [(WARNING, reason) for reason in reasons_to_warn(axes, verdicts)]
+    return [_point_finding(severity, reason, points) for severity, reason in reasons]
 
 
 def _point_finding(severity: str, reason: Reason, points: Points) -> Finding:
-    share = Share(
-        num_points=reason.num_points,
-        share=reason.share,
-        of=len(points),
-        exact=points.exact,
-        where=str(reason),
-    )
+    counts = {"num_points": reason.num_points, "of": len(points)}
+    share = Share(share=reason.share, exact=points.exact, where=str(reason), **counts)
     return Finding(severity=severity, problem=reason.problem, share=None if reason.everywhere else share)

@@ -1,9 +1,10 @@
-"""What a check found, in the form of a compiler's output and as JSON."""
+"""Findings of a check, as a compiler prints them and as JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
@@ -11,19 +12,19 @@ from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
 ERROR = "error"
 WARNING = "warning"
 NOTE = "note"  # what could not be judged; counts as nothing
-MAX_FINDINGS = 50  # of a severity in a file: who has more has another problem
+MAX_FINDINGS = 50  # of a severity in a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of a search space that a problem takes.
+    """The part of a search space that has a problem.
 
     Args:
         num_points: Points that have the problem.
         share: Of the space, 0 to 1.
-        of: Points that were looked at.
-        exact: Whether these are all there are; else the share is that of a sample.
-        where: Which they are, e.g. ``all 4 points with zero_optimization.stage = 2 or 3``.
+        of: Points that were checked.
+        exact: Whether these are all points; else the share is that of a sample.
+        where: Where they are, e.g. ``all 4 points with zero_optimization.stage = 2 or 3``.
     """
 
     num_points: int
@@ -41,7 +42,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A problem with its severity, and the points that have it where it is not the whole experiment."""
+    """A problem with its severity, and its part of the search space; None: all of it."""
 
     severity: str
     problem: Problem
@@ -56,7 +57,7 @@ class Report:
         file: As the user named it.
         kind: ``experiment``, ``deepspeed`` or ``context``.
         findings: By place.
-        num_points: Points of the search space that were looked at; 1 where nothing is searched.
+        num_points: Points of the search space that were checked; 1 where nothing is searched.
         num_runnable: Those of them that can run.
         size: Points in all; None where the space is not finite.
     """
@@ -90,14 +91,13 @@ class Report:
 def findings_of(
     errors: Iterable[Problem], warnings: Iterable[Problem] = (), notes: Iterable[Problem] = ()
 ) -> list[Finding]:
-    """Problems that are the whole file's as findings."""
-    told = [Finding(severity=ERROR, problem=problem) for problem in errors]
-    told += [Finding(severity=WARNING, problem=problem) for problem in warnings]
-    return told + [Finding(severity=NOTE, problem=problem) for problem in notes]
+    """Problems of the whole file as findings."""
+    by_severity = ((ERROR, errors), (WARNING, warnings), (NOTE, notes))
+    return [Finding(severity=severity, problem=each) for severity, found in by_severity for each in found]
 
 
 def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
-    """Findings by file and place, the checked file first; each said once, errors before warnings at a place."""
+    """Findings by file and place, the checked file first; without repetitions, errors before warnings at a place."""
     unique = {(f.severity, f.problem.key, f.problem.message, place(f, file)): f for f in findings}
 
     def order(finding: Finding) -> tuple[bool, str, int, int, bool]:
@@ -105,7 +105,7 @@ def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         return where != file, where, line, column, finding.severity != ERROR
 
     ordered = sorted(unique.values(), key=order)
-    counts = {ERROR: 0, WARNING: 0, NOTE: 0}
+    counts: Counter[str] = Counter()
     kept = []
     for finding in ordered:
         counts[finding.severity] += 1
@@ -115,7 +115,7 @@ def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
 
 
 def place(finding: Finding, file: str) -> tuple[str, int, int]:
-    """File, line and column of a finding; the start of the checked file where it has none of its own."""
+    """File, line and column of a finding; the start of the checked file where it has none."""
     origin = finding.problem.origin
     if isinstance(origin, Origin) and origin.file:
         return origin.file, max(origin.line, 1), max(origin.column, 1)
@@ -123,7 +123,7 @@ def place(finding: Finding, file: str) -> tuple[str, int, int]:
 
 
 def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
-    """A finding as a compiler puts it: its place, its severity, its message, and the lines below that."""
+    """A finding as a compiler prints it: place, severity, message, and the lines below."""
     where, line, column = place(finding, file)
     problem = finding.problem
     head = problem.key
@@ -141,33 +141,19 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
 
 
 def _on_one_line(text: str) -> str:
-    """A text with what moves a cursor written out: keys come from a file, and may hold anything."""
+    """A text with control characters escaped: keys come from a file, and may contain anything."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _as_json(finding: Finding, file: str) -> dict[str, Any]:
     where, line, column = place(finding, file)
     problem = finding.problem
-    found: dict[str, Any] = {
-        "file": where,
-        "line": line,
-        "column": column,
-        "severity": finding.severity,
-        "code": problem.code,
-        "key": problem.key,
-        "message": problem.message,
-        "fix": problem.fix,
-        "origin": str(problem.origin),
-    }
+    found: dict[str, Any] = {"file": where, "line": line, "column": column, "severity": finding.severity}
+    found |= {name: getattr(problem, name) for name in ("code", "key", "message", "fix")}
+    found["origin"] = str(problem.origin)
     if problem.value is not NOT_GIVEN:
         found["value"] = problem.value
     if finding.share:
-        share = finding.share
-        found["points"] = {
-            "count": share.num_points,
-            "share": share.share,
-            "of": share.of,
-            "exact": share.exact,
-            "where": share.where,
-        }
+        share = asdict(finding.share)
+        found["points"] = {"count": share.pop("num_points"), **share}
     return found

@@ -1,4 +1,4 @@
-"""``det-ds check``: whether experiments will run, known before they are queued."""
+"""``det-ds check``: whether experiments will run, before they are queued."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Examples:
   det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
 
 \b
-Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note says what could not be checked,
-and counts as nothing.
+Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note names what could not be checked,
+and does not count.
 """
 EXIT_WARNINGS = 1
 EXIT_ERRORS = 2
@@ -42,9 +42,11 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
     help="The code's folder; default: the current one, or the nearest above CONFIG that has the trial.",
 )
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
 @click.option(
-    "--gpu-memory", metavar="SIZE", help="Of one slot, e.g. 80GiB: does every point fit? Loads torch."
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
+)
+@click.option(
+    "--gpu-memory", metavar="SIZE", help="Of one slot, e.g. 80GiB: check that every point fits. Loads torch."
 )
 @click.option(
     "--accelerator",
@@ -72,10 +74,10 @@ def check(
 ) -> None:
     """Check that experiments will run, over their search space.
 
-    Each CONFIG is an experiment's YAML, or a DeepSpeed JSON. Finds what Determined's master would refuse, and what it
-    would not: keys that nobody reads, batches that do not divide, strategies that exclude each other, points of a
-    search that cannot run, a trial that is not there, a metric that it does not report, secrets in the context
-    directory. Says of each where it stands, and what fixes it.
+    Each CONFIG is an experiment's YAML or a DeepSpeed JSON. Reports what Determined's master would reject, and what it
+    would accept: unknown keys, batches that do not divide, strategies that exclude each other, points of a search that
+    cannot run, a missing trial, a metric that it does not report, secrets in the context directory. Each problem comes
+    with its place and a fix.
     """
     from determined_ds.check.files import check_files
     from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
@@ -83,7 +85,7 @@ def check(
     version = version_to_check(determined_version)
     if is_newer_than_known(version):
         click.echo(
-            f"note: Determined {version} is newer than {NEWEST}: a key that only it knows is refused",
+            f"note: Determined {version} is newer than {NEWEST}: its new keys are rejected",
             err=True,
         )
     reports = check_files(

@@ -28,7 +28,9 @@ HEADERS = ("params", "grads", "optimizer", "activ.", "buffers", "total", "host")
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
+)
 @click.option("--hf-config", metavar="PATH", help="A Hugging Face config.json, or its folder.")
 @click.option("--params", metavar="COUNT", help="Parameters, e.g. 6B. Loads no torch.")
 @click.option("--layers", type=int, help="Transformer blocks.")
@@ -37,13 +39,13 @@ HEADERS = ("params", "grads", "optimizer", "activ.", "buffers", "total", "host")
 @click.option("--vocab", type=int, help="Tokens in the vocabulary.  [default: 50257]")
 @click.option("--sequence-length", type=int, help="Tokens of a sample.")
 @click.option("--slots", "--gpus", type=int, help=f"Ranks.  [default: CONFIG's, or {DEFAULT_SLOTS}]")
-@click.option("--gpu-memory", metavar="SIZE", help="Of one GPU, e.g. 80GiB: what fits it?")
+@click.option("--gpu-memory", metavar="SIZE", help="Of one GPU, e.g. 80GiB, to show what fits.")
 @click.option("--micro-batch", type=int, help="Samples a rank computes at a time.  [default: CONFIG's, or 1]")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[default: CONFIG's, or bf16]")
-@click.option("--activation-checkpointing", is_flag=True, help="Blocks are computed again going backward.")
+@click.option("--activation-checkpointing", is_flag=True, help="Recompute blocks in the backward pass.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
 def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any) -> None:
-    """Tell the bytes a rank needs under every ZeRO stage and offload, and what fits a GPU.
+    """Estimate the bytes that a rank needs under every ZeRO stage and offload, and what fits a GPU.
 
     The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
     """
@@ -51,12 +53,17 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
 
     _check(config, flags)
     gpu = parse_bytes(flags["gpu_memory"]) if flags["gpu_memory"] else None
-    shape, strategy, asked = _model(config, context_dir, flags)
+    if config is None:
+        shape, strategy = _of_sizes(flags)
+        marked = None
+    else:
+        shape, strategy = _of_experiment(config, context_dir, flags)
+        marked = _label(strategy)
     rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
     if as_json:
         click.echo(json.dumps(_as_json(shape, rows, gpu), indent=2))
     else:
-        _show(shape, rows, gpu, _key(strategy) if asked else None)
+        _show(shape, rows, gpu, marked)
     if gpu is not None:
         _refuse_too_small(shape, rows, gpu)
 
@@ -68,13 +75,12 @@ def _check(config: Path | None, flags: dict[str, Any]) -> None:
     """Refuse flags that contradict each other, or numbers below 1; all at once."""
     from determined_ds.errors import ConfigError, Problem
 
-    by_sizes = [name for name in ("params", "layers", "hidden", "heads", "vocab") if flags[name] is not None]
-    sources = {
-        "CONFIG": config is not None,
-        "--hf-config": flags["hf_config"] is not None,
-        f"--{by_sizes[0]}" if by_sizes else "": bool(by_sizes),
-    }
-    given = [name for name, is_given in sources.items() if is_given]
+    by_sizes = [
+        f"--{name}" for name in ("params", "layers", "hidden", "heads", "vocab") if flags[name] is not None
+    ]
+    given = (
+        ["CONFIG"] * (config is not None) + ["--hf-config"] * (flags["hf_config"] is not None) + by_sizes[:1]
+    )
     problems = []
     if len(given) != 1:
         message = (
@@ -93,15 +99,11 @@ def _check(config: Path | None, flags: dict[str, Any]) -> None:
         raise ConfigError(problems)
 
 
-def _model(
-    config: Path | None, context_dir: Path, flags: dict[str, Any]
-) -> tuple[ModelShape, Strategy, bool]:
-    """The model's shape, a strategy to vary, and whether somebody asked for that very one."""
+def _of_sizes(flags: dict[str, Any]) -> tuple[ModelShape, Strategy]:
+    """The shape of a Hugging Face model or of given sizes, and a strategy to vary."""
     from determined_ds.config.strategy import Strategy
     from determined_ds.memory import parse_count, shape_from_sizes
 
-    if config is not None:
-        return *_of_experiment(config, context_dir, flags), True
     slots, precision = flags["slots"] or DEFAULT_SLOTS, flags["precision"] or "bf16"
     if flags["hf_config"] is not None:
         from determined_ds.runtime.shapes.of_huggingface import shape_of_huggingface
@@ -126,10 +128,11 @@ def _model(
         micro_batch_size=flags["micro_batch"] or 1,
         activation_checkpointing=flags["activation_checkpointing"],
     )
-    return shape, strategy, False
+    return shape, strategy
 
 
 def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tuple[ModelShape, Strategy]:
+    """The shape of an experiment's model, and its strategy with the flags in place."""
     from determined_ds.config.accelerator import assumed_cuda
     from determined_ds.config.resolve import Where
     from determined_ds.experiment.decide import decide, read_document
@@ -168,16 +171,7 @@ def _label(strategy: Strategy) -> str:
     return words
 
 
-def _key(strategy: Strategy) -> tuple[object, ...]:
-    return (
-        strategy.zero_stage,
-        bool(strategy.offload_optimizer),
-        bool(strategy.offload_param),
-        strategy.pipe_parallel_size,
-    )
-
-
-def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, asked: tuple[object, ...] | None) -> None:
+def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, marked: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -186,8 +180,7 @@ def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, asked: tuple[obje
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(WIDTH, console.width)
-    for line in _heading(shape, rows[0].strategy):
-        console.print(Text(line))
+    console.print(Text("\n".join(_heading(shape, rows[0].strategy))))
     totals = [row.memory.total_bytes for row in rows]
     unit, size = ("GiB", GIB) if min(totals) >= GIB // 8 or max(totals) >= 64 * GIB else ("MiB", MIB)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
@@ -198,7 +191,8 @@ def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, asked: tuple[obje
         table.add_column("fits", justify="right", no_wrap=True)
         table.add_column("max micro", justify="right", no_wrap=True)
     for row in rows:
-        cells = [_label(row.strategy) + (" *" if _key(row.strategy) == asked else "")]
+        label = _label(row.strategy)
+        cells = [label + (" *" if label == marked else "")]
         cells += [f"{getattr(row.memory, f'{part}_bytes') / size:,.2f}" for part in PARTS]
         if gpu is not None:
             cells += ["yes" if row.fits else "no", str(row.largest_micro_batch or "-")]
@@ -206,71 +200,61 @@ def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, asked: tuple[obje
     console.print()
     console.print(table)
     console.print()
-    for line in _footing(rows, gpu, asked):
-        console.print(Text(line))
+    console.print(Text("\n".join(_footing(rows, gpu, marked))))
 
 
 def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     from determined_ds.memory import format_count
     from determined_ds.memory.activations import are_known
 
-    sizes = [
-        text.format(number)
-        for text, number in (
-            ("{:,} layers", shape.num_layers),
-            ("{:,} wide", shape.hidden_size),
-            ("vocabulary of {:,}", shape.vocab_size),
-            ("samples of {:,} tokens", shape.sequence_length),
-        )
-        if number
-    ]
+    sizes = {
+        "{:,} layers": shape.num_layers,
+        "{:,} wide": shape.hidden_size,
+        "vocabulary of {:,}": shape.vocab_size,
+        "samples of {:,} tokens": shape.sequence_length,
+    }
+    known = ", ".join(text.format(number) for text, number in sizes.items() if number)
     frozen = shape.num_parameters - shape.trainable
     trained = f", {format_count(frozen)} of them frozen" if frozen else ""
-    lines = [
-        f"model    {format_count(shape.num_parameters)} parameters{trained}"
-        + (f": {', '.join(sizes)}" if sizes else "")
-    ]
+    lines = [f"model    {format_count(shape.num_parameters)} parameters{trained}{': ' * bool(known)}{known}"]
     checkpointing = ", activation checkpointing" if strategy.activation_checkpointing else ""
     lines.append(
         f"ranks    {strategy.slots}, in {strategy.precision}, micro-batch {strategy.micro_batch_size}{checkpointing}"
     )
     lines += [f"assumed  {assumption}" for assumption in shape.assumptions]
     if not are_known(shape):
-        lines.append("warning  activations are not known, and not counted")
+        lines.append("warning  activations are unknown and not counted")
     elif shape.activations is None:
-        lines.append("note     activations by the sizes, for fused attention and fused GELU")
+        lines.append("note     activations are computed from the sizes, for fused attention and fused GELU")
     return lines
 
 
-def _footing(rows: list[Fit], gpu: int | None, asked: tuple[object, ...] | None) -> list[str]:
+def _footing(rows: list[Fit], gpu: int | None, marked: str | None) -> list[str]:
     from determined_ds.memory import format_bytes, usable_bytes
     from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED
 
     lines = [
-        "buffers: buckets of communication, what ZeRO 3 gathers, copies that the optimizer's step makes",
+        "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step",
         "offload opt: optimizer states in host memory; offload all: parameters too",
     ]
-    if asked is not None:
-        lines.insert(0, "* what CONFIG asks for")
+    if marked is not None:
+        lines.insert(0, "* the strategy of CONFIG")
     if gpu is None:
-        return [*lines, "--gpu-memory 80GiB says what fits"]
+        return [*lines, "--gpu-memory 80GiB shows what fits"]
     usable = usable_bytes(gpu)
     lines.append(
         f"usable: {format_bytes(usable)} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
         f" {FRAGMENTED:.0%} of the rest for fragments"
     )
     cheapest = next((row for row in rows if row.fits), None)
-    if cheapest is not None:
-        more = cheapest.largest_micro_batch
-        micro = f"; micro-batch up to {more}" if more else ""
-        lines.append(
-            f"cheapest that fits: {cheapest.strategy.name}, {format_bytes(cheapest.memory.total_bytes)}{micro}"
-        )
-        return lines
     smaller = next((row for row in rows if row.largest_micro_batch), None)
-    if smaller is not None:
+    if cheapest is not None:
+        micro = f"; micro-batch up to {cheapest.largest_micro_batch}" if cheapest.largest_micro_batch else ""
+        needed = format_bytes(cheapest.memory.total_bytes)
+        lines.append(f"cheapest that fits: {cheapest.strategy.name}, {needed}{micro}")
+    elif smaller is not None:
         lines.append(
-            f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first that does with fewer:"
+            f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first with a smaller one:"
             f" {smaller.strategy.name}, up to {smaller.largest_micro_batch}"
         )
     return lines
@@ -288,14 +272,10 @@ def _refuse_too_small(shape: ModelShape, rows: list[Fit], gpu: int) -> None:
     least = min(one_each, key=lambda each: memory_per_rank(shape, each).total_bytes)
     needed = memory_per_rank(shape, least)
     more = "" if least.activation_checkpointing else ", or --activation-checkpointing"
+    message = f"nothing fits, not even one sample under {least.name}: {format_bytes(needed.total_bytes)}"
+    fix = f"use GPUs of {format_bytes(device_bytes(needed.total_bytes))} or more, or more --slots{more}"
     raise ConfigError(
-        Problem(
-            key="--gpu-memory",
-            value=format_bytes(gpu),
-            message=f"nothing fits, not even one sample under {least.name}: {format_bytes(needed.total_bytes)}",
-            fix=f"use GPUs of {format_bytes(device_bytes(needed.total_bytes))} or more, or more --slots{more}",
-            code="memory",
-        )
+        Problem(key="--gpu-memory", value=format_bytes(gpu), message=message, fix=fix, code="memory")
     )
 
 

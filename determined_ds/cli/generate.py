@@ -1,4 +1,4 @@
-"""``det-ds generate``: a DeepSpeed JSON and an experiment YAML that fit a model on the GPUs at hand, with reasons."""
+"""``det-ds generate``: a DeepSpeed JSON and an experiment YAML for a model on given GPUs, with reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Examples:
   det-ds generate --model-size 1.5B --gpus 8 --gpu-memory 24GiB --global-batch-size 64 --sequence-length 1024 --dry-run
 """
 
-# Flags without a default -> what a terminal is asked.
+# Flags without a default -> the question on a terminal.
 QUESTIONS = {
     "model_size": "Parameters of the model, e.g. 6B",
     "gpus": "GPUs in all",
@@ -45,7 +45,7 @@ SAFE = "letters, digits, `-`, `_` and `.`"
     "--offload",
     default="none",
     show_default=True,
-    help="cpu, nvme: where the optimizer is kept, and the parameters if need be. auto: cpu, if nothing fits without.",
+    help="cpu, nvme: where the optimizer is kept, and the parameters if needed. auto: cpu, if nothing fits without.",
 )
 @click.option("--nvme-path", default="", help="Folder on a local disk, for --offload nvme.")
 @click.option("--pipeline", type=int, default=1, show_default=True, help="Pipeline stages; 1 is no pipeline.")
@@ -60,15 +60,17 @@ SAFE = "letters, digits, `-`, `_` and `.`"
     show_default=True,
     help="The context directory: the files go to experiments/ in it.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option("--stdout", "--dry-run", "dry_run", is_flag=True, help="Print the files; write nothing.")
 def generate(
     entrypoint: str | None, name: str | None, output: Path, force: bool, dry_run: bool, **answers: Any
 ) -> None:
-    """Choose ZeRO stage, offload, micro-batch and accumulation for a model on GPUs, and write what `check` passes.
+    """Choose ZeRO stage, offload, micro-batch and accumulation for a model on GPUs, and write both files.
 
-    On a terminal, what no flag says is asked for.
+    On a terminal, it asks for missing flags.
     """
+    from determined_ds.config.deepspeed.files import deepspeed_config_text
+    from determined_ds.documents.writing import write_files
     from determined_ds.memory.plan.choose import choose_plan
     from determined_ds.memory.plan.files import GPT2, GPT2_PIPELINE, default_name, files_of
     from determined_ds.memory.plan.needs import read_needs
@@ -79,10 +81,12 @@ def generate(
     json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"
     files = files_of(plan, name=name, trial=trial, ds_config_path=json_path)
     warnings = _proved(files, plan, yaml_path, output)
+    json_text = deepspeed_config_text(files.ds_config)
     if dry_run:
-        _print(files, json_path, yaml_path)
+        click.echo(f"# {yaml_path}\n{files.experiment}\n# {json_path}\n{json_text}", nl=False)
     else:
-        _write(files, output / json_path, output / yaml_path, force)
+        texts = {output / json_path: json_text, output / yaml_path: files.experiment}
+        write_files(texts, overwrite=force)
         _report(plan, output, json_path, yaml_path)
     for warning in (*files.notes, *warnings):
         click.echo(f"warning: {warning}", err=True)
@@ -93,22 +97,24 @@ def _on_terminal() -> bool:
 
 
 def _answered(answers: dict[str, Any]) -> dict[str, Any]:
-    """The flags, with what is missing asked for; without a terminal, an error that names every missing flag."""
+    """The flags, with prompts for missing ones; without a terminal, an error that names them all."""
     from determined_ds.errors import ConfigError, Problem
 
     missing = [name for name in QUESTIONS if answers[name] is None]
-    if not _on_terminal():
-        if missing:
-            problems = []
-            for name in missing:
-                fix = f"give {_flag(name)} ({QUESTIONS[name]}), or start it on a terminal to be asked"
-                problems.append(Problem(key=_flag(name), message="missing", fix=fix, code="missing"))
-            raise ConfigError(problems)
-        return answers
+    if missing and not _on_terminal():
+        raise ConfigError(
+            Problem(
+                key=_flag(name),
+                message="missing",
+                fix=f"give {_flag(name)} ({QUESTIONS[name]}), or run it on a terminal, which asks",
+                code="missing",
+            )
+            for name in missing
+        )
     answered = dict(answers)
     for name in missing:
         answered[name] = click.prompt(QUESTIONS[name], value_proc=_proc(name), err=True)
-    if answered["offload"] == "nvme" and not answered["nvme_path"]:
+    if answered["offload"] == "nvme" and not answered["nvme_path"] and _on_terminal():
         answered["nvme_path"] = click.prompt(NVME_QUESTION, err=True)
     return answered
 
@@ -118,7 +124,7 @@ def _flag(name: str) -> str:
 
 
 def _proc(name: str) -> Callable[[str], Any]:
-    """Reads an answer; one that cannot be right is asked for again."""
+    """Reads an answer; an invalid one is asked for again."""
     from determined_ds.errors import ConfigError
     from determined_ds.memory import parse_bytes, parse_count
 
@@ -131,7 +137,7 @@ def _proc(name: str) -> Callable[[str], Any]:
                 return count
             (parse_bytes if name == "gpu_memory" else parse_count)(text, key=_flag(name))
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no whole number") from None
+            raise click.BadParameter(f"{text!r} is not a whole number") from None
         except ConfigError as error:
             problem = error.problems[0]
             raise click.BadParameter(f"{text!r} {problem.message}; {problem.fix}") from None
@@ -141,7 +147,7 @@ def _proc(name: str) -> Callable[[str], Any]:
 
 
 def _checked_name(name: str, trial: str) -> str:
-    """The name, if it is one of a file; and the trial must be a MODULE:CLASS."""
+    """The name, a valid file name; the trial must be a MODULE:CLASS."""
     from determined_ds.errors import ConfigError, Problem
     from determined_ds.experiment.experiment import ENTRYPOINT_FORM, trial_of_entrypoint
 
@@ -151,7 +157,7 @@ def _checked_name(name: str, trial: str) -> str:
     if safe != name or not name:
         fix = f"use {SAFE}, e.g. {safe or 'gpt2_6b'}"
         problems.append(
-            Problem(key="--name", value=name, message="is no name of a file", fix=fix, code="name")
+            Problem(key="--name", value=name, message="is not a valid file name", fix=fix, code="name")
         )
     try:
         trial_of_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
@@ -165,7 +171,7 @@ def _checked_name(name: str, trial: str) -> str:
 
 
 def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path) -> list[str]:
-    """Reconcile the pair as a run will, before anything is written; what is said about it."""
+    """Resolve the pair as a run does, before anything is written; its warnings."""
     from determined_ds.config.accelerator import Accelerator
     from determined_ds.config.reconcile import reconcile
     from determined_ds.documents.document import Document
@@ -184,23 +190,6 @@ def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path
     except ConfigError as error:
         warnings.append(str(error))
     return warnings
-
-
-def _write(files: GeneratedFiles, json_path: Path, yaml_path: Path, force: bool) -> None:
-    from determined_ds.config.deepspeed.files import deepspeed_config_text
-    from determined_ds.documents.writing import write_files
-
-    texts = {json_path: deepspeed_config_text(files.ds_config), yaml_path: files.experiment}
-    write_files(texts, overwrite=force)
-
-
-def _print(files: GeneratedFiles, json_path: str, yaml_path: str) -> None:
-    from determined_ds.config.deepspeed.files import deepspeed_config_text
-
-    click.echo(f"# {yaml_path}")
-    click.echo(files.experiment)
-    click.echo(f"# {json_path}")
-    click.echo(deepspeed_config_text(files.ds_config), nl=False)
 
 
 def _report(plan: Plan, output: Path, json_path: str, yaml_path: str) -> None:

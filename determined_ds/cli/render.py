@@ -1,4 +1,4 @@
-"""``det-ds render``: the mapping that DeepSpeed will get, each value with where it came from."""
+"""``det-ds render``: the exact DeepSpeed configuration, with the source of each value."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ Examples:
   det-ds render experiments/gpt2/const.yaml --set hyperparameters.global_batch_size=64
   det-ds render experiments/gpt2/const.yaml --accelerator cuda --json > ds_config.json
 """
-WIDEST = 60  # a longer value pushes its origin to the right instead of all others
+WIDEST = 60  # a longer line moves only its own origin to the right
 
 
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Like det's --config. Repeatable."
+)
 @click.option(
     "--accelerator",
     type=click.Choice(["cpu", "cuda"]),
-    help='What "auto" is decided for; default: this machine\'s. cuda needs no GPU here.',
+    help='What "auto" is filled for; default: this machine\'s. cuda needs no GPU here.',
 )
-@click.option("--json", "as_json", is_flag=True, help="The plain mapping, nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Only the plain configuration.")
 def render(
     config: Path,
     context_dir: Path,
@@ -37,9 +39,9 @@ def render(
     accelerator: str | None,
     as_json: bool,
 ) -> None:
-    """Show the mapping DeepSpeed will get, with origins.
+    """Show the exact DeepSpeed configuration, with the source of each value.
 
-    Of a hyperparameter search, the point in the middle is shown, the one that `det-ds run` trains.
+    Of a hyperparameter search it shows the middle point, which `det-ds run` trains.
     """
     from determined_ds.config.accelerator import assumed_cuda
     from determined_ds.config.resolve import Where

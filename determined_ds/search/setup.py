@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.one_experiment import Asked, check_experiment
+from determined_ds.check.one_experiment import CheckOptions, check_experiment
 from determined_ds.check.output import ERROR, Finding
 from determined_ds.check.trial_class import has_stages, stages_problem
 from determined_ds.config.hyperparameters import TRIAL_SEED
@@ -152,7 +152,9 @@ def prepare_search(
     document = read_document(config, context_dir, slots=slots, overrides=overrides, command="search")
     found = Problems()
     devices = found.of(lambda: machine_accelerator(accelerator))
-    asked = Asked(context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH)
+    asked = CheckOptions(
+        context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
+    )
     findings = check_experiment(document, asked).findings
     found.warn(finding.problem for finding in findings if not _is_error(finding))
     errors = [finding.problem for finding in findings if _is_error(finding)]

@@ -20,8 +20,8 @@ def warned(**config: Any) -> list[str]:
 
 def test_a_yaml_without_the_policies_gets_the_lines_to_paste() -> None:
     [warning] = warned(max_restarts=2)
-    assert warning.startswith("log_policies: what no restart can help")
-    assert "is started 3 times on a cluster" in warning
+    assert warning.startswith("log_policies: a failure that no restart can help")
+    assert "runs 3 times on a cluster" in warning
     assert yaml.safe_load(warning.partition("fix: add ")[2]) == {"log_policies": list(LOG_POLICIES)}
     assert "started 6 times" in warned()[0]  # by the master's default
 

@@ -98,7 +98,7 @@ def test_a_metric_that_cannot_be_known_is_a_note_and_counts_as_nothing() -> None
     result = check("experiment.yaml", *metric, "--strict")
     assert result.exit_code == 0
     assert ": note: searcher.metric = 'validation_accuracy'" in result.stdout
-    assert "could not tell whether TinyTrial reports it" in result.stdout
+    assert "could not check whether TinyTrial reports it" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 file checked, nothing to fix"
     assert [finding["severity"] for finding in findings("experiment.yaml", *metric)] == ["note"]
     assert [found("experiment.yaml", *metric)[kind] for kind in ("errors", "warnings")] == [0, 0]

@@ -176,8 +176,8 @@ def test_a_folder_without_permission(context: Path) -> None:
         ({"offload": "nvme"}, "--nvme-path: missing"),
         ({"precision": "bf61"}, "did you mean bf16?"),
         ({"model_size": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
-        ({"name": "../up"}, "--name = '../up': is no name of a file"),
-        ({"name": ""}, "--name = '': is no name of a file"),
+        ({"name": "../up"}, "--name = '../up': is not a valid file name"),
+        ({"name": ""}, "--name = '': is not a valid file name"),
         ({"entrypoint": "trial.py"}, "--entrypoint = 'trial.py'"),
     ],
     ids=str,
@@ -227,7 +227,7 @@ def test_a_wrong_answer_is_asked_for_again(context: Path) -> None:
     result = start(model_size=None, gpus=None, answers="6X\n6B\nmany\n0\n32\n")
     assert result.exit_code == 0, result.output
     assert "'6X' X is none of the units" in result.stderr
-    assert "'many' is no whole number" in result.stderr
+    assert "'many' is not a whole number" in result.stderr
     assert "must be 1 or more" in result.stderr
     assert written(context) == {YAML, JSON}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds.check.one_experiment import Asked, check_experiment
+from determined_ds.check.one_experiment import CheckOptions, check_experiment
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import ConfigError
@@ -157,7 +157,7 @@ def test_check_warns_of_each_and_shows_none() -> None:
     assert {problem.code for problem in problems} == {"secret"}
     assert len(problems) == 12
     assert not [secret for secret in SECRETS for problem in problems if secret in str(problem)]
-    found = check_experiment(document, Asked(context_dir=ROOT)).findings
+    found = check_experiment(document, CheckOptions(context_dir=ROOT)).findings
     assert "HF_TOKEN looks like a secret" in " ".join(str(each.problem) for each in found)
 
 

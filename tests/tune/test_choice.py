@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.check.one_experiment import Asked, check_experiment
+from determined_ds.check.one_experiment import CheckOptions, check_experiment
 from determined_ds.check.output import ERROR
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.strategy import Strategy
@@ -133,7 +133,7 @@ def test_what_can_run_passes_det_ds_check(config: Path, choice: Choice) -> None:
         return
     document = parse_yaml(dump_yaml(variant.document.data), "tuned.yaml")
     assert document.data == variant.document.data
-    checked = check_experiment(document, Asked(context_dir=ROOT, accelerator="cuda"))
+    checked = check_experiment(document, CheckOptions(context_dir=ROOT, accelerator="cuda"))
     assert [str(each.problem) for each in checked.findings if each.severity == ERROR] == []
     assert checked.num_runnable == 1
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from determined_ds.check.one_experiment import Asked, check_experiment
+from determined_ds.check.one_experiment import CheckOptions, check_experiment
 from determined_ds.check.output import ERROR
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.reconcile import ResolvedConfig
@@ -173,7 +173,7 @@ def test_it_passes_det_ds_check(case: str) -> None:
     config, overrides, accelerator, over = CASES[case]
     base = read_base(document_of(config, *overrides), ROOT, accelerator)
     document = parse_yaml(emit(base, candidates_of(base, over, shape_of, PLENTY)), "tune.yaml")
-    checked = check_experiment(document, Asked(context_dir=ROOT, accelerator=accelerator.name))
+    checked = check_experiment(document, CheckOptions(context_dir=ROOT, accelerator=accelerator.name))
     assert [str(each.problem) for each in checked.findings if each.severity == ERROR] == []
     for finding in checked.findings:
         if finding.problem.code == "search-order":  # over a hundred points: which of them, no one counts on
@@ -258,7 +258,8 @@ def test_more_are_an_adaptive_asha_that_judges_them_on_the_way() -> None:
         "validation_period": {"batches": 6},
     }
     checked = check_experiment(
-        parse_yaml(emitted_of(over=everything), "tune.yaml"), Asked(context_dir=ROOT, accelerator="cpu")
+        parse_yaml(emitted_of(over=everything), "tune.yaml"),
+        CheckOptions(context_dir=ROOT, accelerator="cpu"),
     )
     assert [str(each.problem) for each in checked.findings if each.severity == ERROR] == []
 
@@ -266,7 +267,9 @@ def test_more_are_an_adaptive_asha_that_judges_them_on_the_way() -> None:
 def test_a_trial_that_measures_itself_does_not_validate() -> None:
     """So a search that goes by the validation's metric is refused, with what it may go by."""
     text = emitted_of().replace("metric: samples_per_second", "metric: validation_loss")
-    checked = check_experiment(parse_yaml(text, "tune.yaml"), Asked(context_dir=ROOT, accelerator="cpu"))
+    checked = check_experiment(
+        parse_yaml(text, "tune.yaml"), CheckOptions(context_dir=ROOT, accelerator="cpu")
+    )
     [problem] = [each.problem for each in checked.findings if each.severity == ERROR]
     assert (problem.key, problem.code) == ("searcher.metric", "metric")
     assert "samples_per_second, step_seconds, peak_memory_gib" in problem.message

@@ -22,7 +22,7 @@ Check = Callable[[Document, ResolvedConfig | None], Iterable[Problem]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """What is wrong with some points.
 
     Args:
@@ -50,7 +50,7 @@ def judge_points(
     where: Where,
     *,
     check: Check | None = None,
-) -> list[Verdict]:
+) -> list[Judgement]:
     """Judge points of an experiment's space, each as ``resolve`` would.
 
     Args:
@@ -63,7 +63,7 @@ def judge_points(
         A verdict for all points with the same findings, in the order of their first points.
     """
     where = on_slots_of(experiment, where)
-    verdicts: dict[tuple[str, ...], Verdict] = {}
+    verdicts: dict[tuple[str, ...], Judgement] = {}
     known = _Known([axis.path[0] for axis in experiment.space.axes])
     for point in points:
         codes = [repr(value) for value in point.values]  # 1, 1.0 and true are equal, and not the same
@@ -77,7 +77,7 @@ def judge_points(
     return list(verdicts.values())
 
 
-def _judged(hyperparameters: Document, where: Where, check: Check | None) -> Verdict:
+def _judged(hyperparameters: Document, where: Where, check: Check | None) -> Judgement:
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
@@ -90,7 +90,7 @@ def _judged(hyperparameters: Document, where: Where, check: Check | None) -> Ver
     if check is not None:
         problems += check(hyperparameters, resolved)
     runs = None if problems else resolved
-    return Verdict(problems=tuple(problems), warnings=warnings, points=[], resolved=runs)
+    return Judgement(problems=tuple(problems), warnings=warnings, points=[], resolved=runs)
 
 
 class _Known:
@@ -104,16 +104,16 @@ class _Known:
 
     def __init__(self, names: list[str | int]) -> None:
         self._names = names
-        self._tables: dict[tuple[int, ...], dict[tuple[str, ...], Verdict]] = {}
+        self._tables: dict[tuple[int, ...], dict[tuple[str, ...], Judgement]] = {}
 
-    def get(self, codes: list[str]) -> Verdict | None:
+    def get(self, codes: list[str]) -> Judgement | None:
         for axes, table in self._tables.items():
             verdict = table.get(tuple([codes[axis] for axis in axes]))
             if verdict is not None:
                 return verdict
         return None
 
-    def put(self, codes: list[str], read: set[str], verdict: Verdict) -> None:
+    def put(self, codes: list[str], read: set[str], verdict: Judgement) -> None:
         axes = tuple(axis for axis, name in enumerate(self._names) if name in read)
         self._tables.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = verdict
 

@@ -171,7 +171,9 @@ def _length(search: _Search) -> None:
         return
     path, trained = ("searcher", "max_time"), f"fit.max_length is {length.value} {length.unit}"
     if length.unit != search.unit:
-        message = f"is in {search.unit}, and {trained}: the two cannot be compared, so trials may never reach the last rung"
+        message = (
+            f"is in {search.unit}, and {trained}: the two cannot be compared, so no last rung is certain"
+        )
         fix = f"set searcher.time_metric to {length.unit} and searcher.max_time to {length.value}"
         search.add(path, message, fix, "search-length")
     elif max_time > length.value:

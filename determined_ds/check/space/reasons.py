@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.check.space.judging import Verdict
+from determined_ds.check.space.judging import Judgement
 from determined_ds.errors import Problem
 from determined_ds.experiment.space.points import Point
 from determined_ds.experiment.space.space import Axis
@@ -76,7 +76,7 @@ class Reason:
         return f"{every} with {places}" if self.only else f"{count}, among those with {places}"
 
 
-def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:
+def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Judgement]) -> tuple[Reason, ...]:
     """Every reason why points do not run, the most frequent first.
 
     Args:
@@ -86,7 +86,7 @@ def reasons_to_fail(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[
     return _reasons(axes, verdicts, lambda verdict: verdict.problems)
 
 
-def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[Reason, ...]:
+def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Judgement]) -> tuple[Reason, ...]:
     """Every warning of the points that run, or of all where none does, the most frequent first; shares are of all."""
     verdicts = list(verdicts)
     some_run = any(not verdict.problems for verdict in verdicts)
@@ -94,7 +94,7 @@ def reasons_to_warn(axes: Sequence[Axis], verdicts: Iterable[Verdict]) -> tuple[
 
 
 def _reasons(
-    axes: Sequence[Axis], verdicts: Iterable[Verdict], problems_of: Callable[[Verdict], Iterable[Problem]]
+    axes: Sequence[Axis], verdicts: Iterable[Judgement], problems_of: Callable[[Judgement], Iterable[Problem]]
 ) -> tuple[Reason, ...]:
     verdicts = list(verdicts)
     points = [point for verdict in verdicts for point in verdict.points]

@@ -2,5 +2,5 @@
 
 The way of a choice::
 
-    flags -> Needs (checked) -> Plan (the strategy, and why) -> the DeepSpeed JSON and the experiment YAML
+    flags -> PlanRequest (checked) -> Plan (the strategy, and why) -> the DeepSpeed JSON and the experiment YAML
 """

@@ -1,4 +1,4 @@
-"""Needs -> Plan: the strategy that communicates least of those that fit, and why each of its parts was chosen."""
+"""PlanRequest -> Plan: the strategy that communicates least of those that fit, and why each of its parts was chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from determined_ds.memory import (
     usable_bytes,
 )
 from determined_ds.memory.fitting import device_bytes
-from determined_ds.memory.plan.needs import Needs
+from determined_ds.memory.plan.needs import PlanRequest
 from determined_ds.memory.units import GIB
 
 FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
@@ -50,7 +50,7 @@ class Plan:
         choices: Each part of it, with the reason.
     """
 
-    needs: Needs
+    needs: PlanRequest
     strategy: Strategy
     memory: Memory
     choices: tuple[Decision, ...]
@@ -60,7 +60,7 @@ class Plan:
         return next(choice for choice in self.choices if choice.key == key)
 
 
-def choose_plan(needs: Needs) -> Plan:
+def choose_plan(needs: PlanRequest) -> Plan:
     """Choose the strategy that communicates least of those that fit, with the largest micro-batch that it has room for.
 
     Args:
@@ -83,7 +83,7 @@ def choose_plan(needs: Needs) -> Plan:
     raise ConfigError(_nothing_fits(needs, rejected))
 
 
-def candidates(needs: Needs) -> Iterator[Strategy]:
+def candidates(needs: PlanRequest) -> Iterator[Strategy]:
     """Every strategy that may be chosen, the cheapest in communication first.
 
     For Ψ parameters, ZeRO 0, 1 and 2 send 2 Ψ elements a rank and step, ZeRO 3 sends 3 Ψ (arXiv 1910.02054,
@@ -96,7 +96,7 @@ def candidates(needs: Needs) -> Iterator[Strategy]:
         yield from _tiers(needs, offload_optimizer=True)
 
 
-def _tiers(needs: Needs, *, offload_optimizer: bool) -> Iterator[Strategy]:
+def _tiers(needs: PlanRequest, *, offload_optimizer: bool) -> Iterator[Strategy]:
     first = 1 if offload_optimizer or _wants_zero_1(needs) else 0
     stages = range(first, 2) if needs.pipe_parallel_size > 1 else range(first, 3)
     if needs.offload != "nvme":  # the optimizer goes to nvme from ZeRO 3 only
@@ -112,7 +112,7 @@ def _tiers(needs: Needs, *, offload_optimizer: bool) -> Iterator[Strategy]:
             )
 
 
-def accumulates_in_fp32(needs: Needs) -> bool:
+def accumulates_in_fp32(needs: PlanRequest) -> bool:
     """Whether gradients are accumulated in fp32, which is safe with many micro-batches, and needs ZeRO 1.
 
     Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which at stage 0 raises.
@@ -120,13 +120,13 @@ def accumulates_in_fp32(needs: Needs) -> bool:
     return needs.pipe_parallel_size > 1 and needs.precision == "bf16"
 
 
-def _wants_zero_1(needs: Needs) -> bool:
+def _wants_zero_1(needs: PlanRequest) -> bool:
     """Whether DeepSpeed trains this only from ZeRO 1 on: a pipeline in 16 bits. See the rules of ``config.rules``."""
     return needs.pipe_parallel_size > 1 and needs.precision in ("bf16", "fp16")
 
 
 def _strategy(
-    needs: Needs,
+    needs: PlanRequest,
     zero_stage: int,
     checkpointing: bool,
     *,
@@ -151,7 +151,7 @@ def _strategy(
     )
 
 
-def with_largest_micro_batch(needs: Needs, strategy: Strategy) -> Strategy | None:
+def with_largest_micro_batch(needs: PlanRequest, strategy: Strategy) -> Strategy | None:
     """The same with the largest micro-batch that divides a replica's samples and fits; None where none does.
 
     A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
@@ -189,12 +189,12 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _needed(needs: Needs, strategy: Strategy, **changes: Any) -> str:
+def _needed(needs: PlanRequest, strategy: Strategy, **changes: Any) -> str:
     """Bytes that a rank needs under a strategy with some parts changed."""
     return format_bytes(memory_per_rank(needs.shape, replace(strategy, **changes)).total_bytes)
 
 
-def _choices(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Decision]:
+def _choices(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Decision]:
     memory = memory_per_rank(needs.shape, strategy)
     values = {
         "zero_optimization.stage": (
@@ -216,7 +216,7 @@ def _choices(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> Iter
         yield Decision(key=key, value=value, reason=reason)
 
 
-def _room(needs: Needs, memory: Memory) -> str:
+def _room(needs: PlanRequest, memory: Memory) -> str:
     parts = (
         ("model states", memory.model_states_bytes),
         ("activations", memory.activations_bytes),
@@ -230,7 +230,7 @@ def _room(needs: Needs, memory: Memory) -> str:
     )
 
 
-def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) -> str:
+def _next_cheaper(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -> str:
     """What the strategies that communicate less would need."""
     alike = [
         other
@@ -249,7 +249,9 @@ def _next_cheaper(needs: Needs, strategy: Strategy, rejected: list[Strategy]) ->
     return "no permitted strategy communicates less"
 
 
-def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[Strategy]) -> tuple[str, str]:
+def _offload(
+    needs: PlanRequest, strategy: Strategy, memory: Memory, rejected: list[Strategy]
+) -> tuple[str, str]:
     if not strategy.offload_optimizer:
         auto = needs.offload == "auto"
         return "nothing", "all fits the GPU, and offload is slower" if auto else "--offload is none"
@@ -268,7 +270,7 @@ def _offload(needs: Needs, strategy: Strategy, memory: Memory, rejected: list[St
     return f"{moved} to {to}", reason
 
 
-def _pipeline(needs: Needs, strategy: Strategy) -> tuple[str, str]:
+def _pipeline(needs: PlanRequest, strategy: Strategy) -> tuple[str, str]:
     stages, micro_batches = strategy.pipe_parallel_size, strategy.accumulation
     layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
     if stages == 1:
@@ -280,7 +282,7 @@ def _pipeline(needs: Needs, strategy: Strategy) -> tuple[str, str]:
     )
 
 
-def _micro_batch(needs: Needs, strategy: Strategy) -> str:
+def _micro_batch(needs: PlanRequest, strategy: Strategy) -> str:
     samples, replicas = needs.samples_a_replica, _count(needs.replicas, "replica")
     share = f"{_count(needs.global_batch_size, 'sample')} / {replicas} = {samples} each"
     larger = [divisor for divisor in _divisors(samples) if divisor > strategy.micro_batch_size]
@@ -292,7 +294,7 @@ def _micro_batch(needs: Needs, strategy: Strategy) -> str:
     return f"{share}; the next divisor, {larger[-1]}, would need {_needed(needs, tried)}"
 
 
-def _checkpointing(needs: Needs, strategy: Strategy, memory: Memory) -> tuple[str, str]:
+def _checkpointing(needs: PlanRequest, strategy: Strategy, memory: Memory) -> tuple[str, str]:
     if not strategy.activation_checkpointing:
         activations = format_bytes(memory.activations_bytes)
         return "off", f"activations of {activations} fit, and nothing is computed twice"
@@ -306,7 +308,7 @@ def _checkpointing(needs: Needs, strategy: Strategy, memory: Memory) -> tuple[st
 # --------------------------------------------------------------------------------------------- where nothing fits
 
 
-def _nothing_fits(needs: Needs, rejected: list[Strategy]) -> Problem:
+def _nothing_fits(needs: PlanRequest, rejected: list[Strategy]) -> Problem:
     least = min(rejected, key=lambda strategy: memory_per_rank(needs.shape, strategy).total_bytes)
     memory = memory_per_rank(needs.shape, least)
     checkpointing = " and activation checkpointing" if least.activation_checkpointing else ""
@@ -323,7 +325,7 @@ def _nothing_fits(needs: Needs, rejected: list[Strategy]) -> Problem:
     )
 
 
-def _ways_out(needs: Needs, least: Memory) -> Iterator[str]:
+def _ways_out(needs: PlanRequest, least: Memory) -> Iterator[str]:
     """The nearest that would fit, one thing changed at a time."""
     for replicas in sorted(_divisors(needs.global_batch_size)):
         gpus = replicas * needs.pipe_parallel_size
@@ -347,7 +349,7 @@ def _ways_out(needs: Needs, least: Memory) -> Iterator[str]:
             yield "--pipeline 1"
 
 
-def _first_fit(needs: Needs) -> Strategy | None:
+def _first_fit(needs: PlanRequest) -> Strategy | None:
     return next(
         (candidate for candidate in candidates(needs) if with_largest_micro_batch(needs, candidate)), None
     )

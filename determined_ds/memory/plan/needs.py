@@ -21,7 +21,7 @@ LONGEST_SEQUENCE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class PlanRequest:
     """A model, the GPUs to train it on, and what the user has decided already.
 
     Args:
@@ -69,8 +69,8 @@ def read_needs(
     offload: str = "none",
     nvme_path: str = "",
     pipeline: int = 1,
-) -> Needs:
-    """Check the flags of ``det-ds generate`` that have these names; see :class:`Needs`.
+) -> PlanRequest:
+    """Check the flags of ``det-ds generate`` that have these names; see :class:`PlanRequest`.
 
     Raises:
         ConfigError: everything that is wrong, with the nearest values that are right.
@@ -99,7 +99,7 @@ def read_needs(
     found.raise_any()
     assert shape is not None
     assert memory is not None
-    return Needs(
+    return PlanRequest(
         shape=shape,
         gpus=gpus,
         gpu_memory_bytes=memory,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.check.space.judging import Verdict
+from determined_ds.check.space.judging import Judgement
 from determined_ds.check.space.reasons import Reason, Where, reasons_to_fail, reasons_to_warn
 from determined_ds.errors import Problem
 from determined_ds.experiment.space.points import Point
@@ -25,13 +25,13 @@ def told(code: str) -> Problem:
     return Problem(key="k", code=code, message=f"is {code}", fix="write another")
 
 
-def verdicts(points: list[Point], codes: Callable[..., list[str]], *, warn: bool = False) -> list[Verdict]:
+def verdicts(points: list[Point], codes: Callable[..., list[str]], *, warn: bool = False) -> list[Judgement]:
     """Of each point the problems, or the warnings, that a function tells of its values."""
     found: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
         found.setdefault(tuple(codes(*point.values)), []).append(point)
     return [
-        Verdict(
+        Judgement(
             problems=() if warn else tuple(map(told, names)),
             warnings=tuple(map(told, names)) if warn else (),
             points=tuple(members),
