@@ -23,7 +23,7 @@ def test_a_yaml_without_the_policies_gets_the_lines_to_paste() -> None:
     assert warning.startswith("log_policies: a failure that no restart can help")
     assert "runs 3 times on a cluster" in warning
     assert yaml.safe_load(warning.partition("fix: add ")[2]) == {"log_policies": list(LOG_POLICIES)}
-    assert "started 6 times" in warned()[0]  # by the master's default
+    assert "runs 6 times" in warned()[0]  # by the master's default
 
 
 def test_what_is_there_is_not_asked_for() -> None:
