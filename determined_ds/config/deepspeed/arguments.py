@@ -13,13 +13,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 from determined_ds.config.aliases import PRECISIONS
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.hyperparameters import AUTO
-from determined_ds.documents.document import nearest
+from determined_ds.documents.document import Document, nearest
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
 PRECISION, SECTIONS = "precision", "sections"
+CODE = "other-name"
 
 
 def takes_other_names(
@@ -49,6 +50,7 @@ def takes_other_names(
 def _by_real_names(given: Mapping[str, Any], known: list[str], others: Mapping[str, str]) -> dict[str, Any]:
     switches = PRECISIONS if PRECISION in known else {}
     arguments = {name: value for name, value in given.items() if name in known}
+    written = Document(name="", data=dict(given))
     problems: list[Problem] = []
     switched: dict[str, Any] = {}
     for name, value in given.items():
@@ -58,13 +60,13 @@ def _by_real_names(given: Mapping[str, Any], known: list[str], others: Mapping[s
             real = others[name]
             if real in arguments and arguments[real] != value:
                 message = f"is another name of {real}, which is {shown(arguments[real])}"
-                problems.append(_problem(name, value, message, f"keep {real} only"))
+                problems.append(written.problem((name,), message, f"keep {real} only", CODE))
             arguments[real] = value
         elif name in switches:
             switched[name] = value
         else:
             fix = _fix_of_unknown(name, value, known, [*others, *switches])
-            problems.append(_problem(name, value, "no such argument", fix))
+            problems.append(written.problem((name,), "no such argument", fix, CODE))
     if switched:
         problems += _switch_precision(arguments, switched)
     if problems:
@@ -85,13 +87,13 @@ def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) ->
     ``fp16=False`` alone leaves it as it is.
     """
     problems = []
+    written = Document(name="", data=dict(switched))
     stated = arguments.get(PRECISION, AUTO)
     for name, value in switched.items():
         if not isinstance(value, bool) and value not in (None, AUTO):
             fix = f'write {PRECISION}="{PRECISIONS[name]}"; what else the section holds goes into {SECTIONS}'
-            problems.append(
-                _problem(name, value, f"must be True or False, not {kind_of(value)}", fix, "wrong-type")
-            )
+            message = f"must be True or False, not {kind_of(value)}"
+            problems.append(written.problem((name,), message, fix, "wrong-type"))
     on = {PRECISIONS[name] for name, value in switched.items() if value is True}
     off = {PRECISIONS[name] for name, value in switched.items() if value is False}
     clash = len(on) > 1 or on & off or stated in off or (on and stated != AUTO and stated not in on)
@@ -100,13 +102,9 @@ def _switch_precision(arguments: dict[str, Any], switched: Mapping[str, Any]) ->
         clashing = [f"{other}={value}" for other, value in switched.items() if other != name]
         clashing += [f"{PRECISION}={stated!r}"] if stated != AUTO else []
         message = f"does not go together with {', '.join(clashing)}"
-        problems.append(_problem(name, switched[name], message, f"keep {PRECISION} only"))
+        problems.append(written.problem((name,), message, f"keep {PRECISION} only", CODE))
     elif on:
         arguments[PRECISION] = on.pop()
     elif "bf16" in off and stated == AUTO:
         arguments[PRECISION] = "fp32"
     return problems
-
-
-def _problem(name: str, value: Any, message: str, fix: str, code: str = "other-name") -> Problem:
-    return Problem(key=name, value=value, message=message, fix=fix, code=code)

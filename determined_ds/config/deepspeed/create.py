@@ -147,13 +147,21 @@ def create_deepspeed_config(**arguments: Unpack[DeepSpeedArguments]) -> dict[str
     if "zero_stage" not in arguments:
         raise TypeError("create_deepspeed_config() missing 1 required keyword-only argument: 'zero_stage'")
     given = _switched(plain({**DEFAULTS, **arguments}))
-    _refuse(_no_mappings(given))
+    stated = Document(name="", data=given)
+    _refuse(_no_mappings(stated))
     document = _document(_leaves(given))
     for key, value in (given["sections"] or {}).items():
         document = document.overwritten((key,), value, "argument sections")
-    document, problems = _with_nvme_path(document, given["nvme_path"])
+    document = _with_nvme_path(document, given["nvme_path"])
     rates = rates_not_used(document, "", None, document)
-    _refuse([*_precision_problems(given["precision"]), *problems, *problems_alone(document)[0], *rates])
+    _refuse(
+        [
+            *_precision_problems(stated),
+            *_nvme_problems(stated, document),
+            *problems_alone(document)[0],
+            *rates,
+        ]
+    )
     return normalized(document).data
 
 
@@ -240,8 +248,9 @@ BEFORE_PARAMS: dict[KeyPath, str] = {
     (ZERO, "stage"): "zero_stage",
     **{
         (ZERO, name): name
-        for name in (
-            *OFFLOADS,
+        for name in [
+            "offload_optimizer",
+            "offload_param",
             "zero_hpz_partition_size",
             "zero_quantized_weights",
             "zero_quantized_gradients",
@@ -252,7 +261,7 @@ BEFORE_PARAMS: dict[KeyPath, str] = {
             "stage3_prefetch_bucket_size",
             "stage3_param_persistence_threshold",
             "stage3_gather_16bit_weights_on_model_save",
-        )
+        ]
     },
 }
 AFTER_PARAMS: dict[KeyPath, str] = {
@@ -332,7 +341,7 @@ def _params_leaves(given: Mapping[str, Any]) -> Leaves:
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
-def _no_mappings(given: Mapping[str, Any]) -> Iterator[Problem]:
+def _no_mappings(stated: Document) -> Iterator[Problem]:
     fixes = {
         **dict.fromkeys(
             ("optimizer_params", "scheduler_params", "sections"), 'write a mapping, e.g. {"eps": 1e-6}'
@@ -340,45 +349,37 @@ def _no_mappings(given: Mapping[str, Any]) -> Iterator[Problem]:
         **dict.fromkeys(OFFLOADS, 'write "cpu", "nvme", or what create_offload_config returns'),
     }
     for name, fix in fixes.items():
-        value = given[name]
+        value = stated.get((name,))
         if value is None or isinstance(value, dict) or (name in OFFLOADS and isinstance(value, str)):
             continue
-        message = f"must be a mapping, not {kind_of(value)}"
-        yield Problem(key=name, value=value, message=message, fix=fix, code="wrong-type")
+        yield stated.problem((name,), f"must be a mapping, not {kind_of(value)}", fix, "wrong-type")
 
 
-def _precision_problems(precision: Any) -> Iterator[Problem]:
-    if isinstance(precision, str) and precision in PRECISIONS:
-        return
-    guess = nearest(str(precision).lower(), PRECISIONS)
-    hint = f"did you mean {guess!r}? " if guess else ""
-    yield Problem(
-        key="precision",
-        value=precision,
-        message="no such precision",
-        fix=f"{hint}use one of {', '.join(PRECISIONS)}",
-        code="out-of-range",
-    )
+def _precision_problems(stated: Document) -> Iterator[Problem]:
+    precision = stated.get(("precision",))
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        guess = nearest(str(precision).lower(), PRECISIONS)
+        hint = f"did you mean {guess!r}? " if guess else ""
+        fix = f"{hint}use one of {', '.join(PRECISIONS)}"
+        yield stated.problem(("precision",), "no such precision", fix, "out-of-range")
 
 
-def _with_nvme_path(document: Document, nvme_path: str | None) -> tuple[Document, list[Problem]]:
-    if nvme_path is None:
-        return document, []
-    there = [what for what in OFFLOADS if document.get((ZERO, what, "device")) == "nvme"]
-    for what in there:
+def _on_nvme(document: Document) -> list[str]:
+    return [what for what in OFFLOADS if document.get((ZERO, what, "device")) == "nvme"]
+
+
+def _with_nvme_path(document: Document, nvme_path: str | None) -> Document:
+    for what in _on_nvme(document) if nvme_path is not None else ():
         path: KeyPath = (ZERO, what, "nvme_path")
         if document.get(path) is None:
             document = document.overwritten(path, nvme_path, "argument nvme_path")
-    if there:
-        return document, []
-    problem = Problem(
-        key="nvme_path",
-        value=nvme_path,
-        message="nothing is offloaded to nvme",
-        fix='add offload_optimizer="nvme" or offload_param="nvme", or leave nvme_path out',
-        code="offload-nvme-path",
-    )
-    return document, [problem]
+    return document
+
+
+def _nvme_problems(stated: Document, document: Document) -> Iterator[Problem]:
+    if stated.get(("nvme_path",)) is not None and not _on_nvme(document):
+        fix = 'add offload_optimizer="nvme" or offload_param="nvme", or leave nvme_path out'
+        yield stated.problem(("nvme_path",), "nothing is offloaded to nvme", fix, "offload-nvme-path")
 
 
 def _of_two_kinds(section: Mapping[str, Any]) -> Problem:
@@ -387,10 +388,6 @@ def _of_two_kinds(section: Mapping[str, Any]) -> Problem:
         [key for key in section if key in known[what] and key not in known[other]]
         for what, other in (OFFLOADS, OFFLOADS[::-1])
     )
-    return Problem(
-        key=param[0],
-        value=section[param[0]],
-        message=f"is of offload_param only, and {', '.join(optimizer)} of offload_optimizer only",
-        fix="make one configuration for each of the two",
-        code="offload-kinds",
-    )
+    message = f"is of offload_param only, and {', '.join(optimizer)} of offload_optimizer only"
+    stated = Document(name="", data=dict(section))
+    return stated.problem((param[0],), message, "make one configuration for each of the two", "offload-kinds")
