@@ -68,7 +68,14 @@ class ResolvedConfig(Facts):
         return copied
 
     def writing_in(self, folder: str) -> ResolvedConfig:
-        """The same, with the relative paths of DeepSpeed's monitors and profiler placed in a folder; "" for none."""
+        """The same, with the relative paths of DeepSpeed's monitors and profiler placed in a folder.
+
+        Args:
+            folder: The run's folder for TensorBoard; "" changes nothing.
+
+        Returns:
+            A new configuration, or this one.
+        """
         if not folder:
             return self
         changes = []
@@ -107,6 +114,9 @@ def reconcile(
         accelerator: What the ranks compute on.
         slots_origin: Where ``slots`` was stated.
         machines: Machines that the slots are spread over.
+
+    Returns:
+        The configuration: what DeepSpeed is given, the topology, the batch, warnings.
 
     Raises:
         ConfigError: every reason why it cannot run, each with key, value, origin and fix.

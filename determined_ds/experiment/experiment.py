@@ -101,7 +101,14 @@ class Experiment:
         return options[named] if named < len(options) else self.trial
 
     def trained(self, pipe_parallel_size: int) -> str:
-        """``MODULE:CLASS`` that is trained with so many pipeline stages."""
+        """The trial for a number of pipeline stages.
+
+        Args:
+            pipe_parallel_size: Pipeline stages, >= 1; 1 is no pipeline.
+
+        Returns:
+            ``MODULE:CLASS``.
+        """
         return self.pipeline_trial if pipe_parallel_size > 1 else self.trial
 
     @property
@@ -114,6 +121,9 @@ class Experiment:
 
         Args:
             point: As :meth:`SearchSpace.at` gives it.
+
+        Returns:
+            The hyperparameters, with their places in the YAML.
         """
         return self.hyperparameters.holding(point)
 

@@ -47,6 +47,8 @@ logger = logging.getLogger("determined_ds")
 class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     """Determined's context, not tied to CUDA, and holding the reconciled configuration.
 
+    :func:`open_context` makes it; a trial gets it as the argument of its ``__init__``.
+
     Attributes:
         resolved: What was decided before anything ran.
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, to compare with.
