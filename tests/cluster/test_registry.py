@@ -15,13 +15,13 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT
 from tests.cluster.state import Checkpoint, Trial
 
+pytestmark = pytest.mark.long("forks and downloads on a cluster; test_follow downloads, test_going_on forks")
+
 CONST = "experiments/gpt2/const.yaml"
 ONE_SLOT = "resources.slots_per_trial=1"
 # What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
 LOADS = """
 import determined as det
-
-pytestmark = pytest.mark.long("forks and downloads on a cluster; test_follow downloads, test_going_on forks")
 
 with det.import_from_path("got/code"):
     import determined_ds

@@ -15,13 +15,14 @@ from tests.cluster.conftest import SHORT, RunHere
 from tests.launch.test_trial_process import until
 from tests.machines import Machine
 
+pytestmark = pytest.mark.long("two machines with an agent each; test_as_rank has two machines under torchrun")
+
 CONST = "experiments/gpt2/const.yaml"
 # An S3 server on a machine: what it says in JSON is the ``checkpoint_storage`` for it.
 S3 = """
 import json, signal, sys
 from tests.object_storage import s3_server
 
-pytestmark = pytest.mark.long("two machines with an agent each; test_as_rank has two machines under torchrun")
 with s3_server(sys.argv[1]) as storage:
     print(json.dumps(storage), flush=True)
     signal.pause()
