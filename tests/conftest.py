@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # ------------------------------------------------------------------------------------------- side by side
 
 # The memory of a worker with its ranks, less what they share with those of the others.
-BYTES_A_WORKER = 3 * 2**29
+BYTES_A_WORKER = 2**30
 # What takes longest begins first, in this order, so that all end together.
 FIRST = (
     "tests/gpu/",
@@ -145,13 +146,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start what all workers share: the server of forks; and the hashes, since sets are among the parameters."""
+    """Have the workers forked off one server; their hashes are the same, since sets are among the parameters."""
     config.addinivalue_line(
         "markers", "long(reason): make test leaves it out; what it proves beyond a short one"
     )
     if getattr(config.option, "tx", None):
         os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
         forked.address()
+        python = f"{sys.executable} {ROOT / 'tests/worker.py'}"
+        config.option.tx = [
+            f"popen//python={python}" if spec == "popen" else spec for spec in config.option.tx
+        ]
 
 
 def _place(item: pytest.Item) -> int:

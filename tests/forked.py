@@ -1,8 +1,8 @@
 """Processes started by a fork: 20 ms where a start that loads torch, DeepSpeed and transformers is 4 s of a core.
 
-One server for each test session, shared by all workers of pytest-xdist, loads what ranks load and then forks on
-request. It has one thread and keeps no state, so a fork is as good as a new process, and all of them share its memory.
-:func:`tests.command.det_ds` and :class:`tests.ranks.Ranks` start their processes here.
+One server for each test session loads what ranks load and then forks on request. It has one thread and keeps no state,
+so a fork is as good as a new process, and all of them share its memory. :func:`tests.command.det_ds`,
+:class:`tests.ranks.Ranks` and the workers of pytest-xdist are its forks.
 """
 
 from __future__ import annotations
@@ -245,6 +245,11 @@ def _become(call: Callable[[], Any], env: Mapping[str, str], cwd: Path, files: M
 
 
 # ------------------------------------------------------------------------------------------- programs
+
+
+def worker() -> None:
+    """A worker of pytest-xdist, which reads its program from stdin; see ``worker.py``."""
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
 
 
 def det(words: list[str]) -> None:
