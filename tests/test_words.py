@@ -39,7 +39,6 @@ PATTERN = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in OUT).replace(
 
 # Rooms whose words are still to be changed.
 TO_COME: tuple[str, ...] = (
-    "determined_ds/check",
     "determined_ds/cli",
     "determined_ds/config",
     "determined_ds/devices.py",
@@ -47,7 +46,6 @@ TO_COME: tuple[str, ...] = (
     "determined_ds/documents",
     "determined_ds/experiment",
     "determined_ds/launch",
-    "determined_ds/memory",
     "determined_ds/report",
     "determined_ds/runtime",
     "determined_ds/search",
@@ -55,7 +53,6 @@ TO_COME: tuple[str, ...] = (
     "determined_ds/train.py",
     "determined_ds/trial",
     "determined_ds/tune",
-    "experiments",
 )
 
 PLACES = {

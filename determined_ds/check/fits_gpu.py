@@ -15,10 +15,10 @@ from determined_ds.memory import (
     Memory,
     ModelShape,
     alternatives,
+    fits,
     format_bytes,
     largest_micro_batch,
     memory_per_rank,
-    strategies_that_fit,
     usable_bytes,
 )
 from determined_ds.memory.fitting import device_bytes
@@ -85,9 +85,9 @@ def _fix(shape: ModelShape, strategy: Strategy, resolved: ResolvedConfig, gpu_me
         per_replica = resolved.batch.global_batch_size // resolved.batch.replicas
         return f"set {MICRO_BATCH} to {_largest_divisor(per_replica, largest)} (at most {largest} fit)"
     one_each = [replace(other, micro_batch_size=1) for other in alternatives(strategy)]
-    fitting = strategies_that_fit(shape, one_each, gpu_memory_bytes)
-    if fitting:
-        return f"use {fitting[0].name}, which fits with a micro-batch of 1"
+    fitting = next((other for other in one_each if fits(shape, other, gpu_memory_bytes)), None)
+    if fitting is not None:
+        return f"use {fitting.name}, which fits with a micro-batch of 1"
     least, name = min((memory_per_rank(shape, other).total_bytes, other.name) for other in one_each)
     needed = format_bytes(device_bytes(least))
     return f"use more slots, a smaller model, or GPUs of {needed} ({name} with a micro-batch of 1)"

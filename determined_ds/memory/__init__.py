@@ -1,4 +1,4 @@
-"""Bytes that training takes, before any are taken: pure arithmetic over the sizes of a model and a strategy."""
+"""Bytes that training will take: pure arithmetic over the sizes of a model and a strategy."""
 
 from determined_ds.memory.estimate import Memory, memory_per_rank
 from determined_ds.memory.fitting import (
@@ -7,7 +7,6 @@ from determined_ds.memory.fitting import (
     fit,
     fits,
     largest_micro_batch,
-    strategies_that_fit,
     usable_bytes,
 )
 from determined_ds.memory.model_shape import (
@@ -33,7 +32,6 @@ __all__ = [
     "parse_bytes",
     "parse_count",
     "shape_from_sizes",
-    "strategies_that_fit",
     "transformer_parameters",
     "usable_bytes",
 ]

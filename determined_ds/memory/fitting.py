@@ -1,8 +1,7 @@
-"""What fits a device: which strategies, and the largest micro-batch of each."""
+"""Which strategies fit a device, and the largest micro-batch of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from determined_ds.config.strategy import Strategy
@@ -26,7 +25,7 @@ class Fit:
     """A strategy on a device of a given size.
 
     Args:
-        strategy: With the micro-batch that was asked for.
+        strategy: With the given micro-batch.
         memory: Of one rank.
         fits: Whether that is within what the device has; None where no device was named.
         largest_micro_batch: The largest that fits; None where none does, or no device was named.
@@ -39,7 +38,7 @@ class Fit:
 
 
 def usable_bytes(gpu_memory_bytes: int) -> int:
-    """Bytes of a device that tensors can be put in: all of it, less CUDA's own and a share for fragments."""
+    """Bytes of a device for tensors: all of it, less CUDA's own and a share for fragments."""
     return max(0, int((gpu_memory_bytes - CUDA_BYTES) * (1 - FRAGMENTED)))
 
 
@@ -119,10 +118,3 @@ def _for_stage(plain: Strategy, stage: int) -> Strategy:
     Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which raises.
     """
     return replace(plain, zero_stage=stage, grad_accum_dtype=plain.grad_accum_dtype if stage else None)
-
-
-def strategies_that_fit(
-    shape: ModelShape, strategies: Iterable[Strategy], gpu_memory_bytes: int
-) -> tuple[Strategy, ...]:
-    """Those of ``strategies`` that fit, in their order; the first is the one to take."""
-    return tuple(strategy for strategy in strategies if fits(shape, strategy, gpu_memory_bytes))

@@ -1,4 +1,4 @@
-"""What of a model decides the memory that its training takes."""
+"""The sizes of a model that decide the memory of its training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from determined_ds.memory.units import format_count
 DEFAULT_VOCAB_SIZE = 50257  # GPT-2's tokenizer
 DEFAULT_SEQUENCE_LENGTH = 1024
 
-# (parameters, layers, hidden size) of published transformers; a model of which only the size is known is taken to
-# be as deep as the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
+# (parameters, layers, hidden size) of published transformers; a model of which only the size is known is assumed
+# to be as deep as the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
 PUBLISHED = (
     (125e6, 12, 768),
     (350e6, 24, 1024),
@@ -28,7 +28,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredActivations:
-    """What a forward and a backward pass were seen to hold beside the parameters and their gradients.
+    """What a forward and a backward pass held beside the parameters and their gradients.
 
     Args:
         bytes_per_sample: Bytes that each further sample of a micro-batch takes at the peak.
@@ -56,11 +56,11 @@ class ModelShape:
         vocab_size: Width of the logits; 0 for a model without a vocabulary.
         sequence_length: Tokens of a sample.
         largest_layer_parameters: Parameters of the largest module that owns any itself, such as an embedding:
-            what ZeRO 3 has to hold whole at the least.
+            what ZeRO 3 holds whole at least.
         stage_parameters: Parameters of each pipeline stage, where the model is cut into stages.
         checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
         activations: Measured on the model; estimated from the sizes above, if None.
-        assumptions: What was made up for want of knowledge, in words.
+        assumptions: Sizes that were assumed, in words.
     """
 
     num_parameters: int
@@ -97,7 +97,7 @@ class ModelShape:
         return self.num_parameters
 
     def at_sequence_length(self, sequence_length: int) -> ModelShape:
-        """The same model trained on samples of another length; measured activations go with it in proportion."""
+        """The same model trained on samples of another length; measured activations scale with it."""
         measured = self.activations
         if measured is not None and self.sequence_length:
             longer = measured.bytes_per_sample * sequence_length // self.sequence_length
@@ -125,7 +125,7 @@ def shape_from_sizes(
     vocab_size: int | None = None,
     sequence_length: int | None = None,
 ) -> ModelShape:
-    """A transformer of which some sizes are known; the others are derived, and said to be.
+    """A transformer of which some sizes are known; the others are derived, and listed as assumptions.
 
     Args:
         num_parameters: Derived from layers and width, if None.
@@ -136,7 +136,7 @@ def shape_from_sizes(
         sequence_length: 1024, if None.
 
     Raises:
-        ConfigError: too little is known, or the sizes cannot be one model's; every reason.
+        ConfigError: too little is known, or the sizes do not fit together; every reason.
     """
     problems = _size_problems(num_parameters, num_layers, hidden_size, num_heads)
     if problems:
@@ -178,41 +178,27 @@ def _size_problems(
     num_parameters: int | None, num_layers: int | None, hidden_size: int | None, num_heads: int | None
 ) -> list[Problem]:
     problems = []
-    if num_parameters is None and (num_layers is None or hidden_size is None):
-        missing = " and ".join(
-            flag for flag, value in (("--layers", num_layers), ("--hidden", hidden_size)) if value is None
+    missing = [flag for flag, value in (("--layers", num_layers), ("--hidden", hidden_size)) if value is None]
+    if num_parameters is None and missing:
+        message = (
+            f"missing, as {'are' if missing[1:] else 'is'} {' and '.join(missing)}: the model has no size"
         )
-        problems.append(
-            Problem(
-                key="--params",
-                message=f"missing, and so {'are' if ' and ' in missing else 'is'} {missing}: the model has no size",
-                fix="write e.g. --params 6B, or --layers 32 --hidden 4096",
-                code="model-size",
-            )
-        )
+        fix = "write e.g. --params 6B, or --layers 32 --hidden 4096"
+        problems.append(Problem(key="--params", message=message, fix=fix, code="model-size"))
     if hidden_size is not None and num_heads is not None and hidden_size % num_heads:
-        near = _nearest_divisors(hidden_size, num_heads)
-        problems.append(
-            Problem(
-                key="--hidden",
-                value=hidden_size,
-                message=f"is not divisible by {num_heads} heads",
-                fix=f"use --heads {' or '.join(map(str, near))}, or --hidden {round_up(hidden_size, num_heads)}",
-                code="heads",
-            )
-        )
+        near = " or ".join(map(str, _nearest_divisors(hidden_size, num_heads)))
+        message = f"must be divisible by {num_heads} heads"
+        fix = f"use --heads {near}, or --hidden {round_up(hidden_size, num_heads)}"
+        problems.append(Problem(key="--hidden", value=hidden_size, message=message, fix=fix, code="heads"))
     if num_parameters is not None and num_layers is not None and hidden_size is not None:
         blocks = 12 * num_layers * hidden_size**2
         # Grouped queries and a narrow feed-forward halve a block; experts multiply it.
         if num_parameters < blocks // 4:
+            message = f"{num_layers} layers of width {hidden_size} alone have about {format_count(blocks)}"
+            fix = f"use --params {format_count(blocks)}, or fewer --layers, or leave one of the three out"
+            code = "model-size"
             problems.append(
-                Problem(
-                    key="--params",
-                    value=num_parameters,
-                    message=f"{num_layers} layers of width {hidden_size} alone have about {format_count(blocks)}",
-                    fix=f"use --params {format_count(blocks)}, or fewer --layers, or leave one of the three out",
-                    code="model-size",
-                )
+                Problem(key="--params", value=num_parameters, message=message, fix=fix, code=code)
             )
     return problems
 
@@ -220,7 +206,7 @@ def _size_problems(
 def _too_few(
     num_parameters: int, layers: int, hidden: int, num_layers: int | None, hidden_size: int | None
 ) -> Problem | None:
-    """The problem of parameters that no transformer so deep, or so wide, is made of."""
+    """The problem of fewer parameters than a transformer of that depth or width has."""
     blocks = 12 * layers * hidden**2
     if num_parameters >= blocks // 4:
         return None

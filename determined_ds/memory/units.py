@@ -1,4 +1,4 @@
-"""Numbers as people write them: ``6B`` parameters, ``80GiB`` of memory; and back."""
+"""Counts and sizes as text: ``6B`` parameters, ``80GiB`` of memory; and back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ KIB, MIB, GIB, TIB = (1 << 10 * power for power in (1, 2, 3, 4))
 # A count's thousands are decimal, whatever the letter's case: 6B is six thousand million.
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 # Bytes as IEC 80000-13 has them: GiB is 2**30, GB is 10**9.
-BYTE_UNITS = {
-    "": 1,
-    "b": 1,
-    **{
-        f"{letter}{end}": 10**power
-        for letter, power in zip("kmgt", (3, 6, 9, 12), strict=True)
-        for end in ("", "b")
-    },
-    **{
-        f"{letter}i{end}": 1 << power
-        for letter, power in zip("kmgt", (10, 20, 30, 40), strict=True)
-        for end in ("", "b")
-    },
+BYTE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{binary}{end}": (1024 if binary else 1000) ** power
+    for power, letter in enumerate("kmgt", start=1)
+    for binary in ("", "i")
+    for end in ("", "b")
 }
 LARGEST = 10**21  # of either; beyond any machine
 _NUMBER = re.compile(
@@ -42,7 +34,7 @@ def parse_count(text: str, *, key: str = "--params") -> int:
         key: What the text was given for, for messages.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: it is not such a number.
     """
     return _parse(text, COUNT_UNITS, "K, M, B and T", key, "write e.g. 6B, 345M or 1.5e9")
 
@@ -55,15 +47,14 @@ def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
         key: What the text was given for, for messages.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: it is not such a number.
     """
     shown, fix = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
     value = _parse(text, BYTE_UNITS, shown, key, fix)
     if value < KIB and text.strip().isdigit():
-        message = f"has no unit, and {value} bytes are no memory"
-        raise ConfigError(
-            Problem(key=key, value=text, message=message, fix=f"write {value}GiB, e.g.", code="quantity")
-        )
+        message = f"has no unit; {value} bytes are too few"
+        fix = f"write {value}GiB, e.g."
+        raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
     return value
 
 
@@ -74,19 +65,19 @@ def _parse(text: str, units: Mapping[str, int], shown: str, key: str, fix: str) 
     found = _NUMBER.fullmatch(text.strip().lower())
     if found is None:
         comma = re.fullmatch(r"([0-9]+),([0-9]+)\s*([a-zA-Z]*)", text.strip())
-        if comma:  # 6,7B is no 67B
-            fix = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma parts thousands only"
-        raise refuse("is not a number above 0, with or without a unit")
+        if comma:  # 6,7B does not mean 67B
+            fix = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma separates thousands"
+        raise refuse("must be a number above 0, with or without a unit")
     unit = found["unit"]
     if unit not in units:
-        raise refuse(f"{found['unit'].upper()} is none of the units {shown}")
+        raise refuse(f"the unit {found['unit'].upper()} must be one of {shown}")
     number = Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[unit]
     number *= Fraction(10) ** int((found["power"] or "e0")[1:])
     value = round(number)
     if value < 1:
-        raise refuse("is less than 1")
+        raise refuse("must be at least 1")
     if value > LARGEST:
-        raise refuse("is more than any machine has")
+        raise refuse(f"must be less than {LARGEST:.0e}")
     return value
 
 

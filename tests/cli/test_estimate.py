@@ -131,7 +131,7 @@ def test_a_hugging_face_config(tmp_path: Path) -> None:
         (("--layers", "3"), "--hidden"),
         (("--params", "6B", "--hf-config", "x"), "given 2 times: --hf-config, --params"),
         (("--params", "6B", "--set", "a=1"), "--set: changes a CONFIG"),
-        (("--params", "6B", "--gpu-memory", "80QB"), "QB is none of the units"),
+        (("--params", "6B", "--gpu-memory", "80QB"), "the unit QB must be one of"),
         (("--params", "6B", "--gpu-memory", "2GiB"), "use GPUs of 9."),
         (("nonesuch.yaml",), "nonesuch.yaml: no such file"),
         (("--hf-config", "nonesuch"), "no such file or folder"),

@@ -226,7 +226,7 @@ def test_what_a_flag_says_is_not_asked(context: Path) -> None:
 def test_a_wrong_answer_is_asked_for_again(context: Path) -> None:
     result = start(model_size=None, gpus=None, answers="6X\n6B\nmany\n0\n32\n")
     assert result.exit_code == 0, result.output
-    assert "'6X' X is none of the units" in result.stderr
+    assert "'6X' the unit X must be one of" in result.stderr
     assert "'many' is not a whole number" in result.stderr
     assert "must be 1 or more" in result.stderr
     assert written(context) == {YAML, JSON}

@@ -55,7 +55,7 @@ def test_a_decimal_comma_is_no_thousands_mark() -> None:
 
 
 def test_a_gpu_of_80_bytes_is_a_unit_forgotten() -> None:
-    with pytest.raises(ConfigError, match="80 bytes are no memory\n  fix: write 80GiB"):
+    with pytest.raises(ConfigError, match="80 bytes are too few\n  fix: write 80GiB"):
         parse_bytes("80")
     assert parse_bytes("80 B") == 80
 
@@ -64,7 +64,7 @@ def test_a_gpu_of_80_bytes_is_a_unit_forgotten() -> None:
     "text", ["", "6X", "-6B", "B", "0", "0.2", "six", "1e999", "nan", "inf", "6BB", "1e30", "6 6", "٣B"]
 )
 @pytest.mark.parametrize("parse", [parse_count, parse_bytes])
-def test_what_is_no_number_is_refused_with_a_fix(parse: object, text: str) -> None:
+def test_what_is_not_a_number_is_refused_with_a_fix(parse: object, text: str) -> None:
     assert callable(parse)
     with pytest.raises(ConfigError) as caught:
         parse(text)

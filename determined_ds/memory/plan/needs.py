@@ -32,7 +32,7 @@ class PlanRequest:
         precision: ``bf16``, ``fp16`` or ``fp32``.
         offload: ``none``; ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always.
         nvme_path: Folder for what is offloaded to nvme, "" for none.
-        pipe_parallel_size: Pipeline stages; 1 is no pipeline.
+        pipe_parallel_size: Pipeline stages; 1: without a pipeline.
     """
 
     shape: ModelShape

@@ -195,9 +195,9 @@ def test_the_reasons_have_the_numbers_of_the_memory_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "said", "fix"),
     [
-        ({"model_size": "6X"}, "--model-size", "X is none of the units", "6B"),
-        ({"model_size": ""}, "--model-size", "not a number", "6B"),
-        ({"gpu_memory": "lots"}, "--gpu-memory", "not a number", "80GiB"),
+        ({"model_size": "6X"}, "--model-size", "the unit X must be one of", "6B"),
+        ({"model_size": ""}, "--model-size", "a number above 0", "6B"),
+        ({"gpu_memory": "lots"}, "--gpu-memory", "a number above 0", "80GiB"),
         ({"gpus": 0}, "--gpus", "1 or more", "positive"),
         ({"gpus": 2**31}, "--gpus", "at most", "smaller"),
         ({"sequence_length": 0}, "--sequence-length", "1 or more", "positive"),
