@@ -48,7 +48,7 @@ SAFE = "letters, digits, `-`, `_` and `.`"
     help="cpu, nvme: where the optimizer is kept, and the parameters if needed. auto: cpu, if nothing fits without.",
 )
 @click.option("--nvme-path", default="", help="Folder on a local disk, for --offload nvme.")
-@click.option("--pipeline", type=int, default=1, show_default=True, help="Pipeline stages; 1: without a pipeline.")
+@click.option("--pipeline", type=int, default=1, show_default=True, help="Pipeline stages; 1: none.")
 @click.option("--entrypoint", metavar="MODULE:TRIAL", help="The trial to train; GPT-2's if absent.")
 @click.option("--name", help="Of the experiment and the files; from size and strategy if absent.")
 @click.option(
