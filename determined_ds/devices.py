@@ -1,4 +1,4 @@
-"""What this machine computes on. Looks before it imports torch, so that a CPU machine answers at once."""
+"""What this machine computes on. torch is imported only where there may be a GPU, so a CPU machine answers at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
     origin = "--accelerator" if name else "the environment's DS_ACCELERATOR"
     name = name or os.environ.get("DS_ACCELERATOR") or None
     if name not in (None, *NAMES):
-        raise _refuse(name, origin, "no such accelerator", "use cpu or cuda")
+        raise _refuse(name, origin, "must be cpu or cuda", "use cpu or cuda")
     if name != "cpu" and any(Path(node).exists() for node in GPU_NODES):
         found = _cuda()
         if found is not None:
@@ -43,15 +43,12 @@ def detect_accelerator(name: str | None = None) -> Accelerator:
         raise _refuse(name, origin, "torch finds no CUDA device here", fix)
     flags = _cpu_flags()
     return Accelerator(
-        name="cpu",
-        num_devices=num_cores(),
-        bf16=False,
-        fp16=bool(flags & {"avx512_fp16", "amx_fp16"}),
+        name="cpu", num_devices=num_cores(), bf16=False, fp16=bool(flags & {"avx512_fp16", "amx_fp16"})
     )
 
 
 def detect_without_torch(name: str | None = None) -> Accelerator | None:
-    """The same in a moment, for the start-up hook; None where only torch can tell.
+    """The same without importing torch, for the start-up hook; None where only torch knows.
 
     Args:
         name: As for :func:`detect_accelerator`.
@@ -81,7 +78,7 @@ def _visible(gpus: list[list[str]]) -> list[list[str]]:
         gpus: Of the machine: first the uuid of each.
 
     Raises:
-        ValueError: only CUDA can tell, as where the variable names a part of a GPU (``MIG-...``).
+        ValueError: only CUDA knows, as where the variable names a part of a GPU (``MIG-...``).
 
     Source: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
@@ -101,7 +98,7 @@ def _visible(gpus: list[list[str]]) -> list[list[str]]:
 
 
 def kind_of_device(accelerator: Accelerator) -> str:
-    """What Determined calls it: ``cpu``, ``cuda`` or ``rocm``; the last is ``cuda`` to torch."""
+    """Determined's name: ``cpu``, ``cuda`` or ``rocm``; torch calls the last ``cuda``."""
     is_rocm = accelerator.name == "cuda" and Path(ROCM_NODE).exists() and not Path(GPU_NODES[0]).exists()
     return "rocm" if is_rocm else accelerator.name
 
@@ -136,7 +133,7 @@ def num_cores() -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """``OMP_NUM_THREADS`` of each rank, where nobody set it: ranks that share a machine's cores divide them.
+    """``OMP_NUM_THREADS`` of each rank, unless it is set: ranks that share a machine's cores divide them.
 
     Args:
         ranks: On this machine.

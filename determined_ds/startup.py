@@ -1,9 +1,9 @@
-"""What ``startup-hook.sh`` asks once the packages are there: variables of the ranks, and whether to start any.
+"""What ``startup-hook.sh`` runs once the packages are installed: variables of the ranks, and whether to start any.
 
     variables=$(python3 -m determined_ds.startup) || exit $?
 
-On stdout there are commands for the shell that sources the hook; messages go to stderr. It loads no torch. What cannot
-be known without it, or before the ranks are there, is left to the ranks, which decide by the same code.
+Commands for the shell that sources the hook go to stdout, messages to stderr. It loads no torch; what cannot be decided
+without it, or before the ranks have started, is left to the ranks, which decide by the same code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.host import Host
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.experiment import words_of_entrypoint
@@ -33,17 +33,17 @@ from determined_ds.task_log import NO_RESTART_HELPS, error_lines, warning_line
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).
 RENDEZVOUS = Path("/run/determined/info/rendezvous.json")
-# A container that ends with an error ends the others: the first may need so long to say why.
+# A container that ends with an error ends the others: the first may need this long to report why.
 FIRST_SAYS_WHY_S = 10.0
 
 
 def main() -> int:
-    """Answer for the task that the environment describes. Returns the exit code of the task, 0 to go on."""
+    """Answer for the task that the environment describes. Returns the exit code of the task, 0 to continue."""
     slots = slots_of(os.environ)
     if slots is None:  # not in a task of a cluster
         return 0
     is_trial = os.environ.get("DET_TASK_TYPE") == "TRIAL"
-    # On CPU slots DeepSpeed's launcher starts a rank for each NUMA node unless told how many slots there are.
+    # On CPU slots DeepSpeed's launcher starts a rank for each NUMA node unless the number of slots is set.
     # On GPUs it counts these itself, and sets the variable anew for every rank.
     wanted: dict[str, object] = {"LOCAL_SIZE": slots}
     if is_trial:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def quiet(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables for what torch and DeepSpeed would warn of in each process of every task; none under ``debug``."""
+    """Variables that silence warnings of torch and DeepSpeed in each process of a task; none under ``debug``."""
     if json.loads(environment["DET_EXPERIMENT_CONFIG"]).get("debug"):
         return {}
     found = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # a host without a name
@@ -73,7 +73,7 @@ def slots_of(environment: Mapping[str, str]) -> int | None:
 
 
 def refused(environment: Mapping[str, str], slots: int) -> int | None:
-    """Decide what the ranks would decide, and say why they would refuse it.
+    """Decide what the ranks would decide, and report why they would refuse it.
 
     Args:
         environment: Of the task's container.
@@ -85,7 +85,7 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     config = json.loads(environment["DET_EXPERIMENT_CONFIG"])
     try:
         words = words_of_entrypoint(config.get("entrypoint"))
-    except EntrypointError:  # of a script of the user's, which may do anything
+    except EntrypointError:  # the user's own script, which may do anything
         return None
     ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
     machines = -(-ranks // slots)
@@ -143,8 +143,8 @@ def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
 
 
 def _look_before_ranks(resolved: ResolvedConfig) -> None:
-    """Refuse what would be compiled without a compiler, and say which locks of killed builds would hang the ranks."""
-    machine = Machine()
+    """Refuse what cannot be compiled here, and report locks of killed builds, on which ranks would wait."""
+    machine = Host()
     missing = missing_compiler(resolved, machine)
     if missing:
         raise ConfigError(missing)
@@ -153,9 +153,9 @@ def _look_before_ranks(resolved: ResolvedConfig) -> None:
 
 
 def _check_slots(config: dict[str, Any]) -> None:
-    """Of no slots DeepSpeed's launcher starts one rank, and torchrun fails with an assertion."""
+    """With 0 slots DeepSpeed's launcher starts one rank, and torchrun fails with an assertion."""
     if "torch_distributed" in str(config["entrypoint"]) and (config.get("resources") or {}).get(SLOTS) == 0:
-        message = "determined.launch.torch_distributed starts a rank for each slot, so none"
+        message = "must be at least 1: determined.launch.torch_distributed starts a rank for each slot"
         problem = Problem(key=f"resources.{SLOTS}", value=0, message=message, fix=f"write {SLOTS}: 1")
         raise ConfigError(problem)
 
@@ -164,20 +164,19 @@ def _is_first() -> bool:
     """Whether this is the first of the allocation's containers; waits until all of them are there."""
     meet = [sys.executable, "-m", "determined.exec.prep_container", "--rendezvous"]
     if subprocess.call(meet, stdout=subprocess.DEVNULL):
-        return True  # better said twice than not at all
+        return True  # better reported twice than not at all
     return bool(json.loads(RENDEZVOUS.read_text())["container_rank"] == 0)
 
 
 def _drop(error: ConfigError) -> None:
-    """Have the searcher drop this point, and say why."""
+    """Have the searcher drop this point, and report why."""
     from determined.common import util
     from determined.common.api import authentication, certs, errors
 
     from determined_ds.runtime.master.core_context import RETRIES
 
     for problem in error.problems:
-        told = warning_line(f"this point cannot run, and is dropped: {problem}")
-        print(told, file=sys.stderr, flush=True)
+        print(warning_line(f"this point cannot run, and is dropped: {problem}"), file=sys.stderr, flush=True)
     master = os.environ["DET_MASTER"]
     session = authentication.login_from_task(master, cert=certs.default_load(master))
     os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))

@@ -30,12 +30,7 @@ from determined_ds.protocol.result import ERROR, EXHAUSTED
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
 from determined_ds.protocol.terminal import outlive_readers
-from determined_ds.runtime.authors_frames import (
-    AuthorsFiles,
-    exit_of_author,
-    os_exit_told,
-    told_from_author,
-)
+from determined_ds.runtime.authors_frames import AuthorsFiles, exit_of_author, os_exit_told, told_from_author
 from determined_ds.runtime.master.ending import (
     came_of_other_ranks,
     cause_of,

@@ -106,11 +106,11 @@ def _before_ranks(prepared: LocalRun) -> list[str]:
         ConfigError: a compiler is missing.
     """
     from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-    from determined_ds.doctor.machine import Machine
+    from determined_ds.doctor.host import Host
 
     if prepared.options.engine != "deepspeed":
         return []
-    machine = Machine(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
+    machine = Host(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
     missing = missing_compiler(prepared.resolved, machine)
     if missing:
         raise ConfigError(missing, prepared.warnings)

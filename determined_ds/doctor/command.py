@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from determined_ds.doctor.finding import Finding
+    from determined_ds.doctor.diagnosis import Diagnosis
 
 EPILOG = """\b
 Examples:
@@ -19,7 +20,7 @@ Examples:
   det cmd run --context . 'python3 -m determined_ds.doctor experiments/gpt2/const.yaml'    # in a task
 
 \b
-Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG runs nowhere.
+Exit code: 0 CONFIG can run here (without CONFIG: nothing is broken), 1 something is missing, 2 CONFIG is invalid.
 """
 EXIT_MISSING = 1
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cyan"}
@@ -28,27 +29,27 @@ COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cya
 @click.command(epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
-@click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where there is any.")
+@click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA if available.")
 @click.option("--run-dir", type=click.Path(path_type=Path), default="runs", help="Of the run; default: runs.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def doctor(
     config: Path | None, context_dir: Path, accelerator: str | None, run_dir: Path, as_json: bool
 ) -> None:
-    """Look at what this machine, or this task's container, can run, and say how to get what it lacks.
+    """Check what this machine, or this task's container, can run, and say how to get what it lacks.
 
-    GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk, clock; with CONFIG, what just this
+    GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk, clock; with CONFIG, what this
     experiment needs of them, and its checkpoint storage, where a small object is written, read and deleted.
     """
+    from determined_ds.doctor.diagnosis import MISSING, STATES
     from determined_ds.doctor.examine import examine
-    from determined_ds.doctor.finding import MISSING, STATES
-    from determined_ds.doctor.machine import Machine
+    from determined_ds.doctor.host import Host
 
-    machine = Machine(working_dir=context_dir.absolute(), run_dir=run_dir)
+    machine = Host(working_dir=context_dir.absolute(), run_dir=run_dir)
     findings = examine(machine, config, accelerator)
     counts = {state: sum(finding.state == state for finding in findings) for state in STATES}
     if as_json:
-        told = {"version": 1, **counts, "findings": [finding.as_json() for finding in findings]}
-        click.echo(json.dumps(told, indent=2))
+        shown = {"version": 1, **counts, "findings": [dataclasses.asdict(finding) for finding in findings]}
+        click.echo(json.dumps(shown, indent=2))
     else:
         _show(findings)
         summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -56,7 +57,7 @@ def doctor(
     sys.exit(EXIT_MISSING if counts[MISSING] else 0)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[Diagnosis]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         state = click.style(f"{finding.state:<8}", fg=COLOURS[finding.state])

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from determined_ds.config.deepspeed.extensions import CXX, LIBAIO, NINJA, NVCC
-from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
-from determined_ds.doctor.machine import Answer, Machine
+from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis
+from determined_ds.doctor.host import Answer, Host
 
 INSTALL = {
     CXX: "apt install g++ (Debian and Ubuntu)",
@@ -26,54 +26,54 @@ MINORS_MIX = (10, 11, 12)
 LINKS_LIBAIO = "#include <libaio.h>\nint main() { io_context_t context; return io_setup(1, &context); }\n"
 
 
-def look_at_compilers(
-    machine: Machine, wanted: Mapping[str, list[str]], *, torch_cuda: str, has_gpus: bool
-) -> list[Finding]:
+def check_compilers(
+    host: Host, wanted: Mapping[str, list[str]], *, torch_cuda: str, has_gpus: bool
+) -> list[Diagnosis]:
     """A finding for each tool.
 
     Args:
-        machine: Where to look.
+        host: Where to look.
         wanted: Tool -> what it is needed for, in words; a tool that is not in it is not needed.
         torch_cuda: The CUDA that torch is built for; "" where that is none, or not known.
         has_gpus: Whether there is anything to compile for.
     """
-    found = {CXX: _cxx(machine), NINJA: _ninja(machine), NVCC: _nvcc(machine, torch_cuda)}
+    found = {CXX: _cxx(host), NINJA: _ninja(host), NVCC: _nvcc(host, torch_cuda)}
     if LIBAIO in wanted:
-        found[LIBAIO] = _libaio(machine)
+        found[LIBAIO] = _libaio(host)
     findings = []
     for tool, (version, problem) in found.items():
         uses = ", ".join(wanted.get(tool, ()))
         if not problem:
-            findings.append(Finding(name=tool, state=OK, found=version, needed=uses))
+            findings.append(Diagnosis(tool, OK, version, needed=uses))
             continue
         needed = uses or ("what is compiled for GPUs: ZeRO++, NVMe" if tool == NVCC else "offload to the CPU")
         idle = not uses and not (tool == NVCC and has_gpus)
         state = MISSING if uses else OK if idle else WARNING
-        fix = "" if idle else _fix(machine, tool, torch_cuda)
+        fix = "" if idle else _fix(host, tool, torch_cuda)
         without = f"{problem}; nothing here needs it" if idle else problem
-        findings.append(Finding(name=tool, state=state, found=without, needed=needed, fix=fix))
+        findings.append(Diagnosis(tool, state, without, needed=needed, fix=fix))
     return findings
 
 
-def _fix(machine: Machine, tool: str, torch_cuda: str) -> str:
-    beside = Path(machine.python).with_name("ninja")
+def _fix(host: Host, tool: str, torch_cuda: str) -> str:
+    beside = Path(host.python).with_name("ninja")
     if tool == NINJA and beside.exists():
         return f"put {beside.parent} on PATH: activate the environment"
     return INSTALL[tool].format(f" {torch_cuda}" if torch_cuda else "")
 
 
-def _cxx(machine: Machine) -> tuple[str, str]:
+def _cxx(host: Host) -> tuple[str, str]:
     """(version, problem). Source: ``get_cxx_compiler`` in torch 2.13's ``torch/utils/cpp_extension.py``."""
-    name = machine.variable("CXX") or "c++"
-    answer = machine.ask([*shlex.split(name), "--version"])
+    name = host.variable("CXX") or "c++"
+    answer = host.ask([*shlex.split(name), "--version"])
     if not answer.worked:
         return "", _why_not(name, answer)
     return answer.said.splitlines()[0], ""
 
 
-def _ninja(machine: Machine) -> tuple[str, str]:
+def _ninja(host: Host) -> tuple[str, str]:
     """(version, problem). Source: ``is_ninja_available``, there too."""
-    answer = machine.ask(["ninja", "--version"])
+    answer = host.ask(["ninja", "--version"])
     return (answer.said.strip(), "") if answer.worked else ("", _why_not("ninja", answer))
 
 
@@ -81,41 +81,41 @@ def _why_not(program: str, answer: Answer) -> str:
     return answer.said if answer.code is None else f"{program} fails: {answer.last_line}"
 
 
-def _libaio(machine: Machine) -> tuple[str, str]:
+def _libaio(host: Host) -> tuple[str, str]:
     """(version, problem). Source: ``AsyncIOBuilder.is_compatible``, which links a call of it, too."""
-    flags = shlex.split(machine.variable("CFLAGS")), shlex.split(machine.variable("LDFLAGS"))
+    flags = shlex.split(host.variable("CFLAGS")), shlex.split(host.variable("LDFLAGS"))
     words = ["c++", "-x", "c++", *flags[0], "-", "-o", "/dev/null", *flags[1], "-laio"]
-    answer = machine.ask(words, stdin=LINKS_LIBAIO)
+    answer = host.ask(words, stdin=LINKS_LIBAIO)
     return ("its header and its library", "") if answer.worked else ("", "no libaio to link with")
 
 
-def _nvcc(machine: Machine, torch_cuda: str) -> tuple[str, str]:
+def _nvcc(host: Host, torch_cuda: str) -> tuple[str, str]:
     """(version, problem), as DeepSpeed has it: of the same CUDA as torch."""
-    home = cuda_home(machine)
+    home = cuda_home(host)
     if home is None:
         return "", "no nvcc: neither CUDA_HOME nor CUDA_PATH, no nvcc on PATH, nothing at /usr/local/cuda"
-    answer = machine.ask([str(home / "bin/nvcc"), "-V"])
+    answer = host.ask([str(home / "bin/nvcc"), "-V"])
     release = re.search(r"release (\d+)\.(\d+)", answer.said)
     if not answer.worked or release is None:
         return "", f"no nvcc in {home}: {answer.last_line}"
     version = ".".join(release.groups())
     torchs = tuple(torch_cuda.split(".")[:2])
-    if torch_cuda and torchs != release.groups() and machine.variable("DS_SKIP_CUDA_CHECK") != "1":
+    if torch_cuda and torchs != release.groups() and host.variable("DS_SKIP_CUDA_CHECK") != "1":
         mixes = torchs[0] == release[1] and int(release[1]) in MINORS_MIX
         if not mixes:
             return version, f"{version} in {home}, and torch is built for CUDA {torch_cuda}"
     return f"{version} in {home}", ""
 
 
-def cuda_home(machine: Machine) -> Path | None:
+def cuda_home(host: Host) -> Path | None:
     """Where the CUDA toolkit is. Source: ``_find_cuda_home`` in torch 2.13's ``torch/utils/cpp_extension.py``."""
-    stated = machine.variable("CUDA_HOME") or machine.variable("CUDA_PATH")
+    stated = host.variable("CUDA_HOME") or host.variable("CUDA_PATH")
     if stated:
         return Path(stated)
-    nvcc = machine.which("nvcc")
+    nvcc = host.which("nvcc")
     if nvcc is not None:
         return Path(nvcc).parent.parent
-    return machine.cuda if machine.cuda.exists() else None
+    return host.cuda if host.cuda.exists() else None
 
 
 def cuda_of_torch() -> str:

@@ -8,63 +8,64 @@ from pathlib import Path
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.devices import GPU_NODES, ROCM_NODE, num_cores
-from determined_ds.doctor.compilers import look_at_compilers
-from determined_ds.doctor.disk import look_at_clock, look_at_disk
+from determined_ds.doctor.compilers import check_compilers
+from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.extension_locks import locks_left, root_of_extensions
-from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
-from determined_ds.doctor.gpus import Driver, ask_driver, look_at_gpus
-from determined_ds.doctor.imports import Torch, look_at_imports
-from determined_ds.doctor.limits import look_at_memory, look_at_open_files, look_at_shared_memory
-from determined_ds.doctor.machine import Machine
-from determined_ds.doctor.needs import Needs, needs_of
-from determined_ds.doctor.network import look_at_network
-from determined_ds.doctor.storage import look_at_storage
-from determined_ds.doctor.versions import look_at_versions
+from determined_ds.doctor.gpus import Driver, ask_driver, check_gpus
+from determined_ds.doctor.host import Host
+from determined_ds.doctor.imports import Torch, check_imports
+from determined_ds.doctor.limits import (
+    check_clock,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+)
+from determined_ds.doctor.network import check_network
+from determined_ds.doctor.requirements import Requirements, needs_of
+from determined_ds.doctor.storage import check_storage
+from determined_ds.doctor.versions import check_versions
 
 
-def examine(machine: Machine, config: Path | None, accelerator: str | None = None) -> list[Finding]:
-    """Look at everything.
+def examine(host: Host, config: Path | None, accelerator: str | None = None) -> list[Diagnosis]:
+    """Run every probe.
 
     Args:
-        machine: What to look at; its ``working_dir`` is the context directory.
-        config: What it is to run; None to look at the machine alone.
+        host: What to look at; its ``working_dir`` is the context directory.
+        config: What it is to run; None to check the machine alone.
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
 
     Raises:
         ConfigError: the configuration runs nowhere.
     """
-    driver = ask_driver(machine)
-    torch, imported = look_at_imports(machine)
+    driver = ask_driver(host)
+    torch, imported = check_imports(host)
     device = _accelerator(accelerator, driver, torch)
-    needs = needs_of(config, machine.working_dir, device) if config is not None else Needs()
-    machine = machine.with_variables(needs.variables)
-    gpus = list(look_at_gpus(machine, driver, torch))
-    if accelerator == "cpu":  # what hinders the GPUs does not hinder what was asked for
+    needs = needs_of(config, host.working_dir, device) if config is not None else Requirements()
+    host = host.with_variables(needs.variables)
+    gpus = list(check_gpus(host, driver, torch))
+    if accelerator == "cpu":  # a fault of the GPUs does not matter then
         gpus = [replace(each, state=WARNING) if each.state == MISSING else each for each in gpus]
-    return [
-        *look_at_versions(machine.working_dir),
-        *imported,
-        *gpus,
-        *_findings(machine, torch, device, needs),
-    ]
+    versions = check_versions(host.working_dir)
+    return [*versions, *imported, *gpus, *_diagnoses(host, torch, device, needs)]
 
 
-def _findings(machine: Machine, torch: Torch, device: Accelerator, needs: Needs) -> Iterator[Finding]:
+def _diagnoses(host: Host, torch: Torch, device: Accelerator, needs: Requirements) -> Iterator[Diagnosis]:
     here = min(needs.slots, device.max_ranks)
-    yield _slots(machine, device, needs.slots)
+    yield _slots(host, device, needs.slots)
     is_rocm = bool(torch.hip) or (Path(ROCM_NODE).exists() and not Path(GPU_NODES[0]).exists())
-    if not is_rocm:  # whose compiler is another
+    if not is_rocm:  # which has another compiler
         has_gpus = device.name == "cuda"
-        yield from look_at_compilers(machine, needs.tools, torch_cuda=torch.cuda, has_gpus=has_gpus)
+        yield from check_compilers(host, needs.tools, torch_cuda=torch.cuda, has_gpus=has_gpus)
     yield from _packages(needs)
-    yield from _locks(machine)
-    yield from look_at_network(machine)
-    yield look_at_shared_memory(machine, ranks=here, workers=needs.workers)
-    yield look_at_memory(ranks=here)
-    yield look_at_open_files()
-    yield look_at_disk(machine)
-    yield look_at_clock(machine)
-    storage = look_at_storage(machine, needs.storage)
+    yield from _locks(host)
+    yield from check_network(host)
+    yield check_shared_memory(host, ranks=here, workers=needs.workers)
+    yield check_memory(ranks=here)
+    yield check_open_files()
+    yield check_disk(host)
+    yield check_clock(host)
+    storage = check_storage(host, needs.storage)
     if storage is not None:
         yield storage
 
@@ -79,47 +80,33 @@ def _accelerator(name: str | None, driver: Driver | None, torch: Torch) -> Accel
     return Accelerator(name="cpu", num_devices=num_cores(), bf16=False, fp16=False)
 
 
-def _slots(machine: Machine, device: Accelerator, slots: int) -> Finding:
-    """Whether the ranks find a device each."""
+def _slots(host: Host, device: Accelerator, slots: int) -> Diagnosis:
+    """Whether there is a device for each rank."""
     kind = "GPUs" if device.name == "cuda" else "CPU cores, four ranks on each at most"
-    found = f"{device.num_devices} {kind}"
-    needed = f"{slots} slots" if slots > 1 else "1 slot"
-    if slots <= device.max_ranks:
-        return Finding(name="slots", state=OK, found=found, needed=needed)
-    if machine.in_task:  # others of the experiment's machines have the rest
+    state = OK if slots <= device.max_ranks else WARNING if host.in_task else MISSING
+    fix = "use --accelerator cpu"
+    if host.in_task:  # other machines of the experiment have the rest
         fix = "for this task alone: det cmd run --config resources.slots=N"
-        return Finding(name="slots", state=WARNING, found=found, needed=needed, fix=fix)
-    fewer = f"det-ds run --slots {device.max_ranks}, or several machines"
-    fix = fewer if device.max_ranks else "use --accelerator cpu"
-    return Finding(name="slots", state=MISSING, found=found, needed=needed, fix=fix)
+    elif device.max_ranks:
+        fix = f"det-ds run --slots {device.max_ranks}, or several machines"
+    needed = f"{slots} slots" if slots > 1 else "1 slot"
+    return diagnosis("slots", state, f"{device.num_devices} {kind}", needed, fix)
 
 
-def _packages(needs: Needs) -> Iterator[Finding]:
+def _packages(needs: Requirements) -> Iterator[Diagnosis]:
     for problem in needs.packages:
-        yield Finding(
-            name=f"package for {problem.key}",
-            state=MISSING,
-            found="not installed",
-            needed=problem.message.partition(",")[0].removeprefix("needs "),
-            fix=problem.fix,
-        )
+        needed = problem.message.partition(",")[0].removeprefix("needs ")
+        yield Diagnosis(f"package for {problem.key}", MISSING, "not installed", needed, problem.fix)
 
 
-def _locks(machine: Machine) -> Iterator[Finding]:
-    root = root_of_extensions(machine.environment)
-    left = locks_left(root, now=machine.clock())
+def _locks(host: Host) -> Iterator[Diagnosis]:
+    root = root_of_extensions(host.environment)
+    left = locks_left(root, now=host.clock())
     if not left:
-        yield Finding(name="extension locks", state=OK, found=f"none that nobody holds, in {root}")
+        yield Diagnosis("extension locks", OK, f"no abandoned lock in {root}")
+    needed = "no lock of a build that was killed: the next build of that extension would wait forever"
     for lock in left:
-        removes = (
-            "det-ds run and the start-up hook remove it; or "
-            if lock.is_stale
-            else "if nobody else builds it, "
-        )
-        yield Finding(
-            name="extension locks",
-            state=WARNING if lock.is_stale else MISSING,
-            found=f"{lock.path}: {lock.why}",
-            needed="no lock of a build that was killed: whoever builds it next waits for ever",
-            fix=f"{removes}rm {lock.path}",
-        )
+        state, who = MISSING, "if no other process builds it, "
+        if lock.is_stale:
+            state, who = WARNING, "det-ds run and the start-up hook remove it; or "
+        yield Diagnosis("extension locks", state, f"{lock.path}: {lock.why}", needed, f"{who}rm {lock.path}")

@@ -1,9 +1,8 @@
-"""Locks of torch's extension builder that nobody holds: whoever builds that extension next waits for them for ever.
+"""Abandoned locks of torch's extension builder: the next build of that extension would wait forever.
 
 torch locks the folder of an extension by a file that it creates and keeps open while it builds. A build that is killed
-leaves the file, without a process id in it; the next one waits until somebody removes it. Compilers of the killed build
-may still run, since ninja gives each a process group of its own: they write what the next build, which starts later,
-writes again before it links.
+leaves the file, without a process id in it; the next one waits until it is removed. Compilers of the killed build may
+still run, since ninja gives each its own process group: they write what the next build writes again before it links.
 
 Source: ``FileBaton`` in torch 2.13's ``torch/utils/file_baton.py``, ``_jit_compile`` in its ``cpp_extension.py``.
 """
@@ -20,7 +19,7 @@ import psutil
 
 LOCK = "lock"
 MAX_DEPTH = 3  # root / python and CUDA / extension / lock
-# A compiler writes more often than that; then no build goes on where processes of others cannot be seen.
+# A compiler writes more often, so no build is running, even where processes of others cannot be seen.
 QUIET_S = 3600.0
 # Of the first namespace of processes: ``PROC_PID_INIT_INO`` in Linux's include/linux/proc_ns.h.
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -46,7 +45,7 @@ class Lock:
     Args:
         path: The file.
         identity: Its device and inode: another build may have released this one and made its own.
-        is_stale: Whether it is certain that nobody else holds it.
+        is_stale: Whether it is certain that no process holds it.
         why: What is known of it, in a clause.
     """
 
@@ -72,14 +71,14 @@ def locks_left(root: Path, *, now: float) -> list[Lock]:
         root: As :func:`root_of_extensions`.
         now: Seconds, by the clock of the file system.
     """
-    # In this order: whoever holds a lock that was found here keeps it open from before that on.
+    # In this order: a holder has opened its lock before the lock is found here.
     found = {path: identity for path in _locks(root) if (identity := _identity(path)) is not None}
     held = _open_files() if found else set()
     return [_judged(path, identity, now) for path, identity in found.items() if identity not in held]
 
 
 def remove_stale(root: Path, *, now: float) -> list[str]:
-    """Remove the locks that certainly nobody holds. Returns a line for each lock that is not held, removed or not."""
+    """Remove the stale locks. Returns a line for each lock that no process here holds, removed or not."""
     said = []
     for lock in locks_left(root, now=now):
         if lock.is_stale and _identity(lock.path) == lock.identity:
@@ -89,7 +88,7 @@ def remove_stale(root: Path, *, now: float) -> list[str]:
                 continue
         said.append(
             f"{lock.path} locks the build of an extension, {lock.why}: ranks that build it wait. "
-            f"fix: if nobody else builds it, rm {lock.path}"
+            f"fix: if no other process builds it, rm {lock.path}"
         )
     return said
 
@@ -134,20 +133,17 @@ def _judged(path: Path, identity: tuple[int, int], now: float) -> Lock:
 
 
 def _last_written(path: Path, now: float) -> float:
-    """When a file beside a lock was last written; now, where that cannot be told."""
+    """When a file beside a lock was last written; now if unknown."""
     times = []
     with contextlib.suppress(OSError):
         for each in os.scandir(path.parent):
-            with contextlib.suppress(OSError):  # a compiler's own, and gone
+            with contextlib.suppress(OSError):  # removed by a compiler meanwhile
                 times.append(each.stat(follow_symlinks=False).st_mtime)
     return max(times, default=now)
 
 
 def _sees_every_holder(path: Path) -> bool:
-    """Whether any process that could hold a file would have been seen.
-
-    It would be on this machine, of this user, and not in a container beside this one.
-    """
+    """Whether any process that could hold a file is visible: here, of this user, not in another container."""
     try:
         is_ours = os.geteuid() == 0 or path.stat().st_uid == os.geteuid()
         in_first = os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from determined_ds.doctor.finding import MISSING, OK, UNKNOWN, WARNING, Finding
+from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, WARNING, Diagnosis
+from determined_ds.doctor.host import Host
 from determined_ds.doctor.imports import Torch
-from determined_ds.doctor.machine import Machine
 from determined_ds.memory.units import format_bytes
 
 QUERY = "name,memory.total,driver_version,uuid"
@@ -35,23 +35,23 @@ class Driver:
     error: str = ""
 
 
-def ask_driver(machine: Machine) -> Driver | None:
+def ask_driver(host: Host) -> Driver | None:
     """What the NVIDIA driver knows; None where there is no ``nvidia-smi``."""
-    if machine.which("nvidia-smi") is None:
+    if host.which("nvidia-smi") is None:
         return None
-    answer = machine.ask(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])
+    answer = host.ask(["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"])
     if not answer.worked:
         return Driver(error=answer.last_line)
     gpus, version = [], ""
     for line in answer.said.splitlines():
         name, mebibytes, version, uuid = ([part.strip() for part in line.split(",")] + [""] * 4)[:4]
         gpus.append((name, int(mebibytes) * 2**20 if mebibytes.isdigit() else 0, uuid))
-    header = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", machine.ask(["nvidia-smi"]).said)
+    header = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", host.ask(["nvidia-smi"]).said)
     cuda = tuple(map(int, header.groups())) if header else ()
     return Driver(gpus=tuple(gpus), version=version, cuda=cuda)
 
 
-def look_at_gpus(machine: Machine, driver: Driver | None, torch: Torch) -> Iterator[Finding]:
+def check_gpus(host: Host, driver: Driver | None, torch: Torch) -> Iterator[Diagnosis]:
     """How many GPUs there are and torch sees, and whether the driver runs torch's CUDA."""
     if driver is None:
         found = (
@@ -59,20 +59,18 @@ def look_at_gpus(machine: Machine, driver: Driver | None, torch: Torch) -> Itera
             if torch.gpus
             else "none; training is on the CPU"
         )
-        yield Finding(name="gpus", state=OK, found=found)
+        yield Diagnosis("gpus", OK, found)
     elif driver.error:
         fix = "install the driver anew, or load its kernel module (a restart after an update of it)"
-        yield Finding(
-            name="gpus", state=MISSING, found=f"nvidia-smi: {driver.error}", needed="a driver", fix=fix
-        )
+        yield Diagnosis("gpus", MISSING, f"nvidia-smi: {driver.error}", needed="a driver", fix=fix)
     else:
         yield _count(driver, torch)
     if driver is not None and driver.gpus:
         yield from _driver(driver, torch)
-    yield from _visible(machine, driver)
+    yield from _visible(host, driver)
 
 
-def _count(driver: Driver, torch: Torch) -> Finding:
+def _count(driver: Driver, torch: Torch) -> Diagnosis:
     names: dict[str, int] = {}
     for name, num_bytes, _ in driver.gpus:
         words = f"{name}, {format_bytes(num_bytes)}" if num_bytes else name
@@ -82,41 +80,41 @@ def _count(driver: Driver, torch: Torch) -> Finding:
     )
     if torch.error or not driver.gpus or torch.gpus:
         seen = f", of which torch sees {torch.gpus}" if torch.gpus and torch.gpus != len(driver.gpus) else ""
-        return Finding(name="gpus", state=OK, found=f"{found}{seen}")
+        return Diagnosis("gpus", OK, f"{found}{seen}")
     if not torch.cuda:
         fix = "install a torch that is built for CUDA: pip install --force-reinstall torch from PyPI has one"
-        return Finding(name="gpus", state=MISSING, found=f"{found}, and torch is built for CPUs", fix=fix)
+        return Diagnosis("gpus", MISSING, f"{found}, and torch is built for CPUs", fix=fix)
     fix = f"see what {VISIBLE} says, and the driver below"
-    return Finding(name="gpus", state=MISSING, found=f"{found}, and torch sees none of them", fix=fix)
+    return Diagnosis("gpus", MISSING, f"{found}, and torch sees none of them", fix=fix)
 
 
-def _driver(driver: Driver, torch: Torch) -> Iterator[Finding]:
+def _driver(driver: Driver, torch: Torch) -> Iterator[Diagnosis]:
     runs = ".".join(map(str, driver.cuda)) or "?"
     found = f"{driver.version}, for CUDA up to {runs}"
     if not torch.cuda:
-        yield Finding(name="driver", state=OK, found=found)
+        yield Diagnosis("driver", OK, found)
         return
     needed = f"CUDA {torch.cuda}, which torch is built for"
     built = tuple(map(int, torch.cuda.split(".")[:2]))
     first = FIRST_DRIVERS.get(built[0])
     newer = f"install driver {first} or newer" if first else "install a newer driver"
     if not driver.cuda:
-        yield Finding(name="driver", state=UNKNOWN, found=found, needed=needed)
+        yield Diagnosis("driver", UNKNOWN, found, needed=needed)
     elif driver.cuda[0] < built[0]:
         fix = f"{newer}, or a torch that is built for CUDA {driver.cuda[0]}"
-        yield Finding(name="driver", state=MISSING, found=found, needed=needed, fix=fix)
+        yield Diagnosis("driver", MISSING, found, needed=needed, fix=fix)
     elif driver.cuda < built:
         fix = f"where a kernel fails to load: {newer.replace(f'driver {first}', f'a driver for CUDA {torch.cuda}')}"
-        yield Finding(name="driver", state=WARNING, found=found, needed=needed, fix=fix)
+        yield Diagnosis("driver", WARNING, found, needed=needed, fix=fix)
     else:
-        yield Finding(name="driver", state=OK, found=found, needed=needed)
+        yield Diagnosis("driver", OK, found, needed=needed)
 
 
-def _visible(machine: Machine, driver: Driver | None) -> Iterator[Finding]:
+def _visible(host: Host, driver: Driver | None) -> Iterator[Diagnosis]:
     """Source: CUDA shows a process one MIG device (NVIDIA's MIG user guide, "CUDA Visible Devices")."""
-    if VISIBLE not in machine.environment:
+    if VISIBLE not in host.environment:
         return
-    said = machine.variable(VISIBLE)
+    said = host.variable(VISIBLE)
     names = [name.strip() for name in said.split(",") if name.strip()]
     there = [uuid for _, _, uuid in driver.gpus] if driver is not None else []
     absent = [name for name in names if there and not _names_device(name, there)]
@@ -131,11 +129,11 @@ def _visible(machine: Machine, driver: Driver | None) -> Iterator[Finding]:
         state, needed, fix = WARNING, "the GPUs that are to train", f"unset {VISIBLE} to train on the GPUs"
     else:
         state, needed, fix = OK, "", ""
-    yield Finding(name=VISIBLE, state=state, found=said or "empty: no device", needed=needed, fix=fix)
+    yield Diagnosis(VISIBLE, state, said or "empty: no device", needed=needed, fix=fix)
 
 
 def _names_device(name: str, uuids: list[str]) -> bool:
-    """By its number, or by the beginning of its UUID. A MIG device is not among what was asked for."""
+    """By its number, or by the beginning of its UUID. ``nvidia-smi`` does not list MIG devices here."""
     if name.isdigit():
         return int(name) < len(uuids)
     return name.startswith("MIG") or any(uuid.startswith(name) for uuid in uuids)

@@ -1,4 +1,4 @@
-"""Whether what trains imports, and is what is installed: asked of an interpreter of its own."""
+"""Whether torch, DeepSpeed and Determined import, and are the installed ones: tried in another interpreter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from determined_ds.doctor.finding import MISSING, OK, WARNING, Finding
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis
+from determined_ds.doctor.host import Host
 from determined_ds.doctor.versions import installed_version
 
 IMPORTED = ("torch", "deepspeed", "determined")
@@ -58,18 +58,16 @@ class Torch:
     error: str = ""
 
 
-def look_at_imports(machine: Machine) -> tuple[Torch, list[Finding]]:
+def check_imports(host: Host) -> tuple[Torch, list[Diagnosis]]:
     """Import what trains, in a process of its own: a finding for what does not import, or is not what is installed.
 
     Source: a rank starts as ``python -m`` in the context directory, so that a folder there comes before a package.
     """
-    answer = machine.ask([machine.python, "-c", PROGRAM], timeout_s=IMPORT_S)
+    answer = host.ask([host.python, "-c", PROGRAM], timeout_s=IMPORT_S)
     _, mark, text = answer.said.partition(MARK)
     if not mark:  # it has crashed, as of a library that does not fit
-        fix = f"run {machine.python} -c 'import torch, deepspeed', and install anew what does not import"
-        finding = Finding(
-            name="torch import", state=MISSING, found=answer.last_line, needed="that it imports", fix=fix
-        )
+        fix = f"run {host.python} -c 'import torch, deepspeed', and install anew what does not import"
+        finding = Diagnosis("torch import", MISSING, answer.last_line, needed="that it imports", fix=fix)
         return Torch(error=answer.last_line), [finding]
     found = json.loads(text)
     torch = found["torch"]
@@ -78,26 +76,26 @@ def look_at_imports(machine: Machine) -> tuple[Torch, list[Finding]]:
         return Torch(error=torch["error"]), findings
     if not findings:
         built = f"torch for CUDA {torch['cuda']}" if torch["cuda"] else f"torch for {torch['hip'] or 'CPUs'}"
-        findings = [Finding(name="imports", state=OK, found=f"{built}, {', '.join(IMPORTED[1:])}")]
+        findings = [Diagnosis("imports", OK, f"{built}, {', '.join(IMPORTED[1:])}")]
     native = bool(torch["hip"]) or tuple(torch["capability"]) >= (8, 0)
     return Torch(cuda=torch["cuda"], hip=torch["hip"], gpus=torch["gpus"], native_bf16=native), findings
 
 
-def _import_findings(name: str, found: dict[str, str]) -> Iterator[Finding]:
+def _import_findings(name: str, found: dict[str, str]) -> Iterator[Diagnosis]:
     installed = installed_version(name)
     if "error" in found:
         if installed is not None:  # else it is missing, which its version says
             first = found["error"].strip().splitlines()[0]
             fix = f"install {name} anew, as built for this Python and this machine"
             needed = "that it imports"
-            yield Finding(name=f"{name} import", state=MISSING, found=first[:300], needed=needed, fix=fix)
+            yield Diagnosis(f"{name} import", MISSING, first[:300], needed=needed, fix=fix)
         return
     if installed is None or not found["version"] or _same_release(found["version"], installed):
         return
-    yield Finding(
-        name=f"{name} import",
-        state=WARNING,
-        found=f"imports {found['version']} from {found['file']}, and {installed} is what is installed",
+    yield Diagnosis(
+        f"{name} import",
+        WARNING,
+        f"imports {found['version']} from {found['file']}, and {installed} is what is installed",
         needed="one version",
         fix="remove the other from PYTHONPATH, or from the context directory",
     )

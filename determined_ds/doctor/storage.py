@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from determined_ds.doctor.finding import MISSING, OK, UNKNOWN, Finding
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, Diagnosis
+from determined_ds.doctor.host import Host
 
 STORAGE_S = 60.0
 PROBE = "determined_ds.runtime.master.storage_probe"
-# What names the place, for messages: nothing of these is a secret.
+# For messages: none of these is a secret.
 SHOWN = (
     "bucket",
     "container",
@@ -38,57 +38,45 @@ FOLDER = "see that the folder is there, is mounted, and may be written to by thi
 PATIENCE = {"AWS_MAX_ATTEMPTS": "1"}
 
 
-def look_at_storage(
-    machine: Machine, config: Mapping[str, Any] | None, *, timeout_s: float = STORAGE_S
-) -> Finding | None:
+def check_storage(
+    host: Host, config: Mapping[str, Any] | None, *, timeout_s: float = STORAGE_S
+) -> Diagnosis | None:
     """Write, read and delete an object through Determined's own storage manager.
 
     Args:
-        machine: Where to look.
+        host: Where to look.
         config: ``checkpoint_storage`` of the experiment; None where it has none, and the cluster's is used.
         timeout_s: For all of it.
 
     Returns:
-        None where there is nothing to look at.
+        None where there is nothing to check.
     """
     if not config or not config.get("type"):
         return None
     kind = str(config["type"])
-    place = ", ".join(f"{key} {config[key]}" for key in SHOWN if config.get(key))
+    place = f"{kind}: {', '.join(f'{key} {config[key]}' for key in SHOWN if config.get(key))}"
     folder = config.get("container_path") if kind == "directory" else config.get("host_path")
-    if (
-        kind in ("shared_fs", "directory")
-        and not machine.in_task
-        and not (folder and Path(str(folder)).is_dir())
-    ):
-        needed = "a folder of the agents' machines; `det cmd run` looks there"
-        return Finding(
-            name="storage", state=UNKNOWN, found=f"{kind}: {place} is not on this machine", needed=needed
-        )
-    asked = replace(machine, environment={**PATIENCE, **machine.environment})
-    wrong = _probe(asked, json.dumps(dict(config)), timeout_s)
+    is_folder = kind in ("shared_fs", "directory")
+    if is_folder and not host.in_task and not (folder and Path(str(folder)).is_dir()):
+        needed = "a folder of the agents' machines; `det cmd run` checks it there"
+        return Diagnosis("storage", UNKNOWN, f"{place} is not on this machine", needed)
+    once = replace(host, environment={**PATIENCE, **host.environment})
+    wrong = _probe(once, json.dumps(dict(config)), timeout_s)
     if wrong is None:
-        return Finding(
-            name="storage", state=OK, found=f"{kind}: {place}: a small object was written, read, deleted"
-        )
-    return Finding(
-        name="storage",
-        state=MISSING,
-        found=f"{kind}: {place}: {wrong}",
-        needed="that a small object can be written, read and deleted",
-        fix=FIXES.get(kind, FOLDER),
-    )
+        return Diagnosis("storage", OK, f"{place}: a small object was written, read, deleted")
+    needed = "that a small object can be written, read and deleted"
+    return Diagnosis("storage", MISSING, f"{place}: {wrong}", needed, FIXES.get(kind, FOLDER))
 
 
-def _probe(machine: Machine, config: str, timeout_s: float) -> str | None:
-    """What went wrong; None where all went well. A client that hangs is killed with its threads."""
+def _probe(host: Host, config: str, timeout_s: float) -> str | None:
+    """What went wrong; None for nothing. A client that hangs is killed with its threads."""
     with subprocess.Popen(
-        [machine.python, "-m", PROBE],
+        [host.python, "-m", PROBE],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=dict(machine.environment),
+        env=dict(host.environment),
         start_new_session=True,
     ) as process:
         try:

@@ -1,4 +1,4 @@
-"""Versions of what is installed, against what determined-ds asks for and what was tested."""
+"""Installed versions, against determined-ds's requirements and the tested ones."""
 
 from __future__ import annotations
 
@@ -13,39 +13,36 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import determined_ds
-from determined_ds.doctor.finding import MISSING, OK, UNKNOWN, WARNING, Finding
+from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, WARNING, Diagnosis
 
 ROOT = Path(determined_ds.__file__).parents[1]
 MODELS = "models"  # the extra of the templates
 PYTHON = ">=3.10"
 
 
-def look_at_versions(context_dir: Path) -> list[Finding]:
-    """What is installed against what is asked for: a finding for each package that determined-ds names."""
+def check_versions(context_dir: Path) -> list[Diagnosis]:
+    """What is installed against the requirements: a diagnosis for each package that determined-ds names."""
     here = platform.python_version()
     findings = [
-        Finding(
-            name="python",
-            state=OK if SpecifierSet(PYTHON).contains(here, prereleases=True) else MISSING,
-            found=here,
+        Diagnosis(
+            "python",
+            OK if SpecifierSet(PYTHON).contains(here, prereleases=True) else MISSING,
+            here,
             needed=PYTHON,
             fix="" if SpecifierSet(PYTHON).contains(here, prereleases=True) else "use Python 3.10 or newer",
         )
     ]
-    asked = requirements(context_dir)
-    if not asked:
-        return [
-            *findings,
-            Finding(name="packages", state=UNKNOWN, found="no metadata of determined-ds, no setup.cfg"),
-        ]
+    required = requirements(context_dir)
+    if not required:
+        return [*findings, Diagnosis("packages", UNKNOWN, "no metadata of determined-ds, no setup.cfg")]
     tested = tested_versions(context_dir)
     return [
         *findings,
-        *(_version_finding(requirement, tested, optional=optional) for requirement, optional in asked),
+        *(_version_finding(requirement, tested, optional=optional) for requirement, optional in required),
     ]
 
 
-def _version_finding(requirement: Requirement, tested: dict[str, str], *, optional: bool) -> Finding:
+def _version_finding(requirement: Requirement, tested: dict[str, str], *, optional: bool) -> Diagnosis:
     name = requirement.name
     found = installed_version(name)
     needed = f"{requirement.specifier}"
@@ -60,18 +57,18 @@ def _version_finding(requirement: Requirement, tested: dict[str, str], *, option
         install = f"{install}, or on a cluster another environment.image: docker build -f docker/Dockerfile ."
     lacking = WARNING if optional else MISSING
     if found is None:
-        return Finding(name=name, state=lacking, found="not installed", needed=needed, fix=install)
+        return Diagnosis(name, lacking, "not installed", needed=needed, fix=install)
     fitting = fits(requirement, found)
     if fitting == OK:
-        return Finding(name=name, state=OK, found=found, needed=needed)
+        return Diagnosis(name, OK, found, needed=needed)
     if fitting == WARNING:
         message = f"{found}, built from before {Version(found).base_version} was finished"
-        return Finding(name=name, state=WARNING, found=message, needed=needed, fix=f"if it fails: {install}")
-    return Finding(name=name, state=lacking, found=found, needed=needed, fix=install)
+        return Diagnosis(name, WARNING, message, needed=needed, fix=f"if it fails: {install}")
+    return Diagnosis(name, lacking, found, needed=needed, fix=install)
 
 
 def fits(requirement: Requirement, version: str) -> str:
-    """Whether an installed version is one that is asked for.
+    """Whether an installed version meets a requirement.
 
     NVIDIA's images have a torch that calls itself 2.6.0a0+...: it sorts below 2.6, and has nearly all of it.
 
@@ -86,7 +83,7 @@ def fits(requirement: Requirement, version: str) -> str:
 
 
 def requirements(context_dir: Path) -> list[tuple[Requirement, bool]]:
-    """What determined-ds asks for, and what its models do, with whether it is optional.
+    """The requirements of determined-ds and of its models, with whether they are optional.
 
     From ``setup.cfg`` in the context directory or beside the package, else from the installed package's metadata.
     """

@@ -4,9 +4,9 @@
 
 ``determined.launch.deepspeed`` sends the first machine's environment and the command to the others as text: through
 DeepSpeed's runner, pdsh and a remote shell, each of which reads quotes, ``$`` and ``%`` in its own way. Values arrive
-changed or the launch dies of a syntax error, and DeepSpeed logs all of them, the session token and storage keys too.
-Here every machine keeps its own environment and the command in a file that its user alone can read, and the ranks on
-it take them from there. All else is done by Determined's launcher.
+changed or the launch fails with a syntax error, and DeepSpeed logs all of them, the session token and storage keys too.
+Here every machine keeps its own environment and the command in a file that only its user can read, for the ranks on it.
+Determined's launcher does the rest.
 
 Source: ``main`` and ``create_deepspeed_env_file`` in determined 0.38.1's ``launch/deepspeed.py``; ``main`` in deepspeed
 0.19.8's ``launcher/runner.py``, ``add_export`` and ``PDSHRunner`` in its ``launcher/multinode_runner.py``.
@@ -23,7 +23,7 @@ from pathlib import Path
 # Beside what Determined's prep_container writes for this container.
 KEPT = Path("/run/determined/info/determined_ds_launch.json")
 RANK = "--rank"  # this module starts a rank by what was kept
-# What DeepSpeed's launcher tells a rank (``main`` in its ``launcher/launch.py``).
+# What DeepSpeed's launcher sets for a rank (``main`` in its ``launcher/launch.py``).
 OF_A_RANK = (
     *(
         "RANK",
@@ -37,18 +37,18 @@ OF_A_RANK = (
     ),
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 )
-# Variables that DeepSpeed's runner sends of its own accord, by how they begin ...
+# Prefixes of variables that DeepSpeed's runner sends by itself ...
 SENT = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
 # ... and those without which another machine may not find Python and Determined, before the rest is read.
 NEEDED = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "PYTHONUSERBASE")
 
 
 def keep(path: Path, environment: MutableMapping[str, str], script: list[str]) -> None:
-    """Keep what the ranks of this machine start with, and leave nothing to be sent but what has to be.
+    """Keep what the ranks of this machine start with; DeepSpeed sends only what is needed.
 
     Args:
         path: The file.
-        environment: Of this machine's ranks; what DeepSpeed would send of it is taken away.
+        environment: Of this machine's ranks; what DeepSpeed would send of it is removed.
         script: Their command.
     """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.host import Host
 
 SMI = """\
 #!/bin/sh
@@ -56,7 +56,7 @@ def nvcc(home: Path, cuda: str) -> None:
     program(home / "bin", "nvcc", NVCC.format(cuda=cuda))
 
 
-def machine(*folders: Path, cuda: Path = Path("/nowhere"), **environment: str) -> Machine:
+def machine(*folders: Path, cuda: Path = Path("/nowhere"), **environment: str) -> Host:
     """A machine whose programs are those of some folders; with none of them, those of this one."""
     path = os.pathsep.join(map(str, folders)) if folders else os.environ["PATH"]
-    return Machine(environment={"PATH": path, **environment}, cuda=cuda)
+    return Host(environment={"PATH": path, **environment}, cuda=cuda)

@@ -14,9 +14,9 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.extensions import OPS, ops_of
 from determined_ds.doctor import before_ranks
 from determined_ds.doctor.before_ranks import missing_compiler
-from determined_ds.doctor.compilers import cuda_of_torch, is_prebuilt, look_at_compilers
-from determined_ds.doctor.finding import Finding
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.compilers import check_compilers, cuda_of_torch, is_prebuilt
+from determined_ds.doctor.diagnosis import Diagnosis
+from determined_ds.doctor.host import Host
 from determined_ds.errors import Problem
 from tests.doctor.programs import machine, nvcc, program
 from tests.making import CPU, CUDA, decide
@@ -77,9 +77,9 @@ def test_the_names_are_deepspeeds(name: str) -> None:
 # ------------------------------------------------------------------------------------- what is here
 
 
-def look(here: Machine, *tools: str, torch: str = "13.0", gpus: bool = True) -> dict[str, Finding]:
+def look(here: Host, *tools: str, torch: str = "13.0", gpus: bool = True) -> dict[str, Diagnosis]:
     wanted = {tool: ["cpu_adam (zero_optimization.offload_optimizer)"] for tool in tools}
-    return {each.name: each for each in look_at_compilers(here, wanted, torch_cuda=torch, has_gpus=gpus)}
+    return {each.name: each for each in check_compilers(here, wanted, torch_cuda=torch, has_gpus=gpus)}
 
 
 def test_on_a_path_without_a_compiler_what_needs_one_is_missing(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_a_configuration_nothing_is_missing_and_gpus_make_nvcc_a_warning
 
 def test_ninja_of_an_environment_that_is_not_activated_is_named(tmp_path: Path) -> None:
     program(tmp_path / "venv/bin", "ninja", "#!/bin/sh\necho 1.13.0\n")
-    here = Machine(environment={"PATH": str(tmp_path)}, python=str(tmp_path / "venv/bin/python"))
+    here = Host(environment={"PATH": str(tmp_path)}, python=str(tmp_path / "venv/bin/python"))
     assert look(here, "ninja")["ninja"].fix.startswith(f"put {tmp_path}/venv/bin on PATH")
 
 
@@ -169,7 +169,7 @@ def test_what_torch_and_deepspeed_were_built_for_is_read_and_not_loaded(
 # ------------------------------------------------------------------------------------- before ranks start
 
 
-def refused(ds: dict[str, Any], here: Machine, accelerator: Accelerator = CUDA) -> list[Problem]:
+def refused(ds: dict[str, Any], here: Host, accelerator: Accelerator = CUDA) -> list[Problem]:
     return missing_compiler(decide(ds=ds, accelerator=accelerator), here)
 
 

@@ -14,7 +14,7 @@ import pytest
 from determined_ds.doctor import extension_locks
 from determined_ds.doctor.before_ranks import freed_locks
 from determined_ds.doctor.extension_locks import locks_left, remove_stale, root_of_extensions
-from determined_ds.doctor.machine import Machine
+from determined_ds.doctor.host import Host
 from tests.making import CPU, decide
 
 HOLDER = """
@@ -75,7 +75,7 @@ def test_where_others_could_build_a_lock_stays_until_nothing_was_written_for_lon
     (said,) = remove_stale(root, now=now + 60)
     assert lock.exists()
     assert "another machine or container may" in said
-    assert said.endswith(f"fix: if nobody else builds it, rm {lock}")
+    assert said.endswith(f"fix: if no other process builds it, rm {lock}")
     object_file = lock.with_name("cpu_adam.o")  # a compiler wrote just now
     object_file.touch()
     os.utime(object_file, (now + 7200, now + 7200))
@@ -114,7 +114,7 @@ def test_only_what_builds_something_looks_for_locks(root: Path, monkeypatch: pyt
     monkeypatch.setattr(extension_locks, "_sees_every_holder", lambda _: True)
     lock = root / "py311_cu130/cpu_adam/lock"
     lock.touch()
-    here = Machine(environment={"TORCH_EXTENSIONS_DIR": str(root)})
+    here = Host(environment={"TORCH_EXTENSIONS_DIR": str(root)})
     assert freed_locks(decide(accelerator=CPU), here) == []
     assert lock.exists()
     offload = {

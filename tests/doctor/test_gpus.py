@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.doctor.finding import Finding
-from determined_ds.doctor.gpus import ask_driver, look_at_gpus
+from determined_ds.doctor.diagnosis import Diagnosis
+from determined_ds.doctor.gpus import ask_driver, check_gpus
 from determined_ds.doctor.imports import Torch
 from tests.doctor.programs import machine, nvidia_smi
 
@@ -15,9 +15,9 @@ CUDA13 = Torch(cuda="13.0", gpus=2)
 OF_CPUS = Torch()
 
 
-def look(folder: Path, torch: Torch, **environment: str) -> dict[str, Finding]:
+def look(folder: Path, torch: Torch, **environment: str) -> dict[str, Diagnosis]:
     here = machine(folder, Path("/usr/bin"), Path("/bin"), **environment)
-    return {finding.name: finding for finding in look_at_gpus(here, ask_driver(here), torch)}
+    return {finding.name: finding for finding in check_gpus(here, ask_driver(here), torch)}
 
 
 def test_a_machine_without_gpus_is_in_order(tmp_path: Path) -> None:

@@ -12,11 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from determined_ds.doctor.disk import look_at_clock, look_at_disk
-from determined_ds.doctor.finding import Finding
-from determined_ds.doctor.limits import look_at_memory, look_at_open_files, look_at_shared_memory
-from determined_ds.doctor.machine import Machine
-from determined_ds.doctor.network import _of_nccl, look_at_network
+from determined_ds.doctor.diagnosis import Diagnosis
+from determined_ds.doctor.host import Host
+from determined_ds.doctor.limits import (
+    check_clock,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_shared_memory,
+)
+from determined_ds.doctor.network import _of_nccl, check_network
 from determined_ds.memory.units import GIB, MIB
 
 # ------------------------------------------------------------------------------------- shared memory
@@ -25,17 +30,17 @@ from determined_ds.memory.units import GIB, MIB
 def test_shared_memory_is_judged_by_ranks_and_the_workers_of_their_loaders(
     small_disk: Callable[[int], Path],
 ) -> None:
-    docker = Machine(shared_memory=small_disk(64 * MIB))
-    assert look_at_shared_memory(docker, ranks=1, workers=0).state == "ok"
-    few = look_at_shared_memory(docker, ranks=2, workers=2)
+    docker = Host(shared_memory=small_disk(64 * MIB))
+    assert check_shared_memory(docker, ranks=1, workers=0).state == "ok"
+    few = check_shared_memory(docker, ranks=2, workers=2)
     assert (few.state, few.needed) == ("warning", "384 MiB for 2 ranks of 2 workers")
     assert "docker run --shm-size 8g, resources.shm_size on a cluster" in few.fix
-    tiny = look_at_shared_memory(Machine(shared_memory=small_disk(MIB)), ranks=1, workers=0)
+    tiny = check_shared_memory(Host(shared_memory=small_disk(MIB)), ranks=1, workers=0)
     assert (tiny.state, "1 MiB of 1 MiB are free" in tiny.found) == ("missing", True)
 
 
 def test_without_shared_memory_that_is_said(tmp_path: Path) -> None:
-    finding = look_at_shared_memory(Machine(shared_memory=tmp_path / "none"), ranks=1, workers=0)
+    finding = check_shared_memory(Host(shared_memory=tmp_path / "none"), ranks=1, workers=0)
     assert (finding.state, finding.fix) == ("missing", "mount a tmpfs there")
 
 
@@ -48,7 +53,7 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path, limit: str, state
         pytest.skip("this machine has not the memory of two ranks")
     file = tmp_path / "memory.max"
     file.write_text(f"{limit}\n")
-    assert look_at_memory(ranks=2, limit_files=(str(file), str(tmp_path / "none"))).state == state
+    assert check_memory(ranks=2, limit_files=(str(file), str(tmp_path / "none"))).state == state
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path, limit: str, state
     [((1024, 2**20), "ok"), ((256, 1024), "warning"), ((1024, resource.RLIM_INFINITY), "ok")],
 )
 def test_open_files_are_those_that_a_run_may_ask_for(limits: tuple[int, int], state: str) -> None:
-    finding = look_at_open_files(limits=limits)
+    finding = check_open_files(limits=limits)
     assert finding.state == state
     assert bool(finding.fix) is (state == "warning")
 
@@ -65,30 +70,30 @@ def test_open_files_are_those_that_a_run_may_ask_for(limits: tuple[int, int], st
 
 
 def test_a_run_directory_wants_room(small_disk: Callable[[int], Path], tmp_path: Path) -> None:
-    full = look_at_disk(Machine(run_dir=small_disk(4 * MIB) / "runs/a"))
+    full = check_disk(Host(run_dir=small_disk(4 * MIB) / "runs/a"))
     assert (full.state, "fit.save_total_limit" in full.fix) == ("missing", True)
-    assert look_at_disk(Machine(run_dir=tmp_path / "not/there/yet")).found.endswith(f"are free in {tmp_path}")
+    assert check_disk(Host(run_dir=tmp_path / "not/there/yet")).found.endswith(f"are free in {tmp_path}")
 
 
 def test_the_clock_of_the_file_system_is_compared_and_nothing_is_left_there(tmp_path: Path) -> None:
-    assert look_at_clock(Machine(run_dir=tmp_path)).state == "ok"
+    assert check_clock(Host(run_dir=tmp_path)).state == "ok"
     for ahead, words in ((-3600, "ahead of"), (3600, "behind")):
-        skewed = look_at_clock(Machine(run_dir=tmp_path, clock=lambda ahead=ahead: time.time() + ahead))
+        skewed = check_clock(Host(run_dir=tmp_path, clock=lambda ahead=ahead: time.time() + ahead))
         assert skewed.state == "warning"
         assert f" s {words} this machine" in skewed.found
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_directory_that_cannot_be_written_to_is_said() -> None:
-    finding = look_at_clock(Machine(run_dir=Path("/proc/runs")))
+    finding = check_clock(Host(run_dir=Path("/proc/runs")))
     assert (finding.state, "cannot be written to" in finding.found) == ("missing", True)
 
 
 # ------------------------------------------------------------------------------------- interfaces
 
 
-def look(**environment: str) -> dict[str, Finding]:
-    return {finding.name: finding for finding in look_at_network(Machine(environment=environment))}
+def look(**environment: str) -> dict[str, Diagnosis]:
+    return {finding.name: finding for finding in check_network(Host(environment=environment))}
 
 
 def test_a_variable_names_an_interface_that_is_here() -> None:
@@ -119,9 +124,9 @@ def test_nccl_takes_prefixes(said: str, chosen: list[str]) -> None:
 def test_a_machine_that_reaches_no_other_is_told_so() -> None:
     """In a network namespace that has the loopback alone."""
     program = (
-        "from determined_ds.doctor.machine import Machine\n"
-        "from determined_ds.doctor.network import look_at_network\n"
-        "[finding] = look_at_network(Machine(environment={}))\n"
+        "from determined_ds.doctor.host import Host\n"
+        "from determined_ds.doctor.network import check_network\n"
+        "[finding] = check_network(Host(environment={}))\n"
         "print(finding.state, finding.found)\n"
     )
     words = ["unshare", "--net", sys.executable, "-c", program]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from determined_ds.doctor.finding import Finding
-from determined_ds.doctor.machine import Machine
-from determined_ds.doctor.storage import look_at_storage
+from determined_ds.doctor.diagnosis import Diagnosis
+from determined_ds.doctor.host import Host
+from determined_ds.doctor.storage import check_storage
 
 # Of Determined's client: its own dependencies warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def look(config: dict[str, Any], **options: Any) -> Finding:
-    finding = look_at_storage(Machine(), config, **options)
+def look(config: dict[str, Any], **options: Any) -> Diagnosis:
+    finding = check_storage(Host(), config, **options)
     assert finding is not None
     return finding
 
@@ -67,5 +67,5 @@ def test_a_folder_of_the_agents_cannot_be_looked_at_here(tmp_path: Path) -> None
         {"type": "directory", "container_path": str(tmp_path / "agents")},
     ):
         assert look(config).state == "unknown"
-    assert look_at_storage(Machine(), None) is None
-    assert look_at_storage(Machine(), {"save_trial_best": 2}) is None
+    assert check_storage(Host(), None) is None
+    assert check_storage(Host(), {"save_trial_best": 2}) is None

@@ -10,10 +10,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from determined_ds.doctor import versions
-from determined_ds.doctor.finding import Finding
-from determined_ds.doctor.imports import look_at_imports
-from determined_ds.doctor.machine import Machine
-from determined_ds.doctor.versions import fits, look_at_versions, requirements
+from determined_ds.doctor.diagnosis import Diagnosis
+from determined_ds.doctor.host import Host
+from determined_ds.doctor.imports import check_imports
+from determined_ds.doctor.versions import check_versions, fits, requirements
 from tests.command import ROOT
 
 
@@ -24,8 +24,8 @@ def as_if_installed(folder: Path, name: str, version: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def look(context_dir: Path = ROOT) -> dict[str, Finding]:
-    return {finding.name: finding for finding in look_at_versions(context_dir)}
+def look(context_dir: Path = ROOT) -> dict[str, Diagnosis]:
+    return {finding.name: finding for finding in check_versions(context_dir)}
 
 
 def test_this_environment_is_in_order() -> None:
@@ -99,7 +99,7 @@ def test_a_broken_torch_is_one_finding_and_hides_no_other(tmp_path: Path) -> Non
     )
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed/__init__.py").write_text("__version__ = '0.14.0'\nprint('hello')\n")
-    torch, findings = look_at_imports(Machine(working_dir=tmp_path))
+    torch, findings = check_imports(Host(working_dir=tmp_path))
     assert torch.error.startswith("OSError: libcudart.so.13")
     found = {finding.name: finding for finding in findings}
     assert (found["torch import"].state, found["deepspeed import"].state) == ("missing", "warning")
@@ -110,6 +110,6 @@ def test_a_broken_torch_is_one_finding_and_hides_no_other(tmp_path: Path) -> Non
 
 def test_an_interpreter_that_crashes_is_a_finding(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os\nos.abort()\n")
-    torch, (finding,) = look_at_imports(Machine(working_dir=tmp_path))
+    torch, (finding,) = check_imports(Host(working_dir=tmp_path))
     assert (finding.name, finding.state) == ("torch import", "missing")
     assert torch.error

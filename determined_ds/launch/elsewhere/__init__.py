@@ -1,1 +1,1 @@
-"""Ranks that somebody else starts: torchrun, srun, mpirun, deepspeed, and DeepSpeed's launcher over ssh."""
+"""Ranks that another launcher starts: torchrun, srun, mpirun, deepspeed, and DeepSpeed's launcher over ssh."""

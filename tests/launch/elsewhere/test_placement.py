@@ -204,7 +204,7 @@ def without(environment: dict[str, str], *names: str) -> dict[str, str]:
         (without(TASK, "SLURM_LOCALID"), "SLURM_LOCALID missing", "srun"),
         (without(TASK, "SLURM_JOB_NODELIST"), "SLURM_JOB_NODELIST missing", "set MASTER_ADDR"),
         ({**MINIMAL, "SLURM_NTASKS": "3"}, "SLURM_STEP_TASKS_PER_NODE missing", "--ntasks-per-node"),
-        ({**PLAIN, "RANK": "first"}, "not a number", ""),
+        ({**PLAIN, "RANK": "first"}, "must be a number", ""),
         # ranks in turns over the machines
         ({**TASK, "SLURM_PROCID": "3"}, "one after the other", "srun --distribution=block"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "3"}, "one after the other", "mpirun --map-by slot"),

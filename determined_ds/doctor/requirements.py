@@ -23,8 +23,8 @@ WORKERS = "num_workers"  # a hyperparameter of the models here, and a usual one 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What is asked for.
+class Requirements:
+    """What a run takes.
 
     Args:
         slots: Ranks in all.
@@ -32,7 +32,7 @@ class Needs:
         tools: Tool -> what for, in words.
         packages: Problems of packages that the DeepSpeed JSON names and that are not installed.
         storage: ``checkpoint_storage``; None where it is left to the cluster.
-        variables: Of the ranks' environment; None for one that they must not have.
+        variables: Of the ranks' environment; None for one to remove.
     """
 
     slots: int = 1
@@ -43,7 +43,7 @@ class Needs:
     variables: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs:
+def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requirements:
     """What an experiment needs of a machine with an accelerator of this kind, however many of them it has.
 
     Args:
@@ -52,7 +52,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
         accelerator: What ranks would compute on.
 
     Raises:
-        ConfigError: it runs nowhere; every reason.
+        ConfigError: it cannot run anywhere; every reason.
     """
     document = read_document(config, context_dir, command="doctor")
     experiment = parse_experiment(document)
@@ -73,7 +73,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
         tools.setdefault(CXX, []).append("torch.compile (hyperparameters.torch_compile)")
     workers = _first_of(WORKERS, point.data)
     storage = document.get(("checkpoint_storage",))
-    return Needs(
+    return Requirements(
         slots=experiment.slots,
         workers=workers if isinstance(workers, int) else 0,
         tools=tools,
@@ -84,7 +84,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Needs
 
 
 def _first_of(name: str, node: Any) -> Any:
-    """The value of a key of this name, wherever it is."""
+    """The first value of a key of this name, at any depth."""
     if not isinstance(node, dict):
         return None
     if name in node:

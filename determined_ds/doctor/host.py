@@ -17,7 +17,7 @@ ASK_S = 20.0  # an nvidia-smi whose driver hangs never answers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Host:
     """Where to look.
 
     Args:
@@ -68,7 +68,7 @@ class Machine:
             return Answer(code=None, said=str(error.strerror))
         return Answer(code=done.returncode, said=done.stdout, complained=done.stderr)
 
-    def with_variables(self, variables: Mapping[str, str | None]) -> Machine:
+    def with_variables(self, variables: Mapping[str, str | None]) -> Host:
         """The same with an experiment's environment variables; None for one that ranks must not have."""
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
