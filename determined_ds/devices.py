@@ -125,9 +125,9 @@ def num_cores() -> int:
     """CPU cores that this process may use: those of its affinity, and no more than its container is granted."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for files in CPU_QUOTAS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no quota
+        with contextlib.suppress(OSError, ValueError):  # "max": no quota
             quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
-            if quota > 0:  # -1 is no quota in version 1
+            if quota > 0:  # -1: no quota in version 1
                 return max(1, min(cores, quota // period))
     return cores
 

@@ -40,7 +40,7 @@ FIRST_SAYS_WHY_S = 10.0
 def main() -> int:
     """Answer for the task that the environment describes. Returns the exit code of the task, 0 to continue."""
     slots = slots_of(os.environ)
-    if slots is None:  # not in a task of a cluster
+    if slots is None:  # not in a task on a cluster
         return 0
     is_trial = os.environ.get("DET_TASK_TYPE") == "TRIAL"
     # On CPU slots DeepSpeed's launcher starts a rank for each NUMA node unless the number of slots is set.

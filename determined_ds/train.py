@@ -243,8 +243,8 @@ def _report_exit(message: str, exit_code: int) -> None:
 def _report(
     message: str, exit_code: int, cause: str, reason: str, error: BaseException | None = None
 ) -> None:
-    """Report why this rank ends: to our launcher, in the log of a cluster's task, or else on stderr."""
-    # Errors of destructors are no news.
+    """Report why this rank ends: to our launcher, in the task's log on a cluster, or else on stderr."""
+    # Errors of destructors say nothing new.
     sys.unraisablehook = lambda _: None
     peers = sys.modules.get("determined_ds.runtime.group.peers")
     if error is not None and peers is not None and came_of_other_ranks(error):

@@ -41,16 +41,11 @@ PATTERN = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in OUT).replace(
 TO_COME: tuple[str, ...] = (
     "determined_ds/cli",
     "determined_ds/config",
-    "determined_ds/devices.py",
-    "determined_ds/doctor",
     "determined_ds/documents",
     "determined_ds/experiment",
-    "determined_ds/launch",
     "determined_ds/report",
     "determined_ds/runtime",
     "determined_ds/search",
-    "determined_ds/startup.py",
-    "determined_ds/train.py",
     "determined_ds/trial",
     "determined_ds/tune",
 )

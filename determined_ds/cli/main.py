@@ -22,7 +22,7 @@ from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_
 
 
 class _Commands(click.Group):
-    """Prints our errors as a message and exits with their code; a user's mistake is no traceback."""
+    """Prints our errors as a message and exits with their code; a user's mistake prints no traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -20,7 +20,7 @@ INSTALL = {
     NVCC: "install the CUDA toolkit{} and set CUDA_HOME, or use an image with it "
     "(docker/Dockerfile, BASE=nvidia/cuda:...-devel-...)",
 }
-# Of CUDA 12 any serves any, of the others only the very one.
+# Minor versions of CUDA whose toolkit and torch may differ; of the others they must be equal.
 # Source: ``cuda_minor_mismatch_ok`` and ``assert_no_cuda_mismatch`` in deepspeed 0.19.8 ops/op_builder/builder.py.
 MINORS_MIX = (10, 11, 12)
 LINKS_LIBAIO = "#include <libaio.h>\nint main() { io_context_t context; return io_setup(1, &context); }\n"

@@ -558,7 +558,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> int:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr("determined_ds.launch.prepare.run_ranks", refuse)
+    monkeypatch.setattr("determined_ds.launch.local_run.run_ranks", refuse)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
 

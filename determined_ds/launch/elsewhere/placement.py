@@ -95,7 +95,7 @@ def placement_of(
         ConfigError: some of a launcher's variables are missing; they are named.
     """
     if PARENT in environment or environment.get("DET_TASK_TYPE") == "TRIAL":
-        return None  # below a rank of our own launcher, or of a cluster's
+        return None  # below a rank of our own launcher, or of Determined's
     hosts = hostnames or scontrol_hostnames
     if "TORCHELASTIC_RUN_ID" in environment:
         return _torchrun(environment)
