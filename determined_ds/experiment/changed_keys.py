@@ -139,12 +139,12 @@ def changes_since(
     written: str,
     warm_start: str | None = None,
 ) -> Changes:
-    """Compare what is asked for now with what a checkpoint was written by.
+    """Compare the settings of this run with those that wrote a checkpoint.
 
     Args:
-        before: That.
-        experiment: What is asked for now.
-        resolved: What it makes.
+        before: The settings that wrote the checkpoint.
+        experiment: The settings of this run.
+        resolved: The same, resolved.
         written: Words for the checkpoint, for messages.
         warm_start: What is taken of the checkpoint by a training that begins anew: of ``all`` its layout has to
             fit, of ``weights`` how the model is cut into parts; None where training continues.

@@ -104,7 +104,7 @@ class Experiment:
         """The trial for a number of pipeline stages.
 
         Args:
-            pipe_parallel_size: Pipeline stages, >= 1; 1 is no pipeline.
+            pipe_parallel_size: Pipeline stages, >= 1; 1 without a pipeline.
 
         Returns:
             ``MODULE:CLASS``.

@@ -307,7 +307,7 @@ def _leaves(given: Mapping[str, Any]) -> Leaves:
 
 
 def _params_leaves(given: Mapping[str, Any]) -> Leaves:
-    """Of the optimizer and the schedule; "auto" where the one that was chosen takes what is asked."""
+    """Of the optimizer and the schedule; "auto" where the chosen one takes that parameter."""
     names = {
         "optimizer": {
             "lr": "learning_rate",

@@ -22,7 +22,7 @@ class Located:
 
     Args:
         path: Of keys and indexes, as the document has them.
-        owner: The model of the mapping that the last key is in; None where that is no model's.
+        owner: The model of the mapping that the last key is in; None where it is outside the models.
         tag: Of the union that ``owner`` was chosen from; "" where it was not.
     """
 
