@@ -23,7 +23,7 @@ _HOMES = {
     "Problem": "determined_ds.errors",
     "ReconciledTrial": "determined_ds.trial.base",
     "ResolvedConfig": "determined_ds.config.reconcile",
-    "Results": "determined_ds.report.measurements",
+    "Results": "determined_ds.report.results",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.runtime.loop.fit",
@@ -37,7 +37,7 @@ _HOMES = {
     "load_deepspeed_config": "determined_ds.config.deepspeed.files",
     "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
-    "load_results": "determined_ds.report.measurements",
+    "load_results": "determined_ds.report.results",
     "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
     "measure_throughput": "determined_ds.runtime.loop.measured_loop",
     "open_context": "determined_ds.runtime.context",
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.files import create_performance_visualizations
-    from determined_ds.report.measurements import Results, load_results
+    from determined_ds.report.results import Results, load_results
     from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
     from determined_ds.runtime.gpu_memory import get_gpu_memory_stats
     from determined_ds.runtime.load_model import (

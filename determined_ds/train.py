@@ -161,7 +161,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.report.measurements import write_row
+    from determined_ds.report.results import write_row
     from determined_ds.runtime.loop.fit import fit_arguments
     from determined_ds.runtime.loop.measured_loop import measure_throughput
 

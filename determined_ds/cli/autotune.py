@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
+
+from determined_ds.cli.options import (
+    Names,
+    exit_if_interrupted,
+    measuring_options,
+    request_of,
+    show_results,
+)
 
 ALL = (
     "zero_stage,micro_batch,pipeline,offload,precision,activation_checkpointing,buckets,compile,"
@@ -21,95 +28,51 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 @click.option("--budget", default="20m", show_default=True, help="A time (20m, 1h), or trials (12).")
-@click.option("--over", metavar="AXIS,...", default=ALL, help=f"What to search over.  [default: {ALL}]")
-@click.option("--metric", default="samples_per_second", show_default=True, help="What the best is best in.")
-@click.option("--steps", type=click.IntRange(min=5), default=20, show_default=True, help="Steps to measure.")
-@click.option("--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before them.")
+@click.option("--over", type=Names(), default=ALL, help=f"What to search over.  [default: {ALL}]")
+@click.option("--metric", default="samples_per_second", show_default=True, help="Metric to optimize.")
+@measuring_options(steps=20, fewest=5)
 @click.option(
     "--loss-tolerance",
+    "tolerance",
     type=click.FloatRange(min=0, min_open=True),
     default=0.05,
     show_default=True,
-    help="How far a loss may be from fp32's, relative to it; that of the first step a tenth of it.",
+    help="Largest relative difference from the loss of fp32; a tenth of it for the first step.",
 )
 @click.option(
-    "--emit", "emit_to", type=click.Path(path_type=Path), help="Write the search for a cluster; run none."
+    "--emit",
+    "emit_to",
+    type=click.Path(path_type=Path),
+    help="Write the search as an experiment for a cluster, with GPUs by default; run nothing.",
 )
 @click.option("--slots", type=int, help="Ranks; resources.slots_per_trial if absent.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    help="Where everything goes; what was measured there is not measured again.",
-)
-@click.option(
-    "--accelerator",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Default: CUDA where there is any, and for --emit.",
-)
 def autotune(
-    config: Path,
-    context_dir: Path,
-    budget: str,
-    over: str,
-    metric: str,
-    steps: int,
-    warmup: int,
-    loss_tolerance: float,
-    emit_to: Path | None,
-    slots: int | None,
-    overrides: tuple[str, ...],
-    run_dir: Path | None,
-    accelerator: str | None,
+    budget: str, over: list[str], metric: str, tolerance: float, emit_to: Path | None, **options: Any
 ) -> None:
     """Find the fastest way to train the experiment CONFIG: its model and its global batch stay as they are.
 
     Writes best.yaml, with what each choice gained, and report.html, results.json and results.csv.
     """
-    from rich.console import Console
-
-    from determined_ds.experiment.secrets import masked_command
-    from determined_ds.protocol.run_dir import short
-    from determined_ds.report.table import results_table
-    from determined_ds.tune.autotune import BEST, emit, prepare_autotune
+    from determined_ds.tune.autotune import prepare_autotune
 
     prepared = prepare_autotune(
-        config,
-        context_dir,
+        request_of(options),
         metric=metric,
         budget=budget,
-        over=[name.strip() for name in over.split(",") if name.strip()],
-        steps=steps,
-        warmup=warmup,
-        tolerance=loss_tolerance,
-        slots=slots,
-        overrides=overrides,
-        run_dir=run_dir,
-        accelerator=accelerator,
+        over=over,
+        tolerance=tolerance,
         for_cluster=emit_to is not None,
-        command=masked_command(["det-ds", *sys.argv[1:]]),
-        now=datetime.now(),
-        tell=click.echo,
+        say=click.echo,
     )
     for line in prepared.header(runs_here=emit_to is None):
         click.echo(line)
     if emit_to is not None:
-        emit(prepared, emit_to)
+        prepared.emit(emit_to)
+        context_dir = options["context_dir"]
         click.echo(f"wrote {emit_to}; submit it with: det experiment create {emit_to} {context_dir}")
         return
-    best = prepared.run()
-    interrupts = prepared.runs.interrupts
+    best, run_dir = prepared.run(), prepared.session.run_dir
     if best is not None:
-        click.echo()
-        Console().print(results_table(prepared.results()))
-        click.echo(f"best: {best.candidate.name}")
-        for name in (BEST, "report.html", "results.json", "results.csv"):
-            click.echo(short(prepared.run_dir / name))
-    if interrupts.requested:
-        click.echo(
-            f"ended early; the same command with --run-dir {short(prepared.run_dir)} goes on", err=True
-        )
-        sys.exit(interrupts.exit_code)
+        show_results(prepared.results(), run_dir, best=best.candidate.name)
+    exit_if_interrupted(prepared.interrupts, run_dir)

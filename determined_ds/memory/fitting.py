@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from determined_ds.config.forms import Form, plain_forms
 from determined_ds.config.strategy import Strategy
 from determined_ds.memory.activations import are_known
 from determined_ds.memory.estimate import Memory, memory_per_rank
@@ -93,28 +94,25 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
 
     Where ``strategy`` is a pipeline, its rows come first; the others have its slots as replicas.
     """
-    plain = replace(
-        strategy,
-        zero_stage=0,
-        offload_optimizer=None,
-        offload_param=None,
-        pipe_parallel_size=1,
-        replicas=strategy.replicas * strategy.pipe_parallel_size,
-    )
-    found = []
-    if strategy.pipe_parallel_size > 1:
-        found += [_for_stage(replace(strategy, offload_optimizer=None), stage) for stage in (0, 1)]
-        if strategy.offload_optimizer:
-            found.append(strategy)
-    found += [_for_stage(plain, stage) for stage in range(4)]
-    found += [replace(_for_stage(plain, stage), offload_optimizer="cpu") for stage in (1, 2, 3)]
-    found.append(replace(plain, zero_stage=3, offload_optimizer="cpu", offload_param="cpu"))
-    return tuple(found)
+    slots = strategy.replicas * strategy.pipe_parallel_size
+    without = replace(strategy, pipe_parallel_size=1, replicas=slots)
+    found = [of_form(without, form) for form in plain_forms(has_stages=False)]
+    if strategy.pipe_parallel_size == 1:
+        return tuple(found)
+    own = [strategy] if strategy.offload_optimizer else []
+    return (*(of_form(strategy, form) for form in plain_forms(has_stages=True)), *own, *found)
 
 
-def _for_stage(plain: Strategy, stage: int) -> Strategy:
-    """Stage 0 does not accumulate in another type than it computes in.
+def of_form(strategy: Strategy, form: Form) -> Strategy:
+    """A strategy with the ZeRO stage and the offload of a form.
 
-    Source: deepspeed 0.19.8 runtime/engine.py _do_optimizer_sanity_check, which raises.
+    Stage 0 does not accumulate in another type than it computes in. Source: deepspeed 0.19.8 runtime/engine.py
+    _do_optimizer_sanity_check, which raises.
     """
-    return replace(plain, zero_stage=stage, grad_accum_dtype=plain.grad_accum_dtype if stage else None)
+    return replace(
+        strategy,
+        zero_stage=form.zero_stage,
+        offload_optimizer="cpu" if form.offload_optimizer else None,
+        offload_param="cpu" if form.offload_param else None,
+        grad_accum_dtype=strategy.grad_accum_dtype if form.zero_stage else None,
+    )

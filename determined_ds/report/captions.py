@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from determined_ds.report.measurements import Results
+from determined_ds.report.results import Results
 from determined_ds.report.words import ALIKE, byte_unit, label, name_of, number, percent, slots_text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from determined_ds.report.measurements import Results, Row
+from determined_ds.report.results import Results, Row
 from determined_ds.report.words import (
     between,
     byte_unit,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from determined_ds.documents.writing import write_files, write_whole
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.report.measurements import Results, load_results, results_text
 from determined_ds.report.pictures import PICTURES
+from determined_ds.report.results import Results, load_results, results_text
 from determined_ds.report.style import png_of
 from determined_ds.report.table import rows_csv
 

@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from determined_ds.report.captions import caption
 from determined_ds.report.columns import COLUMNS, UNKNOWN, Column
-from determined_ds.report.measurements import WINDOW, Results, Row
 from determined_ds.report.pictures import PICTURES
+from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import (
     FONTS,
     GRID,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.report.measurements import WINDOW, Results, Row
+from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import (
     FONT_PT,
     GROUND,

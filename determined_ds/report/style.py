@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.report.measurements import Results
+from determined_ds.report.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

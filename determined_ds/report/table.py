@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from determined_ds.report.columns import COLUMNS, CSV, UNKNOWN, Column
-from determined_ds.report.measurements import Results, Row
+from determined_ds.report.results import Results, Row
 from determined_ds.report.words import label, memory_note, percent, reason, shortened, squeezed
 
 if TYPE_CHECKING:
@@ -54,9 +54,8 @@ def results_table(results: Results) -> Table:
     ]
     heads = [[_leading(line).heading(results) for line in lines] for lines in columns]
     rows = [_cells(columns, results, row) for row in results.rows]
-    widths = [
-        max(cell_len(line) for cells in (heads, *rows) for line in cells[at]) for at in range(len(heads))
-    ]
+    every: list[Sequence[Cell]] = [heads, *rows]
+    widths = [max(cell_len(line) for cells in every for line in cells[at]) for at in range(len(heads))]
     places: list[Place] = [
         (width, _leading(lines[0]).align) for width, lines in zip(widths, columns, strict=True)
     ]

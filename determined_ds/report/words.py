@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from determined_ds.memory.units import GIB, KIB, MIB, TIB
-from determined_ds.report.measurements import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
+from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
 
 LONGEST_NAME = 40
 SMALLEST, LARGEST = 1e-6, 1e12  # of the numbers that are written out

@@ -136,13 +136,12 @@ def prepare_search(
     config: Path,
     context_dir: Path,
     *,
-    slots: int | None,
-    machine_slots: int | None,
-    overrides: Iterable[str],
-    run_dir: Path | None,
-    resume: bool,
-    accelerator: str | None,
-    now: datetime,
+    slots: int | None = None,
+    machine_slots: int | None = None,
+    overrides: Iterable[str] = (),
+    run_dir: Path | None = None,
+    resume: bool = False,
+    accelerator: str | None = None,
 ) -> SearchPlan:
     """Decide a search from what ``det-ds search`` was given. Nothing is written, and no process of a trial started.
 
@@ -163,7 +162,7 @@ def prepare_search(
     experiment = parse_experiment(document)
     assert devices is not None
     machine = found.of(lambda: machine_of(experiment, devices, machine_slots))
-    where = run_dir or new_run_dir(RUNS / slug(experiment.name), now)
+    where = run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
     if fork is not None:  # the very same for all trials, whenever they start
         experiment = parse_experiment(

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.forms import plain_forms
 from determined_ds.config.hyperparameters import AUTO
-from determined_ds.documents.document import nearest
-from determined_ds.errors import ConfigError, Problem
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
 
@@ -46,30 +45,6 @@ class Left:
     reason: str
 
 
-def check_axes(names: Sequence[str]) -> None:
-    """Refuse an axis that there is none of.
-
-    Raises:
-        ConfigError: all that are misspelt, or none given.
-    """
-    problems = []
-    for name in names:
-        if name not in AXES:
-            guess = nearest(name, AXES)
-            fix = (f"did you mean {guess}? " if guess else "") + f"there are: {', '.join(AXES)}"
-            problems.append(
-                Problem(key="--over", value=name, message="cannot be searched over", fix=fix, code="axis")
-            )
-    if not names:
-        problems.append(
-            Problem(
-                key="--over", message="names nothing", fix=f"name some of: {', '.join(AXES)}", code="axis"
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
-
-
 def choices_of(base: Base, over: Sequence[str]) -> tuple[list[Choice], list[Left]]:
     """Every combination of what is searched over, the experiment as it is among them, and what was left out.
 
@@ -81,7 +56,7 @@ def choices_of(base: Base, over: Sequence[str]) -> tuple[list[Choice], list[Left
     found: list[Choice] = [base.own]
     for form in _forms(base, over, left):
         found += _with_details(base, form, over, left)
-    unique = {tuple(sorted(choice.told().items())): choice for choice in found}
+    unique = {tuple(sorted(choice.stated().items())): choice for choice in found}
     return list(unique.values()), list(dict.fromkeys(left))
 
 
@@ -90,20 +65,20 @@ def _forms(base: Base, over: Sequence[str], left: list[Left]) -> Iterator[Choice
     own, slots = base.own, base.own.slots
     depths = {own.pipe_parallel_size}
     if "pipeline" in over:
-        depths |= {1} | {depth for depth in range(2, slots + 1) if slots % depth == 0}
+        depths |= {depth for depth in range(1, slots + 1) if slots % depth == 0}
+        if slots < 2:
+            left.append(Left(axis="pipeline", reason="a pipeline needs two slots or more"))
     for depth in sorted(depths):
         if depth > 1 and base.staged is None:
             left.append(Left(axis="pipeline", reason="the trial's module has no PipelineTrial"))
+        if (base.staged if depth > 1 else base.replicated) is None:
             continue
-        if depth == 1 and base.replicated is None:
-            continue
-        replicas = slots // depth
-        if slots < 2 and "pipeline" in over:
-            left.append(Left(axis="pipeline", reason="a pipeline needs two slots or more"))
-        stages = (0, 1, 2, 3) if depth == 1 else (0, 1) if replicas > 1 else (0,)
+        stages = sorted({form.zero_stage for form in plain_forms(has_stages=depth > 1)})
+        if depth == slots > 1:
+            stages = [0]  # a pipeline of one replica has nothing to divide
         if "zero_stage" not in over:
             is_own = depth == own.pipe_parallel_size
-            stages = (own.zero_stage if is_own else min(own.zero_stage, stages[-1]),)
+            stages = [own.zero_stage if is_own else min(own.zero_stage, stages[-1])]
         for stage in stages:
             form = replace(own, zero_stage=stage, pipe_parallel_size=depth, micro_batch_size=None)
             is_zeropp = own.zeropp and stage == 3 and depth == 1
@@ -144,16 +119,19 @@ def _micro_batches(base: Base, form: Choice, over: Sequence[str]) -> tuple[int |
 def _offloads(
     base: Base, form: Choice, over: Sequence[str], left: list[Left]
 ) -> tuple[tuple[bool, bool], ...]:
-    own = (base.own.offload_optimizer, base.own.offload_param)
+    """(optimizer, parameters) that the form of a choice can offload."""
+    alike = [
+        (each.offload_optimizer, each.offload_param)
+        for each in plain_forms(has_stages=form.pipe_parallel_size > 1)
+        if each.zero_stage == form.zero_stage
+    ]
     if "offload" not in over:
-        is_possible = form.zero_stage > 0 and form.pipe_parallel_size == 1
-        return ((own[0], own[1] and form.zero_stage == 3) if is_possible else (False, False),)
+        own = (base.own.offload_optimizer, base.own.offload_param and form.zero_stage == 3)
+        return (own if len(alike) > 1 else (False, False),)
     if base.accelerator.name == "cpu":
-        left.append(Left(axis="offload", reason="on a CPU there is nowhere to offload to"))
+        left.append(Left(axis="offload", reason="a CPU has no other memory to offload to"))
         return ((False, False),)
-    if form.zero_stage == 0 or form.pipe_parallel_size > 1:
-        return ((False, False),)
-    return ((False, False), (True, False), *([(True, True)] if form.zero_stage == 3 else []))
+    return tuple(alike)
 
 
 def _precisions(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str | None, ...]:

@@ -7,6 +7,7 @@ checkpointing, compiled kernels.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -73,7 +74,7 @@ class Choice:
     sdpa_kernel: str | None = None
     engine: str = "deepspeed"
 
-    def told(self) -> dict[str, Any]:
+    def stated(self) -> dict[str, Any]:
         """What is chosen, by name, less what is left as it is."""
         return {
             field.name: getattr(self, field.name)
@@ -136,20 +137,24 @@ class Base:
     @property
     def checkpointing_key(self) -> str | None:
         """The hyperparameter by which the model checkpoints activations; None where nothing reads one."""
-        return self._read_by_model(SWITCHES)
-
-    def _read_by_model(self, names: tuple[str, ...]) -> str | None:
-        """The first of some hyperparameters that the experiment states, or that the trial's folder names."""
         data = self.experiment.hyperparameters.data
-        stated = next((name for name in names if name in data), None)
-        return stated or next((name for name in names if f'"{name}"' in self._sources), None)
+        stated = next((name for name in SWITCHES if name in data), None)
+        read = (
+            name for name in SWITCHES if re.search(rf'"{name}"|^\s*{name}\s*:', self._sources, re.MULTILINE)
+        )
+        return stated or next(read, None)
 
     @cached_property
     def _sources(self) -> str:
-        """The text of the modules beside the trial's."""
+        """The text of the modules beside the trial's, and of those that they import from the context directory."""
         source = source_of(self.experiment.trial.partition(":")[0], self.context_dir)
-        files = sorted(source.parent.glob("*.py")) if source else []
-        return "\n".join(file.read_text(errors="replace") for file in files)
+        beside = sorted(source.parent.glob("*.py")) if source else []
+        texts = [file.read_text(errors="replace") for file in beside]
+        imported = {
+            name for text in texts for name in re.findall(r"^from ([\w.]+) import", text, re.MULTILINE)
+        }
+        others = (source_of(name, self.context_dir) for name in sorted(imported))
+        return "\n".join([*texts, *(file.read_text(errors="replace") for file in others if file)])
 
 
 def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:

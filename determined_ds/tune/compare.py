@@ -1,73 +1,110 @@
-"""What ``det-ds compare`` was given -> a comparison, or every reason why there is none; and the same in Python."""
+"""Strategies side by side: ``det-ds compare``, and the same in Python."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from determined_ds.config.keys import MEASURE, ignored_by_ddp, ignored_keys
-from determined_ds.devices import detect_accelerator
+from determined_ds.config.forms import FORMS
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems, read_document
+from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import RUNS, new_run_dir, slug
-from determined_ds.protocol.run_lock import check_run_dir
-from determined_ds.report.measurements import Results
-from determined_ds.tune.choice import read_base
-from determined_ds.tune.interleaved import Comparison, Told
-from determined_ds.tune.variants import check_names, named_variants
+from determined_ds.protocol.run_lock import RunLock
+from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
+from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
+from determined_ds.tune.session import Request, Say, Session, check_names, open_session, shape_of
+from determined_ds.tune.variants import Variant, named_variants
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """Measures variants of an experiment. Runs are interleaved, so slow drift of the machine does not bias them.
+
+    Args:
+        session: The experiment, and where runs go.
+        variants: What to compare; the first is the baseline.
+        repeat: Runs of each.
+    """
+
+    session: Session
+    variants: Sequence[Variant]
+    repeat: int
+    _rows: dict[int, list[Row]] = field(default_factory=dict)
+
+    def run(self, interrupts: Interrupts) -> Results:
+        """Measure, and write the report after each run; stop early when interrupted.
+
+        Raises:
+            ConfigError: another process writes to the run directory.
+        """
+        with RunLock(self.session.run_dir):
+            estimates = [self._estimate(variant) for variant in self.variants]
+            self._rows = {index: [] for index in range(len(self.variants))}
+            for repetition in range(self.repeat):
+                for index in in_turn(len(self.variants), repetition):
+                    if interrupts.requested:
+                        break
+                    self._measure(index, repetition, interrupts)
+                    self.session.write(self._merged(estimates), page=False)
+            return self.session.write(self._merged(estimates))
+
+    def _measure(self, index: int, repetition: int, interrupts: Interrupts) -> None:
+        variant, rows = self.variants[index], self._rows[index]
+        if any(row.status != MEASURED for row in rows):
+            return  # it failed once, which is enough
+        name = f"{variant.name} x{variant.choice.slots}"
+        if variant.can_run:
+            slots = max(each.choice.slots for each in self.variants)
+            rows.append(self.session.measure(variant, name, repetition + 1, interrupts, most_slots=slots))
+        else:
+            rows.append(unmeasured(variant, CANNOT_RUN, variant.reason))
+        self.session.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(rows[-1])}")
+
+    def _merged(self, estimates: Sequence[int | None]) -> list[Row]:
+        known = [
+            self._rows[index] or [unmeasured(variant, STOPPED, "not measured yet")]
+            for index, variant in enumerate(self.variants)
+        ]
+        pairs = zip(known, estimates, strict=True)
+        return [replace(merged(rows), estimated_model_state_bytes=estimate) for rows, estimate in pairs]
+
+    def _estimate(self, variant: Variant) -> int | None:
+        """Bytes of model states that the memory model expects; None where the model cannot be built."""
+        if not variant.can_run:
+            return None
+        try:
+            return estimated_state_bytes(variant, shape_of(self.session.base, variant))
+        except ConfigError as error:
+            self.session.say(f"no memory estimate for {variant.name}: {error.problems[0].message}")
+            return None
+
+
+def in_turn(count: int, repetition: int) -> list[int]:
+    """The order of a repetition: forwards, then backwards, so that each is early as often as late."""
+    order = list(range(count))
+    return order[::-1] if repetition % 2 else order
 
 
 def prepare_comparison(
-    config: Path,
-    context_dir: Path,
+    request: Request,
     *,
     strategies: Sequence[str],
-    slots: Sequence[int] | None,
-    steps: int,
-    warmup: int,
+    slots: Sequence[int] | None = None,
     repeat: int,
-    overrides: Iterable[str] = (),
-    run_dir: Path | None = None,
-    accelerator: str | None = None,
-    command: str = "",
-    now: datetime,
-    tell: Told = print,
+    say: Say = print,
 ) -> Comparison:
-    """Decide a comparison from what ``det-ds compare`` was given.
+    """Decide a comparison from the options of ``det-ds compare``.
 
     Raises:
-        ConfigError: a name is misspelt, the experiment cannot run as it is, or the folder cannot be written to.
+        ConfigError: a name is unknown, the experiment cannot run as it is, or the folder cannot be written to.
     """
     found = Problems()
-    found.of(lambda: check_names(strategies))
-    document = found.of(lambda: read_document(config, context_dir, overrides=overrides, command="compare"))
-    devices = found.of(lambda: detect_accelerator(accelerator))
-    found.raise_any()
-    assert document is not None
-    assert devices is not None
-    found.warn(ignored_keys(document, MEASURE))
-    base = found.need(lambda: read_base(document, context_dir, devices))
-    found.warn([*base.resolved.warnings, *(ignored_by_ddp(base.written) if "ddp" in strategies else ())])
-    where = run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_compare", now)
-    found.of(lambda: check_run_dir(where))
-    found.raise_any()
-    for warning in found.warnings:
-        tell(f"warning: {warning}")
-    return Comparison(
-        base=base,
-        variants=named_variants(base, strategies, slots or [base.experiment.slots]),
-        run_dir=where.resolve(),
-        steps=steps,
-        warmup=warmup,
-        repeat=repeat,
-        title=base.experiment.name,
-        command=command,
-        created=now.isoformat(timespec="seconds"),
-        tell=tell,
-    )
+    found.of(lambda: check_names("--strategies", strategies, tuple(FORMS), "strategy"))
+    session = open_session(request, found, "compare", with_ddp="ddp" in strategies, say=say)
+    variants = named_variants(session.base, strategies, slots or [session.base.experiment.slots])
+    return Comparison(session=session, variants=variants, repeat=repeat)
 
 
 def compare(
@@ -85,44 +122,41 @@ def compare(
 ) -> Results:
     """Measure strategies for an experiment, as ``det-ds compare`` does.
 
-    Each strategy runs in fresh processes on this machine, with the same model, data, seed and global batch, several
-    times, in turns. From a script, call it under ``if __name__ == "__main__":``.
+    Each strategy runs in fresh processes on this machine, with the same model, data, seed and global batch; runs are
+    interleaved. From a script, call it under ``if __name__ == "__main__":``.
 
     Args:
         config: The experiment's YAML.
         context_dir: The folder with the code.
-        strategies: E.g. ``["zero0", "zero3", "pipeline"]``; the first is what the others are held against.
+        strategies: E.g. ``["zero0", "zero3", "pipeline"]``; the first is the baseline.
         slots: Numbers of ranks, each >= 1; the experiment's own, if None.
-        steps: Optimizer steps to measure each time, >= 1.
+        steps: Optimizer steps to time in each run, >= 1.
         warmup: Steps before them.
-        repeat: Times that each is measured, >= 1.
-        overrides: ``KEY=VALUE`` laid over the YAML, as ``--set``.
+        repeat: Runs of each strategy, >= 1.
+        overrides: ``KEY=VALUE`` overrides of the YAML, as ``--set``.
         run_dir: Where the report and the runs go; ``runs/<name>_compare/<time>``, if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
 
     Returns:
-        The rows, one a strategy and number of slots; what failed is a row that says why.
+        One row for each strategy and number of slots; a failure is a row with its reason.
 
     Raises:
-        ConfigError: it cannot be done; every reason at once.
+        ConfigError: every reason why it cannot be done.
     """
     numbers = {"steps": steps, "repeat": repeat, **{f"slots {count}": count for count in slots or ()}}
     wrong = [name for name, value in numbers.items() if value < 1]
     if wrong:
         raise ConfigError([Problem(key=name, message="must be 1 or more", fix="e.g. 1") for name in wrong])
-    comparison = prepare_comparison(
-        Path(config),
-        Path(context_dir),
-        strategies=strategies,
-        slots=slots,
+    request = Request(
+        config=Path(config),
+        context_dir=Path(context_dir),
         steps=steps,
         warmup=warmup,
-        repeat=repeat,
-        overrides=overrides,
+        overrides=tuple(overrides),
         run_dir=None if run_dir is None else Path(run_dir),
         accelerator=accelerator,
         command="determined_ds.compare(...)",
-        now=datetime.now(),
     )
+    comparison = prepare_comparison(request, strategies=strategies, slots=slots, repeat=repeat)
     with Interrupts("ending the measurement") as interrupts:
         return comparison.run(interrupts)

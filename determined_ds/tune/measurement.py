@@ -17,7 +17,7 @@ from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
 from determined_ds.protocol.result import INVALID
 from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
-from determined_ds.report.measurements import (
+from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
     MEASURED,
@@ -113,8 +113,6 @@ def _cut_short(variant: Variant, reason: str, seconds: Sequence[float]) -> Row:
         start_seconds=0.0,
         peak_memory_bytes_by_rank=(),
         model_state_bytes_by_rank=(),
-        bubble=None,
-        bubble_ideal=None,
     )
     return replace(row, repetitions=(known,))
 
@@ -128,15 +126,7 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
         status=status,
         reason=reason,
         zero_stage=variant.choice.zero_stage,
-        micro_batch_size=None,
-        accumulation=None,
-        replicas=None,
         pipe_parallel_size=variant.choice.pipe_parallel_size,
-        precision=None,
-        samples_per_step=None,
-        tokens_per_sample=None,
-        estimated_model_state_bytes=None,
-        repetitions=(),
     )
     if resolved is None:
         return row
@@ -167,6 +157,13 @@ def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warm
         return None
     where = os.path.join(*run_dir.parts[-2:])
     return replace(row, name=variant.name, repetitions=(replace(repetition, run_dir=where),))
+
+
+def in_words(row: Row) -> str:
+    """A measurement in a line."""
+    if row.status != MEASURED or row.median_step_seconds is None:
+        return f"{row.status}: {row.reason}"
+    return f"{1000 * row.median_step_seconds:,.0f} ms a step, {row.samples_per_second:,.1f} samples/s"
 
 
 def merged(rows: Sequence[Row]) -> Row:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from determined_ds.config.hyperparameters import LARGEST
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory import ModelShape
-from determined_ds.report.measurements import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
+from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.cost import CostModel, Prediction, memory_bytes
-from determined_ds.tune.interleaved import in_words
-from determined_ds.tune.measurement import Watch, merged
+from determined_ds.tune.measurement import Watch, in_words, merged
 from determined_ds.tune.variants import Variant
 
 METRICS = {  # by which the best is chosen -> whether smaller is better
@@ -97,7 +96,7 @@ class Tuning:
         warmup: Steps of a run that do not count.
         tolerance: Largest relative difference from fp32's of the last five steps' mean loss; a tenth of it of the first
             step's, which is of the same weights.
-        tell: Gets a line for people as something happens.
+        say: Prints a line as something happens.
         changed: Is called whenever something was measured.
         clock: Seconds.
     """
@@ -109,8 +108,8 @@ class Tuning:
     budget: Budget
     warmup: int
     tolerance: float
-    tell: Callable[[str], None] = print
-    changed: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = print
+    changed: Callable[[], object] = lambda: None
     clock: Callable[[], float] = time.monotonic
     found: dict[str, Measured] = field(default_factory=dict)
     gave_up: list[str] = field(default_factory=list)
@@ -154,7 +153,7 @@ class Tuning:
         gains = [prediction.expected_improvement(math.log(value)) for _, prediction in left]
         most = max(gains)
         if most < WORTH_TRYING and len(self.found) >= ENOUGH:
-            self.tell(f"nothing left is expected to gain {WORTH_TRYING:.1%}")
+            self.say(f"nothing left is expected to gain {WORTH_TRYING:.1%}")
             return None
         return left[gains.index(most)][0]
 
@@ -180,7 +179,7 @@ class Tuning:
                 return True
             if row.status in (FAILED, CANNOT_RUN) or measured.disagrees:
                 blamed = self._blamed(measured)
-                if blamed and blamed <= candidate.variant.choice.told().items():
+                if blamed and blamed <= candidate.variant.choice.stated().items():
                     return True
         return False
 
@@ -190,7 +189,7 @@ class Tuning:
         Where that leaves more, it is not what seldom does: to cut the batch otherwise crashes nothing, and but for
         what changes how numbers are computed a training stays the same.
         """
-        left = measured.candidate.variant.choice.told().items() - self._innocent()
+        left = measured.candidate.variant.choice.stated().items() - self._innocent()
         if measured.disagrees:
             likely = {item for item in left if item[0] in OF_NUMBERS}
         else:
@@ -200,7 +199,7 @@ class Tuning:
     def _innocent(self) -> set[tuple[str, object]]:
         """What was part of a run that went well."""
         good = (each for each in self.found.values() if each.row.is_measured and not each.disagrees)
-        return {item for each in good for item in each.candidate.variant.choice.told().items()}
+        return {item for each in good for item in each.candidate.variant.choice.stated().items()}
 
     # ----------------------------------------------------------------------------------------- measuring
 
@@ -221,8 +220,8 @@ class Tuning:
         seconds = row.median_step_seconds  # of a run that was cut short, too
         if seconds is not None and self.metric != "peak_memory_gib":
             self.model.learn(candidate.variant, candidate.shape, seconds)
-        note = f"  NOT TAKEN: {known.disagrees}" if known.disagrees else ""
-        self.tell(f"{self.num_trials:>3}  {candidate.name:<34}  {in_words(row)}{note}")
+        note = f"  REJECTED: {known.disagrees}" if known.disagrees else ""
+        self.say(f"{self.num_trials:>3}  {candidate.name:<34}  {in_words(row)}{note}")
         self.changed()
 
     def _watch(self, seconds: Sequence[float]) -> str | None:
@@ -309,7 +308,7 @@ class Tuning:
         """Of all that was measured, the experiment as it was first; what may not be taken is a failure."""
         found = sorted(self.found.values(), key=lambda each: each.candidate is not self.candidates[0])
         return tuple(
-            replace(each.row, status=FAILED, reason=f"not taken: {each.disagrees}")
+            replace(each.row, status=FAILED, reason=f"rejected: {each.disagrees}")
             if each.disagrees
             else each.row
             for each in found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.check.trial_class import builds_engine_by_hand
+from determined_ds.config.forms import FORMS, Form
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
-from determined_ds.documents.document import Document, nearest
+from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, parse_experiment
@@ -42,13 +43,11 @@ class Variant:
 
     @property
     def reason(self) -> str:
-        """Why it cannot run, in a sentence or two; each said once, of the first key that it is true of."""
-        told: dict[str, str] = {}
+        """Why it cannot run, in a sentence or two; each message once, with its first key."""
+        keys: dict[str, str] = {}
         for problem in self.problems:
-            told.setdefault(
-                problem.message, f"{problem.key.removeprefix('hyperparameters.')}: {problem.message}"
-            )
-        return "; ".join(told.values())
+            keys.setdefault(problem.message, problem.key.removeprefix("hyperparameters."))
+        return "; ".join(f"{key}: {message}" for message, key in keys.items())
 
 
 def decided(base: Base, name: str, choice: Choice) -> Variant:
@@ -67,7 +66,7 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
 def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> None:
     """Refuse torch's DistributedDataParallel for a trial that makes its engine itself: DeepSpeed would train.
 
-    What the source does not tell, the rank sees where the engine is wrapped.
+    Where the source does not show it, the rank finds out when the engine is wrapped.
     """
     if choice.engine == "deepspeed" or not builds_engine_by_hand(experiment.trial, context_dir):
         return
@@ -86,94 +85,35 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
 
 # ------------------------------------------------------------------------------------------------ by name
 
-Maker = Callable[[Base, int], Choice]
 
-
-def _zero(stage: int, *, optimizer: bool = False, param: bool = False, zeropp: bool = False) -> Maker:
-    def make(base: Base, slots: int) -> Choice:
-        return Choice(
-            zero_stage=stage,
-            slots=slots,
-            micro_batch_size=same_micro_batch(base, slots),
-            offload_optimizer=optimizer,
-            offload_param=param,
-            zeropp=zeropp,
-        )
-
-    return make
-
-
-def _pipeline(stage: int) -> Maker:
-    def make(base: Base, slots: int) -> Choice:
-        own = base.resolved.topology.pipe_parallel_size
-        stages = own if own > 1 and slots % own == 0 else slots
-        return Choice(zero_stage=stage, slots=slots, pipe_parallel_size=stages)
-
-    return make
-
-
-def _ddp(base: Base, slots: int) -> Choice:
-    return Choice(zero_stage=0, slots=slots, micro_batch_size=same_micro_batch(base, slots), engine="ddp")
-
-
-STRATEGIES: dict[str, Maker] = {
-    "ddp": _ddp,
-    "zero0": _zero(0),
-    "zero1": _zero(1),
-    "zero2": _zero(2),
-    "zero3": _zero(3),
-    "zero1_offload": _zero(1, optimizer=True),
-    "zero2_offload": _zero(2, optimizer=True),
-    "zero3_offload": _zero(3, optimizer=True, param=True),
-    "zeropp": _zero(3, zeropp=True),
-    "pipeline": _pipeline(0),
-    "pipeline_zero1": _pipeline(1),
-    "single_gpu_simple": _zero(0),
-    "single_gpu_offload": _zero(2, optimizer=True),
-}
-ON_ONE_SLOT = ("single_gpu_simple", "single_gpu_offload")
+def choice_of(base: Base, form: Form, slots: int) -> Choice:
+    """A named strategy for an experiment on some slots."""
+    own = base.resolved.topology.pipe_parallel_size
+    stages = own if own > 1 and slots % own == 0 else slots
+    return Choice(
+        zero_stage=form.zero_stage,
+        slots=slots,
+        pipe_parallel_size=stages if form.has_stages else 1,
+        micro_batch_size=None if form.has_stages else same_micro_batch(base, slots),
+        offload_optimizer=form.offload_optimizer,
+        offload_param=form.offload_param,
+        zeropp=form.zeropp,
+        engine=form.engine,
+    )
 
 
 def same_micro_batch(base: Base, slots: int) -> int | None:
-    """The experiment's own micro-batch, as far as it divides a replica's share; None has it derived.
+    """The largest micro-batch up to the experiment's own that divides a replica's share; None has it derived.
 
-    A pipeline's micro-batch says nothing of one that is not cut.
+    The micro-batch of a pipeline says nothing about a model that is not divided.
     """
     if base.resolved.topology.pipe_parallel_size > 1:
         return None
     batch = base.resolved.batch
     share, rest = divmod(batch.global_batch_size, slots)
     if rest:
-        return None  # which cannot run, and says so
+        return None  # which cannot run, and is reported so
     return next(size for size in range(min(batch.micro_batch_size, share), 0, -1) if share % size == 0)
-
-
-def check_names(names: Iterable[str]) -> None:
-    """Refuse a strategy that there is none of.
-
-    Raises:
-        ConfigError: all that are misspelt.
-    """
-    problems = []
-    names = list(names)
-    for name in names:
-        if name not in STRATEGIES:
-            guess = nearest(name, STRATEGIES)
-            fix = f"did you mean {guess}? " if guess else ""
-            problems.append(
-                Problem(
-                    key="--strategies",
-                    value=name,
-                    message="no such strategy",
-                    fix=f"{fix}there are: {', '.join(STRATEGIES)}",
-                    code="strategy",
-                )
-            )
-    if not names:
-        fix = f"name some of: {', '.join(STRATEGIES)}"
-        problems.append(Problem(key="--strategies", message="names none", fix=fix, code="strategy"))
-    if problems:
-        raise ConfigError(problems)
 
 
 def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> list[Variant]:
@@ -181,26 +121,19 @@ def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> li
 
     Args:
         base: The experiment.
-        names: Of :data:`STRATEGIES`.
+        names: Of :data:`determined_ds.config.forms.FORMS`.
         slots: Numbers of ranks, >= 1.
-
-    Raises:
-        ConfigError: a name is misspelt.
     """
-    check_names(names)
-    found = []
-    for name in dict.fromkeys(names):
-        for count in dict.fromkeys(slots) if name not in ON_ONE_SLOT else (1,):
-            if name.startswith("pipeline") and count < 2:
-                problem = Problem(
-                    key="--slots",
-                    value=count,
-                    message="a pipeline needs two slots or more",
-                    fix="--slots 2",
-                    code="strategy",
-                )
-                choice = Choice(zero_stage=0, slots=count)
-                found.append(Variant(name=name, choice=choice, problems=(problem,)))
-                continue
-            found.append(decided(base, name, STRATEGIES[name](base, count)))
-    return found
+    return [
+        _named(base, name, count)
+        for name in dict.fromkeys(names)
+        for count in ((1,) if FORMS[name].on_one_slot else dict.fromkeys(slots))
+    ]
+
+
+def _named(base: Base, name: str, slots: int) -> Variant:
+    if slots > 1 or not FORMS[name].has_stages:
+        return decided(base, name, choice_of(base, FORMS[name], slots))
+    message = "a pipeline needs two slots or more"
+    problem = Problem(key="--slots", value=slots, message=message, fix="--slots 2", code="strategy")
+    return Variant(name=name, choice=Choice(zero_stage=0, slots=slots), problems=(problem,))

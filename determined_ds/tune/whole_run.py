@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.forms import FORMS
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError
@@ -22,7 +23,8 @@ from determined_ds.protocol.result import INVALID
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base
-from determined_ds.tune.variants import Variant, check_names, decided, named_variants
+from determined_ds.tune.session import check_names
+from determined_ds.tune.variants import Variant, decided, named_variants
 
 POLL_S = 0.25
 AS_IT_IS = "as_it_is"
@@ -83,8 +85,7 @@ def run_training_experiment(
         TrainingError: it failed, or was interrupted.
     """
     found = Problems()
-    if method != AS_IT_IS:
-        found.of(lambda: check_names([method]))
+    found.of(lambda: check_names("method", [method], (AS_IT_IS, *FORMS), "strategy"))
     document = found.of(
         lambda: read_document(Path(config), Path(context_dir), slots=slots, overrides=overrides)
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.report.measurements import Row
+from determined_ds.report.results import Row
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.choice import Choice
 from determined_ds.tune.selection import Measured, Tuning

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
-from determined_ds.report.measurements import Row, load_results, save_results
+from determined_ds.report.results import Row, load_results, save_results
 from determined_ds.tune.autotune import BEST, Autotune, prepare_autotune
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.measurement import merged
+from determined_ds.tune.session import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path("experiments/gpt2/const.yaml")
@@ -33,19 +33,10 @@ TRAINED, REPEAT = 100, 3
 
 def prepared(run_dir: Path, budget: str, over: tuple[str, ...] = OVER) -> Autotune:
     """A tuning of the template."""
-    return prepare_autotune(
-        CONFIG,
-        Path(),
-        metric="samples_per_second",
-        budget=budget,
-        over=over,
-        steps=STEPS,
-        warmup=WARMUP,
-        tolerance=0.05,
-        run_dir=run_dir,
-        accelerator="cpu",
-        now=datetime.now(),
+    request = Request(
+        config=CONFIG, context_dir=Path(), steps=STEPS, warmup=WARMUP, run_dir=run_dir, accelerator="cpu"
     )
+    return prepare_autotune(request, metric="samples_per_second", budget=budget, over=over, tolerance=0.05)
 
 
 def exhaustive(folder: Path) -> list[Row]:
@@ -55,7 +46,7 @@ def exhaustive(folder: Path) -> list[Row]:
 
     def measure(candidate: Candidate) -> None:
         known = rows.setdefault(candidate.name, [])
-        known.append(tuning.runs(candidate, len(known) + 1, lambda _: None))
+        known.append(tuning.tuning.measure(candidate, len(known) + 1, lambda _: None))
         print(f"{len(known)}  {candidate.name:<32} {known[-1].median_step_seconds}", flush=True)
 
     for candidate in tuning.tuning.candidates:
@@ -153,7 +144,7 @@ def quality(rows: list[Row], tuning: Autotune, seconds: float, share: float) -> 
 def main(folder: Path) -> None:
     """All of it; prints Markdown."""
     best, *_ = tuned(folder / "all", "12", (*OVER, "attention", "compile", "fused_optimizer"))
-    print(beside_huggingface(best.run_dir / BEST, folder), flush=True)
+    print(beside_huggingface(best.session.run_dir / BEST, folder), flush=True)
     kept = folder / "exhaustive.json"
     if kept.exists():
         rows = list(load_results(kept).rows)

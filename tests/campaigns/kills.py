@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from determined_ds.report.measurements import load_results
+from determined_ds.report.results import load_results
 from tests.campaigns.case import Case
 from tests.command import DET_DS, ROOT
 from tests.runtime.test_resume import STRATEGIES, experiment

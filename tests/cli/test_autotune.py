@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.report.measurements import MEASURED, load_results
+from determined_ds.report.results import MEASURED, load_results
 from determined_ds.search.trials import processes_below
 from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
 
@@ -97,7 +97,7 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
     assert process.returncode == 0, stderr
     assert processes_below(run_dir) == []
     assert "SIGINT: ending the measurement; the best so far is written; again ends at once" in stderr
-    assert f"ended early; the same command with --run-dir {run_dir} goes on" in stderr
+    assert f"interrupted; to resume: the same command with --run-dir {run_dir}" in stderr
     assert f"best: {OWN}" in stdout
     assert {path.name for path in run_dir.iterdir()} >= FILES
     assert [row.name for row in load_results(run_dir / "results.json").rows] == [OWN]
@@ -147,7 +147,7 @@ def test_emitted_for_cpus_where_that_is_meant(tmp_path: Path) -> None:
         CONST, ROOT, "--over", over, "--emit", tmp_path / "tune.yaml", "--accelerator", "cpu"
     )
     assert code == 0, output
-    assert "left out offload: on a CPU there is nowhere to offload to" in output
+    assert "left out offload: a CPU has no other memory to offload to" in output
     assert "# Not searched: offload" in (tmp_path / "tune.yaml").read_text()
 
 
@@ -159,21 +159,21 @@ def test_emitted_for_cpus_where_that_is_meant(tmp_path: Path) -> None:
     [
         (
             ["--over", "zero_stge"],
-            ["--over = 'zero_stge': cannot be searched over", "did you mean zero_stage?"],
+            ["--over = 'zero_stge': unknown name", "did you mean zero_stage?"],
         ),
-        (["--over", ""], ["--over: names nothing"]),
+        (["--over", ""], ["--over: is empty"]),
         (
             ["--metric", "sample_per_second"],
             ["--metric = 'sample_per_second'", "did you mean samples_per_second?"],
         ),
-        (["--metric", "validation_loss"], ["is not measured by a tuning", "use one of samples_per_second"]),
+        (["--metric", "validation_loss"], ["unknown name", "use one of samples_per_second"]),
         (["--budget", "1"], ["--budget = '1': is too small"]),
-        (["--budget", "10s"], ["--budget = '10s': is too small for one trial", "30 s or more"]),
+        (["--budget", "10s"], ["--budget = '10s': is too small", "30 s or more"]),
         (
             ["--budget", "soon"],
-            ["--budget = 'soon': is neither a time nor a number of trials", "20m, 1h or 12 trials"],
+            ["--budget = 'soon': must be a time or a number of trials", "20m, 1h or 12 trials"],
         ),
-        (["--over", "offload"], ["there is nothing to choose from", "nowhere to offload to"]),
+        (["--over", "offload"], ["there is nothing to choose from", "no other memory to offload to"]),
         (
             ["--metric", "tokens_per_second"],
             ["trial:TinyTrial does not say how many tokens", "tokens_per_sample"],

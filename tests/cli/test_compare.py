@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.report.measurements import (
+from determined_ds.report.results import (
     CANNOT_RUN,
     MEASURED,
     OUT_OF_MEMORY,
@@ -22,6 +21,7 @@ from determined_ds.report.measurements import (
 )
 from determined_ds.search.trials import processes_below
 from determined_ds.tune.compare import prepare_comparison
+from determined_ds.tune.session import Request
 from tests.command import det_ds
 
 FILES = ("report.html", "results.json", "results.csv")
@@ -111,18 +111,15 @@ def test_where_nothing_can_be_measured_it_fails(own_model: Path, tmp_path: Path)
 
 def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path: Path) -> None:
     """Nothing is started; every row says that it was not measured yet."""
-    comparison = prepare_comparison(
-        own_model / "experiment.yaml",
-        own_model,
-        strategies=["zero0", "zero1"],
-        slots=[1, 2],
+    request = Request(
+        config=own_model / "experiment.yaml",
+        context_dir=own_model,
         steps=3,
         warmup=1,
-        repeat=2,
         run_dir=tmp_path / "run",
         accelerator="cpu",
-        now=datetime(2026, 1, 1),
     )
+    comparison = prepare_comparison(request, strategies=["zero0", "zero1"], slots=[1, 2], repeat=2)
     interrupts = Interrupts("")
     interrupts.signals.append(2)
     results: Results = comparison.run(interrupts)
@@ -142,8 +139,8 @@ def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--strategies", "zero1,zer2"], ["--strategies = 'zer2': no such strategy", "did you mean zero2?"]),
-        (["--strategies", ","], ["--strategies: names none", "name some of: ddp, zero0"]),
+        (["--strategies", "zero1,zer2"], ["--strategies = 'zer2': unknown name", "did you mean zero2?"]),
+        (["--strategies", ","], ["--strategies: is empty", "use pipeline, pipeline_zero1, zero0"]),
         ([], ["Missing option '--strategies'"]),
         (
             ["--strategies", "zero0", "--slots", "two"],

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +197,9 @@ def test_trials_begin_with_the_weights_of_a_fork(searched: Path) -> None:
         return prepare_search(
             searched / "experiment.yaml",
             searched,
-            slots=None,
-            machine_slots=None,
             overrides=[f"searcher.source_checkpoint_uuid={source}"],
             run_dir=searched.parent / "run",
-            resume=False,
             accelerator="cpu",
-            now=datetime(2026, 1, 1),
         )
 
     plan = prepared(searched.parent / "other")
@@ -214,7 +209,7 @@ def test_trials_begin_with_the_weights_of_a_fork(searched: Path) -> None:
     done = search(searched, "--set", "searcher.source_checkpoint_uuid=no-such")
     refused(done, "searcher.source_checkpoint_uuid", "there is no such folder")
     done = search(searched, "--set", "searcher.source_trial_id=1")
-    refused(done, "searcher.source_trial_id = 1", "names a trial of a cluster")
+    refused(done, "searcher.source_trial_id = 1")
 
 
 def test_gpus_are_never_shared(searched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,13 +288,10 @@ def test_what_does_not_decide_a_search_may_change(searched: Path) -> None:
     plan = prepare_search(
         searched / "experiment.yaml",
         searched,
-        slots=None,
-        machine_slots=None,
         overrides=["description=another", "max_restarts=1"],
         run_dir=run_dir,
         resume=True,
         accelerator="cpu",
-        now=datetime.now(),
     )
     assert plan.max_restarts == 1
     before = load_experiment(run_dir / "experiment.yaml")

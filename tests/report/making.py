@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from determined_ds.report.measurements import (
+from determined_ds.report.results import (
     ACCELERATORS,
     CANNOT_RUN,
     MEASURED,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from determined_ds.report.measurements import CANNOT_RUN, Results, Row
 from determined_ds.report.page import report_page
+from determined_ds.report.results import CANNOT_RUN, Results, Row
 from tests.report.making import comparison, failed, repetition, results, row
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

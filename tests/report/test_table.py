@@ -11,7 +11,7 @@ from hypothesis import given
 from rich.cells import cell_len
 from rich.console import Console
 
-from determined_ds.report.measurements import CANNOT_RUN, Results
+from determined_ds.report.results import CANNOT_RUN, Results
 from determined_ds.report.table import results_table, rows_csv
 from tests.report.making import any_results, comparison, failed, few, repetition, results, row
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.report.measurements import STOPPED, Results
+from determined_ds.report.results import STOPPED, Results
 from determined_ds.report.words import (
     byte_unit,
     difference,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.report.measurements import MEASURED, STOPPED, Row
+from determined_ds.report.results import MEASURED, STOPPED, Row
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.cost import arithmetic
 from determined_ds.tune.measurement import Watch
@@ -122,7 +122,7 @@ def prepared(candidates: Sequence[Candidate], machine: Machine, **more: Any) -> 
         clock=lambda: machine.now,
     )
     told = Told(tuning=tuning, machine=machine)
-    tuning.tell = told.lines.append
+    tuning.say = told.lines.append
     assert not more, more
     return told
 

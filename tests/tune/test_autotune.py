@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.report.measurements import FAILED, STOPPED, Row, load_results
-from determined_ds.tune.autotune import BEST, Autotune, Runs, parse_budget, prepare_autotune
+from determined_ds.report.results import FAILED, STOPPED, Row, load_results
+from determined_ds.tune.autotune import BEST, Autotune, parse_budget, prepare_autotune
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import Budget, Tuning
+from determined_ds.tune.session import Request, Session
 from tests.tune.bases import CONST, ROOT, base_of, gpt2_candidates, row_of
 from tests.tune.simulated import START_S, WARMUP, Machine, prepared
 
@@ -29,15 +29,13 @@ OWN = "as it is (zero1 micro 16)"
 def autotune(folder: Path, machine: Machine, **more: Any) -> Autotune:
     """A tuning of the template on a simulated machine, as the command has it."""
     told = prepared(gpt2_candidates(), machine, **{"trials": 8, **more})
-    runs = Runs(base=base_of(), run_dir=folder, steps=20, warmup=WARMUP, interrupts=told.interrupts)
+    request = Request(config=CONST, context_dir=ROOT, steps=20, warmup=WARMUP)
     return Autotune(
+        session=Session(request=request, base=base_of(), run_dir=folder),
         tuning=told.tuning,
-        runs=runs,
+        interrupts=told.interrupts,
         dropped={"a batch that does not divide": 3},
         left=(),
-        title="gpt2_const",
-        command="det-ds autotune",
-        created="2026-01-01T00:00:00",
     )
 
 
@@ -51,17 +49,10 @@ def refused(step: Callable[[], Any]) -> Problem:
 
 def given_to(**more: Any) -> Autotune:
     """As ``det-ds autotune experiments/gpt2/const.yaml .`` would be prepared."""
-    stated: dict[str, Any] = {
-        "metric": "samples_per_second",
-        "budget": "12",
-        "over": ["zero_stage"],
-        "steps": 20,
-        "warmup": 5,
-        "tolerance": 0.02,
-        "accelerator": "cpu",
-        "now": datetime(2026, 1, 1),
-    }
-    return prepare_autotune(ROOT / CONST, ROOT, **{**stated, **more})
+    options = {"metric": "samples_per_second", "budget": "12", "over": ["zero_stage"], "tolerance": 0.02}
+    options |= {name: more.pop(name) for name in (*options, "for_cluster") if name in more}
+    shared: dict[str, Any] = {"steps": 20, "warmup": 5, "accelerator": "cpu", **more}
+    return prepare_autotune(Request(config=ROOT / CONST, context_dir=ROOT, **shared), **options)
 
 
 # ------------------------------------------------------------------------------------------------- its end
@@ -123,7 +114,7 @@ def interrupted_at(tuning: Autotune, machine: Machine, number: int) -> None:
         row = machine(candidate, repetition, watch)
         if len(machine.measured) < number:
             return row
-        tuning.runs.interrupts.signals.append(2)
+        tuning.interrupts.signals.append(2)
         return row_of(candidate.variant, (), status=STOPPED, reason="interrupted")
 
     tuning.tuning.measure = measure
@@ -145,7 +136,7 @@ def test_an_experiment_that_crashes_ends_it_with_its_own_words(tmp_path: Path) -
 def test_too_little_time_for_one_run(tmp_path: Path) -> None:
     machine = Machine(gpt2_candidates(), 0)
     problem = refused(autotune(tmp_path, machine, trials=10**6, seconds=START_S + machine.seconds[OWN]).run)
-    assert (problem.key, problem.message) == ("--budget", "ended before the first measurement did")
+    assert (problem.key, problem.message) == ("--budget", "ended before the first measurement")
     assert "--budget 10m" in problem.fix
 
 
@@ -189,13 +180,12 @@ def test_one_run_is_too_few(text: str) -> None:
 @pytest.mark.parametrize("text", ["0s", "29s", "0.4m", "0h"])
 def test_and_seconds_are_too_short(text: str) -> None:
     problem = refused(lambda: parse_budget(text))
-    assert "is too small for one trial" in problem.message
-    assert "30 s or more" in problem.message
+    assert "must be 30 s or more" in problem.message
 
 
 @pytest.mark.parametrize("text", ["", "twenty", "20 minutes", "-5", "5d", "1e3", "20m 30s", "nan"])
 def test_anything_else_is_neither(text: str) -> None:
-    assert refused(lambda: parse_budget(text)).message == "is neither a time nor a number of trials"
+    assert refused(lambda: parse_budget(text)).message == "must be a time or a number of trials"
 
 
 @given(st.text())
@@ -223,7 +213,6 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 
 def test_a_metric_of_the_model_is_none_of_a_tuning() -> None:
     problem = refused(lambda: given_to(metric="validation_loss"))
-    assert problem.message == "is not measured by a tuning"
     assert "samples_per_second, tokens_per_second, step_seconds, peak_memory_gib" in problem.fix
 
 
@@ -233,7 +222,7 @@ def test_where_there_is_nothing_to_choose_from_it_says_why() -> None:
     )
     assert problem.key == "--over"
     assert "pipeline: a pipeline needs two slots or more" in problem.message
-    assert "offload: on a CPU there is nowhere to offload to" in problem.message
+    assert "offload: a CPU has no other memory to offload to" in problem.message
     assert problem.fix.startswith("search over more: zero_stage, micro_batch, ")
 
 
@@ -248,7 +237,7 @@ def test_for_a_cluster_there_are_gpus_unless_cpus_are_meant(tmp_path: Path) -> N
     here = given_to(run_dir=tmp_path)
     there = given_to(run_dir=tmp_path, for_cluster=True, accelerator=None)
     on_cpus = given_to(run_dir=tmp_path, for_cluster=True, accelerator="cpu")
-    assert [each.base.accelerator.name for each in (here, there, on_cpus)] == ["cpu", "cuda", "cpu"]
+    assert [each.session.base.accelerator.name for each in (here, there, on_cpus)] == ["cpu", "cuda", "cpu"]
     assert there.tuning.candidates[0].base.accelerator.num_devices == 2
     assert there.dropped == {}
 
@@ -257,5 +246,5 @@ def test_the_header_says_what_there_is_to_choose_from(tmp_path: Path) -> None:
     lines = given_to(run_dir=tmp_path, over=["zero_stage", "offload"]).header()
     assert lines[0] == "gpt2_const: 4 ways to train it on 2 slots, global batch 32"
     assert lines[1].endswith(str(tmp_path))
-    assert "  left out offload: on a CPU there is nowhere to offload to" in lines
+    assert "  left out offload: a CPU has no other memory to offload to" in lines
     assert isinstance(given_to(run_dir=tmp_path).tuning, Tuning)

@@ -184,7 +184,7 @@ def test_it_passes_det_ds_check(case: str) -> None:
 
 
 def test_with_gpus_or_without_what_was_left_out_is_said() -> None:
-    assert "\n# Not searched: offload, since on a CPU there is nowhere to offload to.\n" in emitted_of(
+    assert "\n# Not searched: offload, since a CPU has no other memory to offload to.\n" in emitted_of(
         over=["offload", *FORMS]
     )
     on_gpus = emitted_of(over=["fused_optimizer", *FORMS], accelerator=CUDA)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from determined_ds.report.measurements import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
+from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.cost import memory_bytes
 from determined_ds.tune.measurement import Watch
@@ -40,7 +40,7 @@ def own_name() -> str:
 
 
 def bits_of(candidate: Candidate) -> set[tuple[str, object]]:
-    return set(candidate.variant.choice.told().items())
+    return set(candidate.variant.choice.stated().items())
 
 
 # --------------------------------------------------------------------------------------- what it is for
@@ -159,10 +159,10 @@ def test_what_trains_otherwise_is_not_taken_and_not_tried_again() -> None:
     assert len(in_bf16) == 1
     [row] = [row for row in found.tuning.rows if row.name == in_bf16[0]]
     assert row.status == FAILED
-    assert row.reason == "not taken: its loss is 2.1 after 25 steps, and 2 in fp32"
+    assert row.reason == "rejected: its loss is 2.1 after 25 steps, and 2 in fp32"
     assert found.best is not None
     assert "bf16" not in found.best
-    assert any("NOT TAKEN" in line for line in found.lines)
+    assert any("REJECTED" in line for line in found.lines)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), LOSS * 1.021, LOSS * 0.979])

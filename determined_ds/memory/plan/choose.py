@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from determined_ds.config.forms import Form, plain_forms
 from determined_ds.config.strategy import Strategy
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory import (
@@ -90,25 +92,21 @@ def candidates(needs: PlanRequest) -> Iterator[Strategy]:
     section 7), and 1 and 2 hold less than 0; offload sends states to the host and back beside that. Where two send
     the same, the one that computes nothing twice comes first.
     """
-    if needs.offload in ("none", "auto"):
-        yield from _tiers(needs, offload_optimizer=False)
-    if needs.offload != "none" and needs.pipe_parallel_size == 1:
-        yield from _tiers(needs, offload_optimizer=True)
-
-
-def _tiers(needs: PlanRequest, *, offload_optimizer: bool) -> Iterator[Strategy]:
-    first = 1 if offload_optimizer or _wants_zero_1(needs) else 0
-    stages = range(first, 2) if needs.pipe_parallel_size > 1 else range(first, 3)
-    if needs.offload != "nvme":  # the optimizer goes to nvme from ZeRO 3 only
-        for checkpointing in (False, True):
-            for zero_stage in stages:
-                yield _strategy(needs, zero_stage, checkpointing, offload_optimizer=offload_optimizer)
-    if needs.pipe_parallel_size > 1:
-        return
-    for offload_param in (False, True) if offload_optimizer else (False,):
-        for checkpointing in (False, True):
-            yield _strategy(
-                needs, 3, checkpointing, offload_optimizer=offload_optimizer, offload_param=offload_param
+    for offloads in {"none": (False,), "auto": (False, True)}.get(needs.offload, (True,)):
+        forms = [
+            form
+            for form in plain_forms(has_stages=needs.pipe_parallel_size > 1)
+            if form.offload_optimizer == offloads
+            and (form.zero_stage > 0 or not _wants_zero_1(needs))
+            and (
+                form.zero_stage == 3 or needs.offload != "nvme"
+            )  # the optimizer goes to nvme from ZeRO 3 only
+        ]
+        tiers = itertools.groupby(forms, key=lambda form: (form.zero_stage == 3, form.offload_param))
+        for _, tier in tiers:
+            alike = list(tier)
+            yield from (
+                _strategy(needs, form, checkpointing) for checkpointing in (False, True) for form in alike
             )
 
 
@@ -125,22 +123,15 @@ def _wants_zero_1(needs: PlanRequest) -> bool:
     return needs.pipe_parallel_size > 1 and needs.precision in ("bf16", "fp16")
 
 
-def _strategy(
-    needs: PlanRequest,
-    zero_stage: int,
-    checkpointing: bool,
-    *,
-    offload_optimizer: bool = False,
-    offload_param: bool = False,
-) -> Strategy:
+def _strategy(needs: PlanRequest, form: Form, checkpointing: bool) -> Strategy:
     """With one sample a micro-batch, which needs least."""
-    overlap = zero_stage >= 2 and not offload_optimizer
+    overlap = form.zero_stage >= 2 and not form.offload_optimizer
     device = "nvme" if needs.offload == "nvme" else "cpu"
     return Strategy(
-        zero_stage=zero_stage,
+        zero_stage=form.zero_stage,
         precision=needs.precision,
-        offload_optimizer=device if offload_optimizer else None,
-        offload_param=device if offload_param else None,
+        offload_optimizer=device if form.offload_optimizer else None,
+        offload_param=device if form.offload_param else None,
         pipe_parallel_size=needs.pipe_parallel_size,
         replicas=needs.replicas,
         micro_batch_size=1,

@@ -14,7 +14,7 @@ from determined import pytorch
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.report.measurements import MEASURED, STOPPED, Repetition, Row
+from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row
 from determined_ds.runtime.checkpoints.state_bytes import watch
 from determined_ds.runtime.group.collectives import reduce_over_ranks
 from determined_ds.runtime.local_core import LocalTrainContext

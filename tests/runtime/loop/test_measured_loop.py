@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.report.measurements import MEASURED, STOPPED, Row
+from determined_ds.report.results import MEASURED, STOPPED, Row
 from tests.ranks import Ranks
 
 GLOBAL_BATCH_SIZE, NUM_SAMPLES = 8, 64

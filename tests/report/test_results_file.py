@@ -13,7 +13,7 @@ from hypothesis import given
 
 from determined_ds.documents.strict_json import MAX_PROBLEMS
 from determined_ds.errors import Problem
-from determined_ds.report.measurements import (
+from determined_ds.report.results import (
     Results,
     load_results,
     read_row,

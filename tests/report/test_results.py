@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.report.measurements import CANNOT_RUN, STOPPED, WINDOW, Results, Row
+from determined_ds.report.results import CANNOT_RUN, STOPPED, WINDOW, Results, Row
 from tests.report.making import (
     MIB,
     any_results,

@@ -16,7 +16,7 @@ from determined_ds.documents.reading import dump_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.measurements import (
+from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
     MEASURED,
@@ -25,8 +25,9 @@ from determined_ds.report.measurements import (
     Repetition,
     write_row,
 )
-from determined_ds.tune.interleaved import in_turn, in_words, threads_a_rank
-from determined_ds.tune.measurement import estimated_state_bytes, measure, merged, unmeasured
+from determined_ds.tune.compare import in_turn
+from determined_ds.tune.measurement import estimated_state_bytes, in_words, measure, merged, unmeasured
+from determined_ds.tune.session import threads_per_rank
 from determined_ds.tune.variants import Variant, named_variants
 from tests.tune.bases import CONST, ROOT, SHAPE, base_of, row_of
 
@@ -54,11 +55,11 @@ def test_every_strategy_has_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> 
     """So many that the most ranks there are fit the cores; who states how many has them."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     eight = replace(base_of(), accelerator=Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False))
-    assert [threads_a_rank(eight, slots) for slots in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+    assert [threads_per_rank(eight, slots) for slots in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
     on_gpus = replace(eight, accelerator=Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True))
-    assert threads_a_rank(on_gpus, 2) is None
+    assert threads_per_rank(on_gpus, 2) is None
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads_a_rank(eight, 2) is None
+    assert threads_per_rank(eight, 2) is None
 
 
 # -------------------------------------------------------------------------------------------------- rows

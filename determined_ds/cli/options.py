@@ -1,0 +1,110 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from determined_ds.launch.interrupts import Interrupts
+    from determined_ds.report.results import Results
+    from determined_ds.tune.session import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Names(click.ParamType):
+    """Names with commas between them."""
+
+    name = "NAME,..."
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        return [word.strip() for word in str(value).split(",") if word.strip()]
+
+
+class Numbers(click.ParamType):
+    """Whole numbers of at least 1, with commas between them."""
+
+    name = "N[,N...]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        words = str(value).split(",")
+        if not all(word.strip().isdigit() and int(word) >= 1 for word in words):
+            self.fail(f"{value!r} is not a list of numbers above 0, such as 1,2", param, ctx)
+        return [int(word) for word in words]
+
+
+def experiment_options(run_dir: str) -> Callable[[F], F]:
+    """CONFIG and CONTEXT_DIR, ``--set``, ``--run-dir`` and ``--accelerator``.
+
+    Args:
+        run_dir: Help of ``--run-dir``.
+    """
+    return _all(
+        click.argument("config", type=click.Path(path_type=Path)),
+        click.argument("context_dir", type=click.Path(path_type=Path), default="."),
+        click.option(
+            "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable."
+        ),
+        click.option("--run-dir", type=click.Path(path_type=Path), help=run_dir),
+        click.option(
+            "--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where available."
+        ),
+    )
+
+
+def measuring_options(*, steps: int, fewest: int) -> Callable[[F], F]:
+    """Those of an experiment that is measured: also ``--steps`` and ``--warmup``."""
+    at_least = click.IntRange(min=fewest)
+    return _all(
+        experiment_options("Where the report goes; runs that are already there are not repeated."),
+        click.option("--steps", type=at_least, default=steps, show_default=True, help="Steps to time."),
+        click.option(
+            "--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before them."
+        ),
+    )
+
+
+def _all(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+def request_of(options: dict[str, Any]) -> Request:
+    """The options of :func:`measuring_options` as one value."""
+    from determined_ds.experiment.secrets import masked_command
+    from determined_ds.tune.session import Request
+
+    return Request(**options, command=masked_command(["det-ds", *sys.argv[1:]]))
+
+
+def show_results(results: Results, run_dir: Path, *, best: str = "") -> None:
+    """Print the table and the files that were written."""
+    from rich.console import Console
+
+    from determined_ds.protocol.run_dir import short
+    from determined_ds.report.table import results_table
+
+    click.echo()
+    Console().print(results_table(results))
+    if best:
+        click.echo(f"best: {best}")
+    for name in (*(["best.yaml"] if best else []), "report.html", "results.json", "results.csv"):
+        click.echo(short(run_dir / name))
+
+
+def exit_if_interrupted(interrupts: Interrupts, run_dir: Path) -> None:
+    """End the command where it was interrupted, with what to type to resume."""
+    from determined_ds.protocol.run_dir import short
+
+    if interrupts.requested:
+        click.echo(f"interrupted; to resume: the same command with --run-dir {short(run_dir)}", err=True)
+        sys.exit(interrupts.exit_code)
