@@ -22,7 +22,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.experiment import words_of_entrypoint

@@ -9,7 +9,7 @@ import pytest
 
 from determined_ds import devices
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.launch.ranks.start import environment_of_ranks
+from determined_ds.launch.ranks.run_ranks import environment_of_ranks
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

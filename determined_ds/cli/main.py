@@ -17,7 +17,7 @@ from determined_ds.cli.render import render
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
 from determined_ds.config.aliases import option_instead
-from determined_ds.doctor.command import doctor
+from determined_ds.doctor.doctor import doctor
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
 
 

@@ -106,7 +106,7 @@ def _before_ranks(prepared: LocalRun) -> list[str]:
         ConfigError: a compiler is missing.
     """
     from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
-    from determined_ds.doctor.host import Host
+    from determined_ds.doctor.surroundings import Host
 
     if prepared.options.engine != "deepspeed":
         return []

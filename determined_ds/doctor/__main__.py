@@ -2,7 +2,7 @@
 
 import sys
 
-from determined_ds.doctor.command import doctor
+from determined_ds.doctor.doctor import doctor
 from determined_ds.errors import ConfigError
 
 try:

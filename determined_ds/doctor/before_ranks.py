@@ -9,7 +9,7 @@ from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import check_compilers, cuda_of_torch, is_prebuilt
 from determined_ds.doctor.diagnosis import MISSING
 from determined_ds.doctor.extension_locks import remove_stale, root_of_extensions
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import Problem
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from determined_ds.config.deepspeed.extensions import CXX, LIBAIO, NINJA, NVCC
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis
-from determined_ds.doctor.host import Answer, Host
+from determined_ds.doctor.surroundings import Answer, Host
 
 INSTALL = {
     CXX: "apt install g++ (Debian and Ubuntu)",

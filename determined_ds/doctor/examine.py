@@ -12,7 +12,6 @@ from determined_ds.doctor.compilers import check_compilers
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.extension_locks import locks_left, root_of_extensions
 from determined_ds.doctor.gpus import Driver, ask_driver, check_gpus
-from determined_ds.doctor.host import Host
 from determined_ds.doctor.imports import Torch, check_imports
 from determined_ds.doctor.limits import (
     check_clock,
@@ -22,8 +21,9 @@ from determined_ds.doctor.limits import (
     check_shared_memory,
 )
 from determined_ds.doctor.network import check_network
+from determined_ds.doctor.object_access import check_storage
 from determined_ds.doctor.requirements import Requirements, needs_of
-from determined_ds.doctor.storage import check_storage
+from determined_ds.doctor.surroundings import Host
 from determined_ds.doctor.versions import check_versions
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, WARNING, Diagnosis
-from determined_ds.doctor.host import Host
 from determined_ds.doctor.imports import Torch
+from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import format_bytes
 
 QUERY = "name,memory.total,driver_version,uuid"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from packaging.version import InvalidVersion, Version
 
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.doctor.versions import installed_version
 
 IMPORTED = ("torch", "deepspeed", "determined")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import GIB, MIB, format_bytes
 from determined_ds.protocol.exhausted import room_in
 from determined_ds.protocol.handed_on import count

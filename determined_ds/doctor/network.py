@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.runtime.group.addresses import interface_to
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"

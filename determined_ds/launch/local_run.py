@@ -19,7 +19,7 @@ from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
 from determined_ds.launch.elsewhere.placement import Placement
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.ranks.start import Outcome, run_ranks, show_outcome
+from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.exhausted import exhausted

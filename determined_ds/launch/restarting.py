@@ -7,7 +7,7 @@ from pathlib import Path
 
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.start import Outcome
+from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.protocol.checkpoint_files import Checkpoint, newest_good_checkpoint
 from determined_ds.protocol.run_dir import RunDir
 

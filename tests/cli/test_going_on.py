@@ -17,7 +17,7 @@ from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_CRASHED
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.start import Outcome
+from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from tests.cli.conftest import OWN_MODEL

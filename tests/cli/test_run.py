@@ -22,7 +22,7 @@ from determined_ds.experiment.experiment import load_experiment
 from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
-from determined_ds.launch.ranks.start import Outcome
+from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.protocol.checkpoint_files import (
     checkpoints_in,
     files_of,

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 
 SMI = """\
 #!/bin/sh

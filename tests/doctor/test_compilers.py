@@ -16,7 +16,7 @@ from determined_ds.doctor import before_ranks
 from determined_ds.doctor.before_ranks import missing_compiler
 from determined_ds.doctor.compilers import check_compilers, cuda_of_torch, is_prebuilt
 from determined_ds.doctor.diagnosis import Diagnosis
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import Problem
 from tests.doctor.programs import machine, nvcc, program
 from tests.making import CPU, CUDA, decide

@@ -14,7 +14,7 @@ import pytest
 from determined_ds.doctor import extension_locks
 from determined_ds.doctor.before_ranks import freed_locks
 from determined_ds.doctor.extension_locks import locks_left, remove_stale, root_of_extensions
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 from tests.making import CPU, decide
 
 HOLDER = """

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from determined_ds.doctor.diagnosis import Diagnosis
-from determined_ds.doctor.host import Host
 from determined_ds.doctor.limits import (
     check_clock,
     check_disk,
@@ -22,6 +21,7 @@ from determined_ds.doctor.limits import (
     check_shared_memory,
 )
 from determined_ds.doctor.network import _of_nccl, check_network
+from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import GIB, MIB
 
 # ------------------------------------------------------------------------------------- shared memory
@@ -124,7 +124,7 @@ def test_nccl_takes_prefixes(said: str, chosen: list[str]) -> None:
 def test_a_machine_that_reaches_no_other_is_told_so() -> None:
     """In a network namespace that has the loopback alone."""
     program = (
-        "from determined_ds.doctor.host import Host\n"
+        "from determined_ds.doctor.surroundings import Host\n"
         "from determined_ds.doctor.network import check_network\n"
         "[finding] = check_network(Host(environment={}))\n"
         "print(finding.state, finding.found)\n"

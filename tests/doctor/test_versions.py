@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 
 from determined_ds.doctor import versions
 from determined_ds.doctor.diagnosis import Diagnosis
-from determined_ds.doctor.host import Host
 from determined_ds.doctor.imports import check_imports
+from determined_ds.doctor.surroundings import Host
 from determined_ds.doctor.versions import check_versions, fits, requirements
 from tests.command import ROOT
 

@@ -12,7 +12,7 @@ import pytest
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.ranks.hang import Hang
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.start import Outcome
+from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.protocol.result import read_result, write_result
 from determined_ds.protocol.run_dir import RunDir
 

@@ -41,7 +41,7 @@ from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.process import Failure
-from determined_ds.launch.ranks.start import Outcome, environment_of_ranks
+from determined_ds.launch.ranks.run_ranks import Outcome, environment_of_ranks
 from determined_ds.launch.resuming import completed
 from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.protocol.exhausted import allow_open_files

@@ -17,8 +17,8 @@ from determined_ds.launch.ranks import shared_temp
 from determined_ds.launch.ranks.failures import words_of
 from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.process import Failure
+from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.ranks.shared_temp import SharedTemp
-from determined_ds.launch.ranks.start import Outcome
 from determined_ds.protocol.handed_on import STORE
 from determined_ds.protocol.run_dir import RunDir
 from tests.command import ROOT

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from determined_ds.doctor.diagnosis import Diagnosis
-from determined_ds.doctor.host import Host
-from determined_ds.doctor.storage import check_storage
+from determined_ds.doctor.object_access import check_storage
+from determined_ds.doctor.surroundings import Host
 
 # Of Determined's client: its own dependencies warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

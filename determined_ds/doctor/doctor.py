@@ -42,7 +42,7 @@ def doctor(
     """
     from determined_ds.doctor.diagnosis import MISSING, STATES
     from determined_ds.doctor.examine import examine
-    from determined_ds.doctor.host import Host
+    from determined_ds.doctor.surroundings import Host
 
     machine = Host(working_dir=context_dir.absolute(), run_dir=run_dir)
     findings = examine(machine, config, accelerator)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, Diagnosis
-from determined_ds.doctor.host import Host
+from determined_ds.doctor.surroundings import Host
 
 STORAGE_S = 60.0
 PROBE = "determined_ds.runtime.master.storage_probe"
