@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, WARNING, Diagnosis
+from determined_ds.doctor.diagnosis import MISSING, OK, UNKNOWN, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.imports import Torch
 from determined_ds.doctor.surroundings import Host
 from determined_ds.memory.units import format_bytes
 
 QUERY = "name,memory.total,driver_version,uuid"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = "none; training is on the CPU"
 # The first driver that runs what is built for a CUDA.
 # Source: table 1 of NVIDIA's CUDA Compatibility, "Minor Version Compatibility".
 FIRST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
@@ -54,82 +56,64 @@ def ask_driver(host: Host) -> Driver | None:
 def check_gpus(host: Host, driver: Driver | None, torch: Torch) -> Iterator[Diagnosis]:
     """How many GPUs there are and torch sees, and whether the driver runs torch's CUDA."""
     if driver is None:
-        found = (
-            f"{torch.gpus} that torch sees, without nvidia-smi"
-            if torch.gpus
-            else "none; training is on the CPU"
-        )
-        yield Diagnosis("gpus", OK, found)
+        seen = f"{torch.gpus} that torch sees, without nvidia-smi" if torch.gpus else NO_GPU
+        yield Diagnosis("gpus", OK, seen)
     elif driver.error:
         fix = "install the driver anew, or load its kernel module (a restart after an update of it)"
-        yield Diagnosis("gpus", MISSING, f"nvidia-smi: {driver.error}", needed="a driver", fix=fix)
+        yield Diagnosis("gpus", MISSING, f"nvidia-smi: {driver.error}", "a driver", fix)
     else:
         yield _count(driver, torch)
     if driver is not None and driver.gpus:
-        yield from _driver(driver, torch)
-    yield from _visible(host, driver)
+        yield _driver(driver, torch)
+    if VISIBLE in host.environment:
+        yield _visible(host.variable(VISIBLE), driver)
 
 
 def _count(driver: Driver, torch: Torch) -> Diagnosis:
-    names: dict[str, int] = {}
-    for name, num_bytes, _ in driver.gpus:
-        words = f"{name}, {format_bytes(num_bytes)}" if num_bytes else name
-        names[words] = names.get(words, 0) + 1
-    found = (
-        "; ".join(f"{count} x {words}" for words, count in names.items()) or "none; training is on the CPU"
-    )
+    names = Counter(f"{name}, {format_bytes(size)}" if size else name for name, size, _ in driver.gpus)
+    found = "; ".join(f"{count} x {words}" for words, count in names.items()) or NO_GPU
     if torch.error or not driver.gpus or torch.gpus:
         seen = f", of which torch sees {torch.gpus}" if torch.gpus and torch.gpus != len(driver.gpus) else ""
         return Diagnosis("gpus", OK, f"{found}{seen}")
     if not torch.cuda:
         fix = "install a torch that is built for CUDA: pip install --force-reinstall torch from PyPI has one"
         return Diagnosis("gpus", MISSING, f"{found}, and torch is built for CPUs", fix=fix)
-    fix = f"see what {VISIBLE} says, and the driver below"
+    fix = f"check {VISIBLE}, and the driver below"
     return Diagnosis("gpus", MISSING, f"{found}, and torch sees none of them", fix=fix)
 
 
-def _driver(driver: Driver, torch: Torch) -> Iterator[Diagnosis]:
-    runs = ".".join(map(str, driver.cuda)) or "?"
-    found = f"{driver.version}, for CUDA up to {runs}"
+def _driver(driver: Driver, torch: Torch) -> Diagnosis:
+    found = f"{driver.version}, for CUDA up to {'.'.join(map(str, driver.cuda)) or '?'}"
     if not torch.cuda:
-        yield Diagnosis("driver", OK, found)
-        return
+        return Diagnosis("driver", OK, found)
     needed = f"CUDA {torch.cuda}, which torch is built for"
     built = tuple(map(int, torch.cuda.split(".")[:2]))
     first = FIRST_DRIVERS.get(built[0])
     newer = f"install driver {first} or newer" if first else "install a newer driver"
     if not driver.cuda:
-        yield Diagnosis("driver", UNKNOWN, found, needed=needed)
-    elif driver.cuda[0] < built[0]:
+        return Diagnosis("driver", UNKNOWN, found, needed)
+    if driver.cuda[0] < built[0]:
         fix = f"{newer}, or a torch that is built for CUDA {driver.cuda[0]}"
-        yield Diagnosis("driver", MISSING, found, needed=needed, fix=fix)
-    elif driver.cuda < built:
-        fix = f"where a kernel fails to load: {newer.replace(f'driver {first}', f'a driver for CUDA {torch.cuda}')}"
-        yield Diagnosis("driver", WARNING, found, needed=needed, fix=fix)
-    else:
-        yield Diagnosis("driver", OK, found, needed=needed)
+        return Diagnosis("driver", MISSING, found, needed, fix)
+    fix = f"if a kernel fails to load, install a driver for CUDA {torch.cuda}"
+    return diagnosis("driver", WARNING if driver.cuda < built else OK, found, needed, fix)
 
 
-def _visible(host: Host, driver: Driver | None) -> Iterator[Diagnosis]:
+def _visible(value: str, driver: Driver | None) -> Diagnosis:
     """Source: CUDA shows a process one MIG device (NVIDIA's MIG user guide, "CUDA Visible Devices")."""
-    if VISIBLE not in host.environment:
-        return
-    said = host.variable(VISIBLE)
-    names = [name.strip() for name in said.split(",") if name.strip()]
+    names = [name.strip() for name in value.split(",") if name.strip()]
     there = [uuid for _, _, uuid in driver.gpus] if driver is not None else []
     absent = [name for name in names if there and not _names_device(name, there)]
-    several_mig = len(names) > 1 and any(name.startswith("MIG") for name in names)
-    if several_mig:
+    state, needed, fix = OK, "", ""
+    if len(names) > 1 and any(name.startswith("MIG") for name in names):
         state, needed = MISSING, "one MIG device: a process sees no more of them"
         fix = f"name one, and train on one slot: {VISIBLE}={names[0]}"
     elif absent:
-        state, needed = MISSING, "names of devices that there are"
+        state, needed = MISSING, "names of existing devices"
         fix = f"name devices of nvidia-smi -L, or 0 to {len(there) - 1}; not {', '.join(absent)}"
     elif there and not names:
         state, needed, fix = WARNING, "the GPUs that are to train", f"unset {VISIBLE} to train on the GPUs"
-    else:
-        state, needed, fix = OK, "", ""
-    yield Diagnosis(VISIBLE, state, said or "empty: no device", needed=needed, fix=fix)
+    return Diagnosis(VISIBLE, state, value or "empty: no device", needed, fix)
 
 
 def _names_device(name: str, uuids: list[str]) -> bool:

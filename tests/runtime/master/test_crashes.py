@@ -21,7 +21,7 @@ from determined_ds.errors import (
 )
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import explained
-from determined_ds.runtime.master.ending import exit_code_of
+from determined_ds.runtime.master.ending import cause_of, exit_code_of, reason_of
 
 # As gloo of torch 2.13 has it, where a rank was killed.
 LOST = RuntimeError(
@@ -96,3 +96,34 @@ def test_a_rank_that_dies_while_a_checkpoint_is_loaded_is_no_fault_of_the_checkp
     with pytest.raises(ConfigError) as refused, explained("a1", own_method=False):
         raise LOST
     assert exit_code_of(refused.value) == EXIT_CRASHED
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "out of memory"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+            "out of memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "out of memory",
+        ),
+        (RuntimeError("std::bad_alloc"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "out of memory"),
+        (RuntimeError("[/pytorch/third_party/gloo/x.cc] Connection closed by peer"), "lost machine"),
+        (NotFiniteError("the loss was not finite"), "error"),
+        (ConfigError(Problem(key="x", message="is wrong")), "configuration"),
+        (ValueError("no such file"), "crash"),
+    ],
+)
+def test_the_cause_of_an_error_in_result_json(error: BaseException, cause: str) -> None:
+    assert cause_of(error) == cause
+
+
+def test_the_reason_is_one_sentence() -> None:
+    assert reason_of(ValueError("first\nsecond")) == "ValueError: first"
+    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert reason_of(ConfigError(Problem(key="x", message="is wrong", fix="write y"))) == "x: is wrong"
