@@ -50,7 +50,10 @@ def prepare_run(
     configured_slots = document.get(SLOTS)
     if placed is not None:
         document = _with_ranks(document, placed, options.stated_slots)
-    found.warn(_unused(document, options, found))
+    if options.storage:
+        found.problems += _storage_problems(document)
+    used = options.storage and STORAGE in document.data
+    found.warn(ignored_keys(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     found.of(lambda: check_trial_file(experiment.trial, options.context_dir, experiment.document))
     experiment, resolved, variables = _decided(experiment, options, placed, found)
@@ -90,17 +93,12 @@ def prepare_run(
     )
 
 
-def _unused(document: Document, options: RunOptions, found: Problems) -> list[Problem]:
-    """Warnings of keys that have no effect here."""
-    if not options.storage:
-        return list(ignored_keys(document, RUN))
+def _storage_problems(document: Document) -> list[Problem]:
+    """What ``--storage`` lacks: the section, or the value of a secret in it."""
     if isinstance(document.get((STORAGE,)), dict):
-        found.problems += missing_in(document, STORAGE)
-    else:
-        message = f"the experiment has no {STORAGE}"
-        fix = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
-        found.problems.append(Problem(key="--storage", message=message, fix=fix, code="storage"))
-    return list(ignored_keys(document.without((STORAGE,)) if STORAGE in document.data else document, RUN))
+        return missing_in(document, STORAGE)
+    fix = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
+    return [Problem(key="--storage", message=f"the experiment has no {STORAGE}", fix=fix, code="storage")]
 
 
 def _decided(
