@@ -59,18 +59,11 @@ def prepare_run(
     experiment, resolved, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
     # A scheduler's script is the same at each launch of its job, the first one included.
-    is_first = (
-        options.resume and placed is not None and options.run_dir is not None and RunDir(run_dir).is_empty()
-    )
+    stated = options.run_dir is not None
+    is_first = options.resume and placed is not None and stated and RunDir(run_dir).is_empty()
+    resume, forks = options.resume and not is_first, not (options.is_measured or experiment.measures)
     start = found.of(
-        lambda: start_in(
-            run_dir,
-            experiment,
-            resolved,
-            resume=options.resume and not is_first,
-            stated=options.run_dir is not None,
-            forks=not (options.is_measured or experiment.measures),
-        )
+        lambda: start_in(run_dir, experiment, resolved, resume=resume, stated=stated, forks=forks)
     )
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
