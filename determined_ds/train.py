@@ -30,7 +30,6 @@ from determined_ds.protocol.result import ERROR, EXHAUSTED
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
 from determined_ds.protocol.terminal import outlive_readers
-from determined_ds.runtime.authors_frames import AuthorsFiles, exit_of_author, os_exit_told, told_from_author
 from determined_ds.runtime.master.ending import (
     came_of_other_ranks,
     cause_of,
@@ -40,6 +39,7 @@ from determined_ds.runtime.master.ending import (
     said_by_chief,
     say_in_task_log,
 )
+from determined_ds.runtime.tracebacks import AuthorsFiles, exit_of_author, os_exit_reported, trimmed_traceback
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     files = AuthorsFiles(os.getcwd())
     try:
         try:
-            with os_exit_told(files, _report_exit):
+            with os_exit_reported(files, _report_exit):
                 _train(options)
         finally:
             let_workers_end()
@@ -230,7 +230,7 @@ def _failed(error: BaseException, files: AuthorsFiles, options: argparse.Namespa
     elif getattr(options, "debug", False):
         message = "".join(traceback.format_exception(error))
     else:  # from the author's first line on
-        message = told_from_author(error, files, None if run_dir is None else run_dir.traceback(_rank()))
+        message = trimmed_traceback(error, files, None if run_dir is None else run_dir.traceback(_rank()))
     code = exit_code_of(error)
     _report(message, code, cause_of(error), reason_of(error), error)
     return code

@@ -40,9 +40,7 @@ PATTERN = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in OUT).replace(
 # Rooms whose words are still to be changed.
 TO_COME: tuple[str, ...] = (
     "determined_ds/report",
-    "determined_ds/runtime",
     "determined_ds/search",
-    "determined_ds/trial",
     "determined_ds/tune",
 )
 

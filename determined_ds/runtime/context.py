@@ -1,4 +1,4 @@
-"""Determined's DeepSpeedTrialContext on any accelerator, and the door to it: :func:`open_context`."""
+"""Determined's DeepSpeedTrialContext on any accelerator, and :func:`open_context`, which makes it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
-from determined_ds.runtime.loop.authors_metrics import plain_reduced
+from determined_ds.runtime.loop.reduced import plain_reduced
 from determined_ds.runtime.master.core_context import cluster_core_context
+from determined_ds.runtime.upstream import only_errors
+from determined_ds.trial.base import completed_hparams
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine
 
@@ -45,13 +47,13 @@ logger = logging.getLogger("determined_ds")
 
 
 class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
-    """Determined's context, not tied to CUDA, and holding the reconciled configuration.
+    """Determined's context, not tied to CUDA, with the reconciled configuration.
 
     :func:`open_context` makes it; a trial gets it as the argument of its ``__init__``.
 
     Attributes:
         resolved: What was decided before anything ran.
-        engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, to compare with.
+        engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
     """
 
     engine = "deepspeed"
@@ -71,12 +73,12 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self.resolved = resolved
         self._hyperparameters = hyperparameters
         self._called_wrap_mpu = False
-        with _quiet("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
+        with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
                 core_context=core_context,
                 trial_seed=trial_seed,
-                hparams=_completed(hyperparameters.data, resolved, ds_config_path),
-                # Determined divides the global batch by the slots; it is the replicas that share it.
+                hparams=completed_hparams(hyperparameters.data, resolved, ds_config_path),
+                # Determined divides the global batch by the slots, but replicas share it.
                 slots_per_trial=resolved.topology.data_parallel_world_size,
                 num_gpus=resolved.accelerator.num_devices if resolved.accelerator.name == "cuda" else 0,
                 exp_conf=exp_conf,
@@ -86,13 +88,13 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._mover = Mover(self.device)
 
     def adopt(self) -> None:
-        """The model is built and its checkpoint loaded: from here on the run is this one. A collective."""
+        """Replace the files of the run, once the model is built and its checkpoint loaded; a collective."""
         hparams = self.get_hparams()
         path = Path(hparams["deepspeed_config"])
         run_dir = RunDir(path.parent.parent)
         if path.parent != run_dir.next:
             return
-        self.distributed.allgather(None)  # whatever is read there has been read
+        self.distributed.allgather(None)  # all ranks have read what is there
         if self.distributed.rank == 0:
             run_dir.adopt_next()
         hparams["deepspeed_config"] = str(run_dir.deepspeed_config)
@@ -105,7 +107,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             self.device = torch.device("cpu")
 
     def wrap_mpu(self, mpu: det_ds.ModelParallelUnit) -> det_ds.ModelParallelUnit:
-        """Use a model-parallel unit of your own, before or after ``wrap_model_engine``.
+        """Set the model-parallel unit, before or after ``wrap_model_engine``.
 
         Args:
             mpu: E.g. ``DeepSpeedMPU(engine.mpu)``.
@@ -135,20 +137,18 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             ConfigError: the context was opened for another kind of engine.
         """
-        self._check_engine(model)
+        if self.engine != engine_name(model):
+            message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
+            fix = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
+            raise ConfigError(
+                Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
+            )
         chosen = self._mpu if self._called_wrap_mpu else None
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
         if chosen is not None:
             self._mpu = chosen
         return engine
-
-    def _check_engine(self, model: Any) -> None:
-        if self.engine == engine_name(model):
-            return
-        message = f"the trial wraps an engine of {engine_name(model)}, which would train instead"
-        fix = f"leave {self.engine} out, or make the engine with ReconciledTrial.initialize"
-        raise ConfigError(Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine"))
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
         """The metrics of the custom reducers over all ranks; a collective.
@@ -205,11 +205,11 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         base_ds_config: str | os.PathLike[str] | Mapping[str, Any],
         source: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it and every "auto" filled.
+        """A DeepSpeed JSON overwritten by ``overwrite_deepspeed_args``, with every "auto" filled.
 
         Args:
             base_ds_config: A path, or a mapping.
-            source: What to lay over it; the hyperparameter ``overwrite_deepspeed_args`` if None.
+            source: What overwrites it; the hyperparameter ``overwrite_deepspeed_args`` if None.
 
         Returns:
             A plain mapping for ``deepspeed.initialize(config=...)``.
@@ -245,35 +245,6 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def _completed(data: dict[str, Any], resolved: ResolvedConfig, ds_config_path: Path) -> dict[str, Any]:
-    """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
-
-    ``deepspeed_config`` names the JSON that DeepSpeed is really given, so that
-    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` takes that one.
-    """
-    return {
-        **data,
-        "global_batch_size": resolved.batch.global_batch_size,
-        "data_parallel_world_size": resolved.topology.data_parallel_world_size,
-        "pipe_parallel_size": resolved.topology.pipe_parallel_size,
-        "model_parallel_size": resolved.topology.model_parallel_size,
-        "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
-        "gradient_accumulation_steps": resolved.batch.accumulation,
-        "deepspeed_config": str(ds_config_path),
-    }
-
-
-@contextlib.contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 @contextlib.contextmanager
 def open_context(
     *,
@@ -289,19 +260,19 @@ def open_context(
 ) -> Iterator[DeepSpeedTrialContext]:
     """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
 
-    The first four arguments are those of Determined's ``deepspeed.init``; with none of the others it is a
-    drop-in replacement. On a cluster everything is taken from the cluster's own account of the trial.
+    The first four arguments are those of Determined's ``deepspeed.init``, which it replaces. On a cluster everything is
+    taken from the cluster's information about the trial.
 
     Args:
         hparams: Hyperparameters of the trial.
         exp_conf: Experiment configuration, for ``context.get_experiment_config()``.
         distributed: The ranks, if the process group is joined already.
-        enable_tensorboard_logging: Whether metrics are written for TensorBoard too.
-        experiment: An experiment that was read already; stands for ``hparams`` and ``exp_conf``.
-        run_dir: Where metrics, checkpoints and TensorBoard files go, off-cluster; a fresh temporary folder if None.
-        accelerator: ``cpu``, ``cuda`` or None for the best there is.
-        engine: ``deepspeed``, or ``ddp`` to train the same by torch's own DistributedDataParallel.
-        storage: Have checkpoints go to the experiment's ``checkpoint_storage`` off-cluster too.
+        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
+        experiment: A loaded experiment, instead of ``hparams`` and ``exp_conf``.
+        run_dir: For metrics, checkpoints and TensorBoard files, off-cluster; a new temporary folder if None.
+        accelerator: ``cpu``, ``cuda``, or None for the best there is.
+        engine: ``deepspeed``, or ``ddp`` to train by torch's own DistributedDataParallel.
+        storage: Write checkpoints to the experiment's ``checkpoint_storage`` off-cluster too.
 
     Yields:
         The context, until the block ends.
@@ -314,34 +285,40 @@ def open_context(
     devices = detect_accelerator(accelerator)
     distributed = distributed or join_process_group(devices)
     folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, distributed))
-    with _core_context(task, folder, distributed, storage=storage) as core_context:
-        try:
-            written_in = str(core_context.train.get_tensorboard_path())
-            resolved = _reconcile(task, distributed, devices).writing_in(written_in)
-            if task.on_cluster and distributed.rank == 0:  # off it, the launcher has said them already
-                for warning in resolved.warnings:
-                    logger.warning("%s", warning)
-            seed_everything(task.seed)
-            context = DeepSpeedTrialContext(
-                core_context=core_context,
-                resolved=resolved,
-                hyperparameters=task.hyperparameters,
-                ds_config_path=_write_ds_config(RunDir(folder), resolved, distributed),
-                trial_seed=task.seed,
-                exp_conf=task.exp_conf,
-                steps_completed=task.steps_completed,
-                enable_tensorboard_logging=enable_tensorboard_logging,
-            )
-            context.engine = engine
-            yield context
-            leave_peers()  # a rank that fails shows signs of life to its end
-        except ConfigError as error:
-            if task.drops_point(error):
-                if distributed.rank != 0:  # the chief says it for all
-                    raise SystemExit(0) from error
-                logger.warning("this point cannot run, and is dropped: %s", error)
-                raise det.InvalidHP(str(error)) from error
+    with (
+        _core_context(task, folder, distributed, storage=storage) as core_context,
+        _dropping_points(task, distributed),
+    ):
+        written_in = str(core_context.train.get_tensorboard_path())
+        resolved = _resolve(task, distributed, devices).writing_in(written_in)
+        seed_everything(task.seed)
+        context = DeepSpeedTrialContext(
+            core_context=core_context,
+            resolved=resolved,
+            hyperparameters=task.hyperparameters,
+            ds_config_path=_write_ds_config(RunDir(folder), resolved, distributed),
+            trial_seed=task.seed,
+            exp_conf=task.exp_conf,
+            steps_completed=task.steps_completed,
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+        context.engine = engine
+        yield context
+        leave_peers()  # a rank that fails shows signs of life to its end
+
+
+@contextlib.contextmanager
+def _dropping_points(task: Task, distributed: core.DistributedContext) -> Iterator[None]:
+    """Have a searcher drop a point that cannot run; rank 0 reports it."""
+    try:
+        yield
+    except ConfigError as error:
+        if not task.drops_point(error):
             raise
+        if distributed.rank != 0:
+            raise SystemExit(0) from error
+        logger.warning("this point cannot run, and is dropped: %s", error)
+        raise det.InvalidHP(str(error)) from error
 
 
 def _task(
@@ -356,8 +333,8 @@ def _task(
     if experiment is not None:
         hyperparameters = experiment.hyperparameters
         return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed)
-    seed = int(((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
-    seed = stated_seed(hparams or {}, first_trial_seed(seed))
+    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    seed = stated_seed(hparams or {}, first_trial_seed(int(given or 0)))
     return Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
 
 
@@ -393,9 +370,9 @@ def _core_context(
         )
 
 
-def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
+def _resolve(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
     if task.on_cluster and task.slots not in (None, distributed.size):
-        message = f"{_count(distributed.size, 'rank')} started for them"
+        message = f"{distributed.size} rank{' was' if distributed.size == 1 else 's were'} started for them"
         fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
         raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
@@ -406,11 +383,11 @@ def _reconcile(task: Task, distributed: core.DistributedContext, accelerator: Ac
         slots_origin=task.slots_origin,
         machines=distributed.cross_size,
     )
-    return decide_task(task, where)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing} was" if number == 1 else f"{number} {thing}s were"
+    resolved = decide_task(task, where)
+    if task.on_cluster and distributed.rank == 0:  # off-cluster, the launcher has shown them
+        for warning in resolved.warnings:
+            logger.warning("%s", warning)
+    return resolved
 
 
 def _write_ds_config(run_dir: RunDir, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine hold, as far as this process can tell."""
+"""The memory of this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class GpuMemoryStats:
         device: Its index, from 0.
         name: Of the model.
         allocated_bytes: In tensors of this process.
-        peak_allocated_bytes: The most that was in tensors of this process since its start, or since
+        peak_allocated_bytes: The most in tensors of this process since its start, or since
             ``torch.cuda.reset_peak_memory_stats``.
         reserved_bytes: Held by this process's allocator, in tensors or not.
-        free_bytes: That no process holds.
+        free_bytes: Held by no process.
         total_bytes: Of the device.
     """
 
@@ -35,11 +35,11 @@ class GpuMemoryStats:
 
 
 def get_gpu_memory_stats() -> list[GpuMemoryStats]:
-    """The memory of every GPU that this process sees; an empty list where there is none.
+    """The memory of every GPU that this process sees; an empty list without one.
 
-    Asking CUDA how much of a GPU is free takes hundreds of megabytes of it, for a context of this process. So the
-    driver is asked, by ``nvidia-smi``. Where that does not know a GPU (ROCm, a part of one by MIG), CUDA is asked
-    about those that this process computes on already, and the others are left out.
+    Asking CUDA for free memory creates a context of hundreds of megabytes on the GPU, so ``nvidia-smi`` is asked. For a
+    GPU that it does not list (ROCm, a part of one by MIG), CUDA is asked if this process computes on it already; else
+    it is left out.
 
     Returns:
         One entry a GPU, in the order of their indices.
@@ -47,10 +47,10 @@ def get_gpu_memory_stats() -> list[GpuMemoryStats]:
     Source: ``torch.cuda.memory_allocated``, ``memory_reserved`` and ``mem_get_info``.
     """
     stats = []
-    told = _told_by_driver() if torch.cuda.device_count() else {}
+    driver = _by_driver() if torch.cuda.device_count() else {}
     for device in range(torch.cuda.device_count()):
         uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        free_and_total = told.get(f"GPU-{uuid}") or _told_by_cuda(device)
+        free_and_total = driver.get(f"GPU-{uuid}") or _by_cuda(device)
         if free_and_total is None:
             continue
         free, total = free_and_total
@@ -68,8 +68,8 @@ def get_gpu_memory_stats() -> list[GpuMemoryStats]:
     return stats
 
 
-def _told_by_driver() -> dict[str, tuple[int, int]]:
-    """Free and total bytes of this machine's GPUs by uuid; of those that the driver does not know, nothing."""
+def _by_driver() -> dict[str, tuple[int, int]]:
+    """Uuid -> free and total bytes of this machine's GPUs, as far as the driver lists them."""
     ask = ["nvidia-smi", "--query-gpu=uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(
@@ -81,8 +81,8 @@ def _told_by_driver() -> dict[str, tuple[int, int]]:
         return {}
 
 
-def _told_by_cuda(device: int) -> tuple[int, int] | None:
-    """The same by CUDA; None where this process has nothing on the GPU."""
+def _by_cuda(device: int) -> tuple[int, int] | None:
+    """Free and total bytes by CUDA; None where this process does not use the GPU."""
     if device != torch.cuda.current_device() and not torch.cuda.memory_reserved(device):
         return None
     return torch.cuda.mem_get_info(device)

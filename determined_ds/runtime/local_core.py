@@ -1,4 +1,4 @@
-"""Determined's core context without a cluster: the same calls, answered by files in a run directory."""
+"""Determined's core context without a cluster: the same calls, with files in a run directory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class LocalTrainContext(core.DummyTrainContext):
-    """Writes to ``metrics.jsonl`` what the master would be told.
+    """Writes metrics to ``metrics.jsonl`` instead of sending them to a master.
 
     Args:
         run_dir: The run directory.
         metric: ``searcher.metric``: the validation metric that the best checkpoint is chosen by.
         smaller_is_better: Of that metric.
-        report: Who tells a master the same; None where nobody does.
+        report: Reports the same to a master, or None.
     """
 
     _trial_id = 0
@@ -51,10 +51,8 @@ class LocalTrainContext(core.DummyTrainContext):
         report: MasterReport | None = None,
     ) -> None:
         self._there = RunDir(run_dir)
-        tensorboard = self._there.tensorboard
-        make_private(tensorboard)
-        super().__init__(tensorboard_path=tensorboard)
-        self.run_dir = run_dir
+        make_private(self._there.tensorboard)
+        super().__init__(tensorboard_path=self._there.tensorboard)
         self._metric = metric
         self._smaller_is_better = smaller_is_better
         self._report = report
@@ -62,12 +60,12 @@ class LocalTrainContext(core.DummyTrainContext):
         self._remember_best()
 
     def _remember_best(self) -> None:
-        """The best validation of the batches trained before, where a run is resumed."""
+        """The best validation before, where a run is resumed."""
         for record in read_records(self._there.current(self._there.metrics), "validation"):
             self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
-        """Nobody watches a status here."""
+        """The status is not shown off-cluster."""
 
     def report_progress(self, progress: float) -> None:
         """The terminal shows it."""
@@ -75,7 +73,7 @@ class LocalTrainContext(core.DummyTrainContext):
             self._report.progress(progress)
 
     def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
-        """They are where they belong."""
+        """They are in the run directory already."""
 
     def report_training_metrics(
         self, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
@@ -87,13 +85,8 @@ class LocalTrainContext(core.DummyTrainContext):
         self._note_best(metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
-        record = {
-            "group": group,
-            "steps_completed": steps_completed,
-            "metrics": jsonable(metrics),
-            "time": round(time.time(), 3),
-        }
-        append_record(self._there.metrics, record)
+        record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
+        append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
         if self._report is not None:
             self._report.metrics(group, steps_completed, jsonable(metrics))
 
@@ -107,13 +100,13 @@ class LocalTrainContext(core.DummyTrainContext):
 
 
 class AtomicStorage(storage.SharedFSStorageManager):
-    """Checkpoints that are either whole or not there: written aside, put on the disk, then renamed.
+    """Checkpoints that are either complete or absent: written to a temporary folder, synced to the disk, then renamed.
 
     Args:
         base_path: The folder of the checkpoints.
-        metrics: The file of the metrics, which a checkpoint counts on: it goes on from there, and reports no batch
-            before it again.
-        is_chief: Whether this is rank 0, which puts a checkpoint in its place.
+        metrics: The file of the metrics, synced first: a run that resumes from the checkpoint does not report earlier
+            batches again.
+        is_chief: Whether this is rank 0, which renames.
     """
 
     def __init__(self, base_path: str, metrics: Path, *, is_chief: bool = True) -> None:
@@ -123,59 +116,37 @@ class AtomicStorage(storage.SharedFSStorageManager):
         self._is_chief = is_chief
 
     def store_path_is_direct_access(self) -> bool:
-        """No: what is written becomes the checkpoint in :meth:`post_store_path`."""
+        """No: it becomes the checkpoint in :meth:`post_store_path`."""
         return False
 
-    def _aside(self, uuid: str) -> Path:
-        return self.folder / f".{uuid}{PARTIAL}"
-
     def pre_store_path(self, dst: str) -> Path:
-        path = self._aside(dst)
+        path = self.folder / f".{dst}{PARTIAL}"
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     def post_store_path(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
         """The folder becomes the checkpoint, once all ranks have written.
 
-        Determined has the first rank of each machine do it: it goes by the device's number, and that of a network
-        file system is each machine's own. Source: ``_store_path_sharded`` in determined 0.38.1's
+        Determined calls it on the first rank of each machine, since it compares device numbers, which differ between
+        machines for one network file system. Source: ``_store_path_sharded`` in determined 0.38.1's
         ``core/_checkpoint.py``.
         """
         if not self._is_chief:
             return
         put_on_disk(self._metrics)
-        sync_to_disk_folder(self._metrics.parent)
+        put_on_disk(self._metrics.parent)
         sync_to_disk(Path(src))
         os.rename(src, self.folder / dst)
-        sync_to_disk_folder(self.folder)
+        put_on_disk(self.folder)
 
     def damaged(self, *, besides: Sequence[str]) -> list[str]:
-        """Uuids of the checkpoints that are not what was written, the oldest first.
-
-        Args:
-            besides: Uuids that are not looked at.
-        """
+        """Uuids of the damaged checkpoints, the oldest first; those in ``besides`` are not checked."""
         there = [found for found in checkpoints_in(self.folder) if found.uuid not in besides]
         return [found.uuid for found in reversed(there) if damage_of(found.path) is not None]
 
 
-def sync_to_disk_folder(path: Path) -> None:
-    """Put a folder's own entries on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class LocalCheckpointContext(core.DummyCheckpointContext):
-    """Checkpoints in the run directory, which a master may hear of.
-
-    Args:
-        distributed: The ranks.
-        storage_manager: Where they are.
-        report: Who tells a master; None where nobody does.
-    """
+    """Checkpoints in the run directory, reported to a master unless ``report`` is None."""
 
     def __init__(
         self,
@@ -221,21 +192,20 @@ def local_core_context(
         distributed: The ranks.
         metric: As for :class:`LocalTrainContext`.
         smaller_is_better: Of that metric.
-        storage_config: A ``checkpoint_storage``, for the checkpoints to go there instead.
-        report: Who tells a master; of checkpoints only where they are in the run directory.
+        storage_config: A ``checkpoint_storage`` for the checkpoints; None for the run directory.
+        report: Reports to a master, or None; checkpoints only where they are in the run directory.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the storage cannot be written to.
     """
-    there = RunDir(run_dir)
-    checkpoints = there.checkpoints
-    make_private(checkpoints)
-    if distributed.rank == 0:
-        remove_partial(checkpoints)  # of a run that was killed
+    there, is_chief = RunDir(run_dir), distributed.rank == 0
+    make_private(there.checkpoints)
+    if is_chief:
+        remove_partial(there.checkpoints)  # of a run that was killed
     if storage_config is not None:
         checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
     else:
-        manager = AtomicStorage(str(checkpoints), there.metrics, is_chief=distributed.rank == 0)
+        manager = AtomicStorage(str(there.checkpoints), there.metrics, is_chief=is_chief)
         checkpoint = LocalCheckpointContext(distributed, manager, report)
     return core.Context(
         distributed=distributed,

@@ -1,4 +1,4 @@
-"""Determined's system metrics of a run without a cluster: what its profiler sends to a master, in a file."""
+"""Determined's system metrics off-cluster: what its profiler sends to a master, in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLLECTORS: tuple[Callable[[], Any], ...] = (
     _profiler._Network,
     *((_profiler._GPU,) if _profiler.pynvml is not None else ()),
 )
-# Between two samples at least: rates over less would say nothing.
+# Minimum between two samples: rates over less are noise.
 LEAST_S = 0.2
 
 
@@ -43,7 +43,7 @@ class LocalProfiler(core.DummyProfilerContext):
         self._sampler: _Sampler | None = None
 
     def on(self, sampling_interval: int = 1, samples_per_report: int = 10) -> None:
-        """Begin to sample, as Determined's ``ProfilerContext.on`` (0.38.1).
+        """Start sampling, as Determined's ``ProfilerContext.on`` (0.38.1).
 
         Args:
             sampling_interval: Seconds from sample to sample, > 0.
@@ -54,7 +54,7 @@ class LocalProfiler(core.DummyProfilerContext):
             self._sampler.start()
 
     def off(self) -> None:
-        """Write what has been sampled since the last line, and end."""
+        """Stop, and write what has been sampled since the last line."""
         if self._sampler is not None:
             self._sampler.stop()
             self._sampler = None
@@ -83,7 +83,7 @@ class _Sampler(threading.Thread):
                 self._report()
 
     def stop(self) -> None:
-        """End, with what there is; called by the thread that has started it."""
+        """Stop, and write the rest; called by the thread that has started it."""
         self._ends.set()
         self.join()
         too_early_s = self._last_s + LEAST_S - time.monotonic()
@@ -109,7 +109,7 @@ class _Sampler(threading.Thread):
 
 
 def _tried(step: Callable[[], Any], done: Any = None) -> Any:
-    """What a step returns, or ``done``; None where the machine does not tell, e.g. of its disks in a container."""
+    """What a step returns, or ``done``; None where the machine has no such number, e.g. of disks in a container."""
     try:
         result = step()
     except Exception as error:

@@ -104,6 +104,18 @@ def _quiet_upstream() -> None:
     warnings.filterwarnings("ignore", message=r"c10d::broadcast_: an autograd kernel was not registered")
 
 
+@contextlib.contextmanager
+def only_errors(name: str) -> Iterator[None]:
+    """In here a logger shows errors only."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 class WithLevel(logging.Formatter):
     """Determined's format; each line of this library's begins with the level, and a problem is one line."""
 

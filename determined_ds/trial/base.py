@@ -18,10 +18,9 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
-from determined_ds.trial.attention import choose_sdpa_kernel
-from determined_ds.trial.compiling import compile_engine
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, fix_engine
+from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 
@@ -35,9 +34,9 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         args: The hyperparameters by attribute, read-only (``attrdict`` turns lists to tuples).
         resolved: The configuration that was decided before anything ran.
         engine: The DeepSpeed engine.
-        validation_metrics: Names of the metrics that validation reports, for ``det-ds check`` to hold
-            ``searcher.metric`` against; to be declared where the code does not show them.
-        is_whole: Whether :meth:`build_model` makes the whole model on every rank; not so in a pipeline.
+        validation_metrics: Names of the metrics that validation reports, which ``det-ds check`` compares with
+            ``searcher.metric``; declare them where the code does not show them.
+        is_whole: Whether :meth:`build_model` makes the whole model on every rank; false in a pipeline.
     """
 
     engine: Any
@@ -66,18 +65,22 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         returned.signatures(self, self.called_with)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
+        self._build()
+
+    def _build(self) -> None:
+        """Build the model and its engine."""
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
     def check_engine(self) -> None:
-        """Refuse an engine that cannot train this.
+        """Check that the configured engine can train this; torch's DistributedDataParallel needs whole models.
 
         Raises:
-            ConfigError: torch's DistributedDataParallel is asked to train a model that is cut up.
+            ConfigError: it cannot.
         """
         topology = self.resolved.topology
         is_cut = topology.pipe_parallel_size * topology.model_parallel_size > 1 or not self.is_whole
         if self.by_ddp and is_cut:
-            message = "a pipeline is DeepSpeed's: torch's DistributedDataParallel holds all of a model on every rank"
+            message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
             fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
             raise ConfigError(Problem(key="engine", value=DDP, message=message, fix=fix, code=DDP))
 
@@ -159,7 +162,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     @property
     def _loader_defaults(self) -> dict[str, Any]:
-        """Batches for a GPU are loaded into pinned memory, from which they are copied while it computes."""
+        """Batches for a GPU are loaded into pinned memory, so they are copied while it computes."""
         is_gpu = torch.device(self.context.device).type == "cuda"
         return {"batch_size": self.micro_batch_size, **({"pin_memory": True} if is_gpu else {})}
 
@@ -193,9 +196,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """
         returned.loader_arguments(self, "validation_loader", dataset, options)
         options = {**self._loader_defaults, **options}
-        return (
-            StreamLoader(dataset, **options) if is_stream(dataset) else pytorch.DataLoader(dataset, **options)
-        )
+        kind: Any = StreamLoader if is_stream(dataset) else pytorch.DataLoader
+        return kind(dataset, **options)
 
     def tokens_per_sample(self) -> int | None:
         """Tokens in a training sample.
@@ -206,7 +208,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         return None
 
 
-# Of the JSON's section -> of the function.
+# Key of the JSON's section -> argument of the function.
 CHECKPOINTING = {
     "partition_activations": "partition_activations",
     "contiguous_memory_optimization": "contiguous_checkpointing",
@@ -218,9 +220,9 @@ CHECKPOINTING = {
 
 
 def configure_checkpointing(ds_config: dict[str, Any]) -> None:
-    """Hand the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
+    """Pass the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
 
-    One by one: given the whole JSON, it would check the batch as if every rank were a replica.
+    Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
 
     Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
     """
@@ -230,23 +232,39 @@ def configure_checkpointing(ds_config: dict[str, Any]) -> None:
         deepspeed.checkpointing.configure(None, **options)
 
 
+def completed_hparams(
+    data: dict[str, Any], resolved: ResolvedConfig, ds_config_path: Path | None = None
+) -> dict[str, Any]:
+    """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
+
+    ``deepspeed_config`` becomes the path of the JSON that DeepSpeed is given, which
+    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` then reads; unchanged without a path.
+    """
+    return {
+        **data,
+        "global_batch_size": resolved.batch.global_batch_size,
+        "data_parallel_world_size": resolved.topology.data_parallel_world_size,
+        "pipe_parallel_size": resolved.topology.pipe_parallel_size,
+        "model_parallel_size": resolved.topology.model_parallel_size,
+        "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
+        "gradient_accumulation_steps": resolved.batch.accumulation,
+        **({} if ds_config_path is None else {"deepspeed_config": str(ds_config_path)}),
+    }
+
+
 def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
-    """The reconciled configuration of a context: ours carries it, for Determined's own it is made here.
+    """The reconciled configuration of a context: ours has it, for Determined's own it is made here.
 
     Raises:
         ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
     """
     if isinstance(context, pytorch.PyTorchTrialContext):
-        raise ConfigError(
-            Problem(
-                key="context",
-                value=type(context).__name__,
-                message="is of a PyTorchTrial, and this is a DeepSpeedTrial: Determined's "
-                "load_trial_from_checkpoint_path takes none",
-                fix="determined_ds.load_model_from_checkpoint_path(path) gives the trained model",
-                code="context",
-            )
+        kind = type(context).__name__
+        message = (
+            "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, and this is a DeepSpeedTrial"
         )
+        fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
+        raise ConfigError(Problem(key="context", value=kind, message=message, fix=fix, code="context"))
     resolved = getattr(context, "resolved", None)
     if isinstance(resolved, ResolvedConfig):
         return resolved

@@ -13,7 +13,7 @@ from determined_ds.trial.base import ReconciledTrial
 
 
 class DataParallelTrial(ReconciledTrial):
-    """Write the model, the loss and the data; the rest is done.
+    """Write the model, the loss and the data; the library does the rest.
 
     Example::
 

@@ -1,14 +1,13 @@
-"""torch's own DistributedDataParallel, behind the part of DeepSpeed's engine that trials and our loop use.
+"""torch's own DistributedDataParallel, with the part of DeepSpeed's interface that trials and our loop use.
 
-It is there to be compared with: the same model, optimizer, schedule, clipping and accumulation, without DeepSpeed. In
-fp32 its losses are those of ZeRO stage 0. Of the DeepSpeed JSON it reads the batch sizes, ``optimizer``,
-``scheduler``, ``gradient_clipping``, ``bf16``, ``fp16`` and ``torch_autocast``; all else there is about how DeepSpeed
-does its work.
+It serves as a baseline: the same model, optimizer, schedule, clipping and accumulation, without DeepSpeed. In fp32 its
+losses are those of ZeRO stage 0. Of the DeepSpeed JSON it reads the batch sizes, ``optimizer``,
+``scheduler``, ``gradient_clipping``, ``bf16``, ``fp16`` and ``torch_autocast``; the rest only concerns DeepSpeed.
 
-Half precision is torch's, not DeepSpeed's: ``bf16.enabled`` and ``fp16.enabled`` are an autocast of the forward pass
-over weights, gradients and optimizer states that stay in fp32, where DeepSpeed casts the weights themselves and keeps
-others in fp32 beside them. fp16 has a ``GradScaler`` and needs CUDA; it starts at the JSON's scale, and grows after as
-many good steps as ``loss_scale_window`` says (never, from a fixed ``loss_scale``).
+Half precision is torch's: ``bf16.enabled`` and ``fp16.enabled`` are an autocast of the forward pass over weights,
+gradients and optimizer states in fp32, where DeepSpeed casts the weights and keeps copies in fp32. fp16 has a
+``GradScaler`` and needs CUDA; it starts at the JSON's scale, and grows after ``loss_scale_window`` good steps (never,
+with a fixed ``loss_scale``).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
 
-DDP = "ddp"  # the context's ``engine`` that asks for it
-# What only DeepSpeed's optimizers have, and torch's do by themselves.
+DDP = "ddp"  # the context's ``engine`` that selects it
+# Options of DeepSpeed's optimizers alone, which torch's do not need.
 DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NEVER = 2**31 - 1
@@ -48,7 +47,7 @@ def initialize_ddp(
 
     Args:
         model: The model, with the weights to start from.
-        optimizer: One of your own; None takes the one in the JSON, by torch's class.
+        optimizer: From ``build_optimizer``; None for the one in the JSON, by torch's class.
         model_parameters: Parameters, or groups of them, for the JSON's.
         ds_config: A complete DeepSpeed JSON, as :attr:`ResolvedConfig.ds_config`.
         device: Where the model goes.
@@ -78,7 +77,7 @@ def initialize_ddp(
 
 
 def engine_name(engine: Any) -> str:
-    """What an engine is, by the name that a context's ``engine`` has: ``ddp`` or ``deepspeed``."""
+    """The kind of an engine, as a context's ``engine`` names it: ``ddp`` or ``deepspeed``."""
     return DDP if isinstance(engine, DDPEngine) else "deepspeed"
 
 
@@ -87,11 +86,11 @@ class DDPEngine(torch.nn.Module):
 
     Args:
         module: The model, on ``device``.
-        optimizer: Of torch's.
-        lr_scheduler: Stepped after each step of the optimizer; None: the rates stay.
+        optimizer: One of torch's.
+        lr_scheduler: Stepped after each step of the optimizer; None for constant rates.
         ds_config: A complete DeepSpeed JSON.
         device: What it computes on.
-        dtype: Of the forward pass' autocast; None: fp32.
+        dtype: Of the forward pass's autocast; None: fp32.
     """
 
     module: torch.nn.Module
@@ -121,11 +120,11 @@ class DDPEngine(torch.nn.Module):
             replica = torch.nn.parallel.DistributedDataParallel(
                 module, device_ids=[device] if device.type == "cuda" else None
             )
-            # Past torch's registration: the parameters are listed once, by the names that DeepSpeed's engine has.
+            # Not registered as a submodule: the parameters are listed once, by the names in DeepSpeed's engine.
             self.__dict__["_replica"] = replica
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The model's output. Gradients are averaged in the backward pass of the last micro-batch alone."""
+        """The model's output. Gradients are averaged only in the backward pass of the last micro-batch."""
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
             if self._replica is None or not torch.is_grad_enabled():
                 return self.module(*inputs, **kwargs)
@@ -134,13 +133,13 @@ class DDPEngine(torch.nn.Module):
                 return self._replica(*inputs, **kwargs)
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
-        """The backward pass of a micro-batch's mean loss, of which the batch's is the mean."""
+        """The backward pass of a micro-batch's mean loss; the batch's loss is the mean of these."""
         loss = loss / self.gradient_accumulation_steps()
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         return loss
 
     def step(self) -> None:
-        """A micro-batch is done; after the last one of a batch the optimizer steps."""
+        """End a micro-batch; after the last one of a batch the optimizer steps."""
         if self.is_gradient_accumulation_boundary():
             self._step()
             self.global_steps += 1
@@ -172,7 +171,7 @@ class DDPEngine(torch.nn.Module):
         """``torch.compile`` the model, in place."""
         self.module.compile(*args, **kwargs)
 
-    # ----------------------------------------------------------------------- what DeepSpeed's engine is asked
+    # ----------------------------------------------------------------------- DeepSpeed's interface
 
     def is_gradient_accumulation_boundary(self) -> bool:
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
@@ -193,7 +192,7 @@ class DDPEngine(torch.nn.Module):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def get_global_grad_norm(self) -> float | None:
-        """Of the last step, before clipping; None where nothing is clipped."""
+        """The norm in the last step, before clipping; None without clipping."""
         return None if self._grad_norm is None else float(self._grad_norm)
 
     def _get_optimizer_loss_scale(self) -> float | None:
@@ -209,7 +208,7 @@ class DDPEngine(torch.nn.Module):
         return 0
 
     def save_checkpoint(self, save_dir: str | os.PathLike[str], tag: str | None = None, **_: Any) -> bool:
-        """Write weights, optimizer, schedule and loss scale. One rank does: all of them hold the same."""
+        """Write weights, optimizer, schedule and loss scale; rank 0 does, since all ranks hold the same."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             folder = Path(save_dir) / str(tag)
             folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +221,7 @@ class DDPEngine(torch.nn.Module):
     ) -> tuple[str, dict[str, Any]]:
         """Read back what :meth:`save_checkpoint` wrote."""
         folder = Path(load_dir) / str(tag)
-        # To the host: all else is copied to where it is, but Adam counts its steps there, one number a parameter.
+        # To the host, where Adam keeps its step counts; the rest is copied to where it belongs.
         state = torch.load(folder / CHECKPOINT, map_location="cpu")
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
@@ -240,23 +239,23 @@ class DDPEngine(torch.nn.Module):
 
 
 def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """torch's optimizer that computes what DeepSpeed's of the same name does.
+    """torch's optimizer with the computation of DeepSpeed's of the same name.
 
     Source: ``_configure_basic_optimizer`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """
     section = ds_config.get("optimizer") or {}
     if not section.get("type"):
         fix = "name one in the DeepSpeed JSON, e.g. AdamW; or return one from build_optimizer"
-        _refuse("optimizer.type", None, "is missing, and nothing is trained without one", fix)
+        _refuse("optimizer.type", None, "is missing: training needs an optimizer", fix)
     kind, params = str(section["type"]), dict(section.get("params") or {})
     name = {"adamw": "AdamW", "adagrad": "Adagrad"}.get(kind.lower(), kind)
     if kind.lower() == "adam":
-        # Adam means AdamW to DeepSpeed, unless it is told not to.
+        # DeepSpeed's Adam is AdamW by default.
         name = "AdamW" if params.get("adam_w_mode", True) else "Adam"
     found = getattr(torch.optim, name, None)
     is_deepspeeds = kind.lower() in DEEPSPEED_OPTIMIZERS and kind.lower() not in ("adam", "adamw", "adagrad")
     if is_deepspeeds or not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
-        message = "is none of torch's optimizers, and DistributedDataParallel has no other"
+        message = "must be one of torch's optimizers with DistributedDataParallel"
         _refuse("optimizer.type", kind, message, "use AdamW, Adam, SGD or another of torch.optim")
     if params.get("bias_correction", True) is False:
         message = f"torch's {name} always corrects its bias"
@@ -272,7 +271,7 @@ def _optimizer(parameters: Any, ds_config: Mapping[str, Any]) -> torch.optim.Opt
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -> Any:
-    """DeepSpeed's own schedule, or torch's, on the optimizer; None where the JSON has none.
+    """DeepSpeed's or torch's schedule for the optimizer; None where the JSON has none.
 
     Source: ``_scheduler_from_config`` in deepspeed 0.19.8's ``runtime/engine.py``.
     """
@@ -284,12 +283,12 @@ def _scheduler(optimizer: torch.optim.Optimizer, ds_config: Mapping[str, Any]) -
     found: Any = next((getattr(room, kind) for room in rooms if hasattr(room, kind)), None)
     if found is None:
         fix = "use WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"
-        _refuse("scheduler.type", kind, "neither DeepSpeed nor torch has such a schedule", fix)
+        _refuse("scheduler.type", kind, "is not a schedule of DeepSpeed or torch", fix)
     return found(optimizer, **(section.get("params") or {}))
 
 
 def _autocast_dtype(ds_config: Mapping[str, Any]) -> torch.dtype | None:
-    """Of the sections that ask for half precision, the first; None where it is fp32."""
+    """The precision of the first section that enables half precision; None for fp32."""
     sections = {name: ds_config.get(name) or {} for name in (*HALVES, "torch_autocast")}
     for name, dtype in HALVES.items():
         if sections[name].get("enabled"):

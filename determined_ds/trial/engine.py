@@ -35,7 +35,7 @@ def fix_engine(engine: Any) -> None:
 
 
 def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
-    """Refuse an optimizer of a trial's own that ZeRO refuses.
+    """Refuse an optimizer from ``build_optimizer`` that ZeRO refuses.
 
     Args:
         optimizer: What ``build_optimizer`` returned.
@@ -71,15 +71,15 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
 
 
 def _clip_by_all_stages(engine: Any) -> None:
-    """Have ``gradient_clipping`` go by the gradient of the whole pipeline, not by its first stage's.
+    """Have ``gradient_clipping`` use the gradient of the whole pipeline, not of its first stage.
 
-    Where there is neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as
-    one that no other rank holds.
+    With neither ZeRO nor half precision, a parameter on another stage counts only if it is marked as one that no other
+    rank holds.
 
     Source: ``clip_grad_norm_`` in ``deepspeed/runtime/utils.py``.
     """
     if engine.grid.get_slice_parallel_world_size() > 1:
-        return  # then it is for the model to say which parameters its slices share
+        return  # the model marks which parameters its slices share
     for parameter in engine.module.parameters():
         # The copies of a tied weight are counted on one stage alone.
         parameter.model_parallel = not getattr(parameter, "ds_pipe_replicated", False)
@@ -88,8 +88,8 @@ def _clip_by_all_stages(engine: Any) -> None:
 def _refuse_integers_between_stages(engine: Any) -> None:
     """Refuse what a middle stage cannot receive, instead of training on numbers that were read as another type.
 
-    A stage with neighbours on both sides receives activations and gradients in the same buffers, which are made
-    of the type that comes first.
+    A stage with neighbours on both sides receives activations and gradients in the same buffers, whose type is that of
+    the first.
 
     Source: ``_allocate_or_extend_buffers`` in ``deepspeed/runtime/pipe/engine.py``.
     """
@@ -101,23 +101,20 @@ def _refuse_integers_between_stages(engine: Any) -> None:
         tensors = buffer if isinstance(buffer, tuple) else (buffer,)
         dtypes = sorted({str(tensor.dtype) for tensor in tensors if not tensor.is_floating_point()})
         if dtypes:
-            raise ConfigError(
-                Problem(
-                    key="hyperparameters.pipe_parallel_size",
-                    value=engine.num_stages,
-                    message=f"stage {engine.stage_id} hands on {', '.join(dtypes)}, and with three stages or more"
-                    " only floating point numbers arrive as they were sent",
-                    fix="make them on the stage that needs them, hand them on as floats, or use two stages",
-                    code="pipeline-integers",
-                )
+            message = (
+                f"stage {engine.stage_id} sends {', '.join(dtypes)}, and with three stages or more only floating point "
+                "numbers arrive as they were sent"
             )
+            fix = "make them on the stage that needs them, send them as floats, or use two stages"
+            key, code = "hyperparameters.pipe_parallel_size", "pipeline-integers"
+            raise ConfigError(Problem(key=key, value=engine.num_stages, message=message, fix=fix, code=code))
         send(engine, buffer, recv_stage)
 
     engine._send_tensor_meta = send_tensor_meta
 
 
 def _keep_gradient_norm(engine: Any) -> None:
-    """Keep the norm that clipping computes in fp32 without ZeRO, where the engine throws it away.
+    """Keep the norm that clipping computes in fp32 without ZeRO, which the engine discards.
 
     Source: ``DeepSpeedEngine.clip_fp32_gradients`` in ``deepspeed/runtime/engine.py``.
     """
@@ -131,10 +128,10 @@ def _keep_gradient_norm(engine: Any) -> None:
 
 
 def _scale_loss(engine: Any) -> None:
-    """Scale the loss in fp16 without ZeRO: the engine divides the gradients by a scale that no loss was multiplied by.
+    """Scale the loss in fp16 without ZeRO: the engine divides the gradients by a scale that it never multiplied by.
 
-    So small a gradient would vanish in Adam's ``eps``, teach SGD next to nothing, and never be clipped. The norm that
-    the unfused optimizer keeps is of scaled gradients, and is divided by the scale that they were made with.
+    So small a gradient would vanish in Adam's ``eps``, hardly change weights by SGD, and never be clipped. The norm of
+    the unfused optimizer is of scaled gradients, and is divided by their scale.
 
     Source: ``DeepSpeedEngine.backward`` in ``deepspeed/runtime/engine.py``, which scales for a ``ZeROOptimizer`` alone;
     ``unscale_and_clip_grads`` in ``deepspeed/runtime/fp16/unfused_optimizer.py``.

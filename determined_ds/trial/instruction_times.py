@@ -1,12 +1,12 @@
-"""How long the stages of a pipeline work and how long they wait, by the instructions of their own schedule.
+"""How long the stages of a pipeline work and wait, measured by the instructions of their schedule.
 
 A stage works while it loads a micro-batch, runs it forward, or runs it backward. All else, from the start of a
 batch's schedule to the end of its last micro-batch's last instruction, is waiting: for a neighbour, for the wire
 (sending and receiving activations and gradients counts as waiting, however busy the network is), and for the host
-between two instructions. What comes after the micro-batches is no part of it, for it is the same without a pipeline:
-the reduction of gradients and the optimizer's step.
+between two instructions. What follows the micro-batches is not counted, since it is the same without a pipeline: the
+reduction of gradients and the optimizer's step.
 
-The share that is waited is the pipeline's bubble. 1F1B with ``m`` micro-batches on ``p`` stages has one of
+The share of waiting is the pipeline's bubble. 1F1B with ``m`` micro-batches on ``p`` stages has one of
 ``(p - 1) / (m + p - 1)``, where all stages take equally long and communication takes no time.
 
 Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
@@ -30,17 +30,13 @@ _ATTRIBUTE = "_instruction_times"
 
 
 def time_instructions(engine: Any) -> None:
-    """Have a pipeline time its instructions in training; again, on one that does, changes nothing.
-
-    Args:
-        engine: A ``PipelineEngine``; one of a single stage, which waits for nobody, is left alone.
-    """
+    """Have a pipeline time its instructions in training; does nothing the second time, or with a single stage."""
     if engine.num_stages > 1 and instruction_times(engine) is None:
         setattr(engine, _ATTRIBUTE, InstructionTimes(engine))
 
 
 def instruction_times(engine: Any) -> InstructionTimes | None:
-    """The times of an engine; None where it is no pipeline."""
+    """The times of an engine; None unless it is a pipeline."""
     found: InstructionTimes | None = vars(engine).get(_ATTRIBUTE)
     return found
 
@@ -69,10 +65,9 @@ def bubble(
 
 
 class InstructionTimes:
-    """Times the training schedules of one stage; schedules of ``eval_batch`` are not looked at.
+    """Times the training schedules of one stage; those of ``eval_batch`` are ignored.
 
-    On CUDA, by events on the stream that the instructions run on: nothing waits for them before :meth:`take`. On a
-    CPU, by the clock.
+    On CUDA, by events on the stream of the instructions, which are waited for in :meth:`take`. On a CPU, by the clock.
 
     Args:
         engine: A ``PipelineEngine``; its ``_exec_schedule`` and ``_INSTRUCTION_MAP`` are replaced.
@@ -90,7 +85,7 @@ class InstructionTimes:
         engine._exec_schedule = self._exec_schedule
 
     def take(self) -> tuple[float, float]:
-        """What this stage has spent since the last call; waits for a GPU to get there.
+        """What this stage has spent since the last call; waits for the GPU.
 
         Returns:
             Seconds of work, and seconds from the start of each batch to the end of its last micro-batch.
@@ -149,7 +144,7 @@ class InstructionTimes:
         return afterwards if issubclass(kind, AFTER_MICRO_BATCHES) else instruction
 
     def _read(self) -> None:
-        """Add up the batches that the device is through with, so that few of them are ever kept."""
+        """Add up the batches that the device has finished, so that few are kept."""
         while self._finished and self._clock.has_passed(self._finished[0].end):
             batch = self._finished.popleft()
             self._busy_s += sum(self._clock.seconds(start, end) for start, end in batch.work)
@@ -158,7 +153,7 @@ class InstructionTimes:
 
 @dataclass
 class _Batch:
-    """The marks of one batch, by its clock."""
+    """The marks of one batch."""
 
     start: Any
     work: list[tuple[Any, Any]] = field(default_factory=list)
@@ -166,7 +161,7 @@ class _Batch:
 
 
 class _Clock(Protocol):
-    """Marks of time, which may be read later than they are made."""
+    """Marks of time, which may be read later."""
 
     def now(self) -> Any: ...
 
@@ -178,7 +173,7 @@ class _Clock(Protocol):
 
 
 class _HostClock:
-    """Where an instruction is over when its call returns."""
+    """For instructions that are over when their call returns."""
 
     now = staticmethod(time.perf_counter)
 
@@ -193,7 +188,7 @@ class _HostClock:
 
 
 class _DeviceClock:
-    """Events on the current CUDA stream: it gets there when what was asked of it before is done."""
+    """Events on the current CUDA stream, passed when earlier work on it is done."""
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

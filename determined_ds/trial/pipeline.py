@@ -16,15 +16,15 @@ from determined_ds.trial.base import ReconciledTrial
 
 
 class PipelineTrial(ReconciledTrial):
-    """Write the layers, the loss and the data; stages, schedule and evaluation are done.
+    """Write the layers, the loss and the data; the library does stages, schedule and evaluation.
 
-    A data loader yields ``(inputs, targets)``. Between stages travel tensors of floats only.
+    A data loader yields ``(inputs, targets)``. Only tensors of floats can pass between stages.
 
     Attributes:
         partition_method: How layers are shared out: ``parameters``, ``uniform`` or ``type:REGEX``.
-        activation_checkpoint_interval: Layers that are computed again together in the backward pass; 0: none.
-        checkpointable_layers: Names of the classes to do that with; None takes all that have parameters, which
-            fails where the first layer takes integers.
+        activation_checkpoint_interval: Layers that are recomputed together in the backward pass; 0: none.
+        checkpointable_layers: Names of the classes to recompute; None: all that have parameters, which fails where
+            the first layer takes integers.
     """
 
     partition_method = "parameters"

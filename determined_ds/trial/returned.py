@@ -1,4 +1,4 @@
-"""What a trial's methods return, checked where it arrives: one message with the method, what came, what is expected.
+"""Checks of what a trial's methods return: a message names the method, the value and what is expected.
 
 Every check looks at Python types and at attributes of tensors; none waits for a device. Before training the error is a
 :class:`TrialError`, in training a :class:`TrainingError`.
@@ -24,14 +24,21 @@ from determined_ds.trial.stream_loader import is_stream
 logger = logging.getLogger("determined_ds")
 
 SCALAR_LOSS = "a scalar tensor that requires a gradient"
-FORGOTTEN = "add the missing return statement: "
+
+
+def _forgotten(value: Any) -> str:
+    return "add the missing return statement: " if value is None else ""
+
+
+def _is_number(value: Any, *kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
 
 
 # ------------------------------------------------------------------------------------------- before training
 
 
-def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
-    """The model that ``build_model`` returned."""
+def model(trial: Any, value: Any) -> torch.nn.Module:
+    """Check ``build_model``."""
     if isinstance(value, DeepSpeedEngine):
         fix = "return the bare model: the library calls deepspeed.initialize"
     elif isinstance(value, torch.nn.Module):
@@ -40,35 +47,32 @@ def model(trial: Any, value: Any, name: str = "build_model") -> torch.nn.Module:
         fix = f"call it: return {value.__name__}(...)"
     else:
         fix = _forgotten(value) + "return the model"
-    raise TrialError(wrong(trial, name, value, "a torch.nn.Module", fix))
+    raise TrialError(wrong(trial, "build_model", value, "a torch.nn.Module", fix))
 
 
 def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
-    """The models by engine that ``build_models`` returned."""
-    expected = "a dict of the name of each engine and its torch.nn.Module"
+    """Check ``build_models``."""
+    name, expected = "build_models", "a dict of the name of each engine and its torch.nn.Module"
     fix = 'return {"generator": ..., "discriminator": ...}'
     if not isinstance(value, dict) or not value:
-        raise TrialError(wrong(trial, "build_models", value, expected, _forgotten(value) + fix))
-    for name, each in value.items():
-        if not isinstance(name, str) or not isinstance(each, torch.nn.Module):
-            did = f"returned {name!r}: {described(each)}"
-            raise TrialError(wrong(trial, "build_models", each, expected, fix, did=did))
+        raise TrialError(wrong(trial, name, value, expected, _forgotten(value) + fix))
+    for key, each in value.items():
+        if not isinstance(key, str) or not isinstance(each, torch.nn.Module):
+            did = f"returned {key!r}: {described(each)}"
+            raise TrialError(wrong(trial, name, each, expected, fix, did=did))
     return value
 
 
 def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
-    """The layers that ``build_layers`` returned, at least one for each stage."""
+    """Check ``build_layers``: at least one layer for each stage."""
     name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
-    if isinstance(value, torch.nn.Module) and not isinstance(
-        value, (torch.nn.Sequential, torch.nn.ModuleList)
-    ):
-        raise TrialError(
-            wrong(trial, name, value, expected, "return its layers, one after the other, in a list")
-        )
+    lists = (torch.nn.Sequential, torch.nn.ModuleList)
+    if isinstance(value, torch.nn.Module) and not isinstance(value, lists):
+        fix = "return its layers, one after the other, in a list"
+        raise TrialError(wrong(trial, name, value, expected, fix))
     if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
-        raise TrialError(
-            wrong(trial, name, value, expected, _forgotten(value) + "return [layer, layer, ...]")
-        )
+        fix = _forgotten(value) + "return [layer, layer, ...]"
+        raise TrialError(wrong(trial, name, value, expected, fix))
     found = list(value)
     for index, layer in enumerate(found):
         if isinstance(layer, type):
@@ -87,7 +91,7 @@ def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
 
 
 def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Optimizer | None:
-    """The optimizer that ``build_optimizer`` returned for a model."""
+    """Check ``build_optimizer``, which was called with ``model``."""
     name, expected = "build_optimizer", "a torch.optim.Optimizer of the given model's parameters, or None"
     if value is None:
         return None
@@ -105,7 +109,7 @@ def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Opt
 
 
 def parameters(trial: Any, value: Any) -> list[Any]:
-    """The parameters, or groups of them, that ``build_parameters`` returned."""
+    """Check ``build_parameters``."""
     name = "build_parameters"
     expected = "a list of parameters, or of groups such as {'params': [...], 'weight_decay': 0.0}"
     if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Iterable):
@@ -115,10 +119,9 @@ def parameters(trial: Any, value: Any) -> list[Any]:
     for each in found:
         is_group = isinstance(each, Mapping) and "params" in each
         if not is_group and not isinstance(each, torch.Tensor):
+            did = f"returned {described(each)} in a list"
             fix = "model.named_parameters() yields pairs: take the second of each"
-            raise TrialError(
-                wrong(trial, name, each, expected, fix, did=f"returned {described(each)} in a list")
-            )
+            raise TrialError(wrong(trial, name, each, expected, fix, did=did))
     if not found and trial.is_whole:
         name = written_by_author(trial, name, "build_model")
         did = "returned no parameter that requires a gradient"
@@ -128,27 +131,21 @@ def parameters(trial: Any, value: Any) -> list[Any]:
 
 
 def engines(trial: Any, found: list[Any]) -> None:
-    """Refuse a trial that has wrapped no engine."""
+    """Check that a trial has wrapped an engine."""
     if not found:
-        fix = (
-            "call super().__init__(context) first"
-            if hasattr(trial, "build_model")
-            else "call it on the engine"
-        )
+        has_own = hasattr(trial, "build_model")
+        fix = "call super().__init__(context) first" if has_own else "call it on the engine"
         expected = "context.wrap_model_engine(engine)"
         raise TrialError(wrong(trial, "__init__", None, expected, fix, did="wrapped no engine"))
 
 
 def loader(trial: Any, name: str, value: Any) -> Any:
-    """The data loader that ``build_training_data_loader`` or ``build_validation_data_loader`` returned."""
+    """Check ``build_training_data_loader`` or ``build_validation_data_loader``."""
     method = "training_loader" if "training" in name else "validation_loader"
-    fix = (
-        f"return self.{method}(dataset)"
-        if hasattr(trial, method)
-        else "return DataLoader(dataset, batch_size)"
-    )
-    is_data = isinstance(value, (torch.utils.data.Dataset, torch.Tensor, type))
-    if value is None or is_data or isinstance(value, (bool, int, float, str)):
+    has_own = hasattr(trial, method)
+    fix = f"return self.{method}(dataset)" if has_own else "return DataLoader(dataset, batch_size)"
+    not_loaders = (torch.utils.data.Dataset, torch.Tensor, type, bool, int, float, str)
+    if value is None or isinstance(value, not_loaders):
         raise TrialError(wrong(trial, name, value, "a data loader", _forgotten(value) + fix))
     return value
 
@@ -161,32 +158,28 @@ def _has_index(dataset: Any) -> bool:
 
 
 def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str, Any]) -> None:
-    """Refuse what is no data, and a ``batch_size`` beside the one that was decided."""
+    """Check the arguments of ``self.training_loader`` or ``self.validation_loader``: data, and no ``batch_size``."""
     if isinstance(dataset, type) or not (is_stream(dataset) or _has_index(dataset)):
-        raise TrialError(
-            Problem(
-                key=f"self.{method}",
-                message=f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be "
-                "iterated, or a function that returns an iterator",
-                fix=f"self.{method}(dataset)",
-                code="loader-data",
-            )
+        message = (
+            f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be iterated, or a "
+            "function that returns an iterator"
         )
-    if "batch_size" in options:
+        fix, code = f"self.{method}(dataset)", "loader-data"
+    elif "batch_size" in options:
         size = trial.micro_batch_size
-        raise TrialError(
-            Problem(
-                key=f"self.{method}",
-                message=f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}",
-                fix=f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
-                "train_micro_batch_size_per_gpu in the DeepSpeed JSON",
-                code="loader-batch-size",
-            )
+        message = f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}"
+        fix = (
+            f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
+            "train_micro_batch_size_per_gpu in the DeepSpeed JSON"
         )
+        code = "loader-batch-size"
+    else:
+        return
+    raise TrialError(Problem(key=f"self.{method}", message=message, fix=fix, code=code))
 
 
 def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
-    """The callbacks by name that ``build_callbacks`` returned."""
+    """Check ``build_callbacks``; warn of methods that look like hooks."""
     name, expected = "build_callbacks", "a dict of names and PyTorchCallback objects"
     fix = 'return {"mine": MyCallback()}; the name is that of its state in a checkpoint'
     if not isinstance(value, dict):
@@ -203,7 +196,6 @@ def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
 
 
 def _warn_of_hooks(callback: pytorch.PyTorchCallback) -> None:
-    """A method that is named as a hook and is none is never called."""
     hooks = [hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_")]
     for method in dir(callback):
         if method.startswith("on_") and method not in hooks:
@@ -215,18 +207,16 @@ def _warn_of_hooks(callback: pytorch.PyTorchCallback) -> None:
 
 
 def tokens_per_sample(trial: Any, value: Any) -> float | None:
-    """The number that ``tokens_per_sample`` returned."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-    if value is None or is_number:
+    """Check ``tokens_per_sample``."""
+    if value is None or _is_number(value, int, float):
         return value  # type: ignore[no-any-return]
     fix = "return the tokens in a training sample, such as self.args.sequence_length, or None"
     raise TrialError(wrong(trial, "tokens_per_sample", value, "a number of at least 0, or None", fix))
 
 
 def evaluation_reducer(trial: Any, value: Any) -> Any:
-    """How each metric is reduced, as ``evaluation_reducer`` returned it."""
-    each = value.values() if isinstance(value, Mapping) else [value]
-    for one in each:
+    """Check ``evaluation_reducer``."""
+    for one in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(one, pytorch.Reducer):
             expected = "a determined.pytorch.Reducer, or a dict of names of metrics and Reducers"
             fix = "return Reducer.AVG, SUM, MAX or MIN; any other reduction is a MetricReducer (context.wrap_reducer)"
@@ -236,7 +226,7 @@ def evaluation_reducer(trial: Any, value: Any) -> Any:
 
 
 def signatures(trial: Any, arguments: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse methods that cannot be called as they will be, all of them at once.
+    """Check that an author's methods can be called as they will be; all problems at once.
 
     Args:
         trial: The trial.
@@ -263,7 +253,7 @@ def signatures(trial: Any, arguments: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
-    """What to say of a loss that its author has called ``backward`` on, by the error of the second call."""
+    """The error for a loss whose ``backward`` the author has called, from torch's error in the second call."""
     if "backward through the graph a second time" not in str(error):
         return None
     did = "returned a loss whose backward() has been called, or that keeps the graph of a batch before"
@@ -272,7 +262,7 @@ def descended_before(trial: Any, error: RuntimeError) -> TrainingError | None:
 
 
 def training_loss(trial: Any, value: Any) -> dict[str, Any]:
-    """What ``loss`` returned in training, as metrics by name whose ``loss`` can be descended."""
+    """Check ``loss`` in training. Returns metrics by name, with a ``loss`` that has a gradient."""
     if isinstance(value, dict):
         if "loss" not in value:
             raise _wrong_loss(trial, value, 'name the loss "loss": return {"loss": loss, ...}')
@@ -281,7 +271,7 @@ def training_loss(trial: Any, value: Any) -> dict[str, Any]:
 
 
 def evaluated_loss(trial: Any, value: Any) -> dict[str, Any]:
-    """What ``loss`` returned in evaluation, as metrics by name."""
+    """Check ``loss`` in evaluation. Returns metrics by name."""
     if isinstance(value, dict):
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -290,12 +280,9 @@ def evaluated_loss(trial: Any, value: Any) -> dict[str, Any]:
 
 
 def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
-    """What ``loss`` returned on the last stage of a pipeline, in training or in evaluation."""
-    if (
-        isinstance(value, torch.Tensor)
-        and not value.ndim
-        and (value.requires_grad or not torch.is_grad_enabled())
-    ):
+    """Check ``loss`` on the last stage of a pipeline, in training or in evaluation."""
+    is_scalar = isinstance(value, torch.Tensor) and not value.ndim
+    if is_scalar and (value.requires_grad or not torch.is_grad_enabled()):
         return value
     if isinstance(value, dict):
         fix = "return the loss alone: a pipeline reports no other metric"
@@ -304,12 +291,9 @@ def pipeline_loss(trial: Any, value: Any) -> torch.Tensor:
 
 
 def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
-    """A loss that can be descended."""
     if not isinstance(loss, torch.Tensor):
-        fix = None
-        if isinstance(loss, float):
-            fix = "return the tensor itself, without .item() or float()"
-        raise _wrong_loss(trial, loss, fix, prefix)
+        number = "return the tensor itself, without .item() or float()"
+        raise _wrong_loss(trial, loss, number if isinstance(loss, float) else None, prefix)
     if loss.numel() != 1:
         fix = "reduce it: return loss.mean(), or leave reduction='none' out of the loss function"
         raise _wrong_loss(trial, loss, fix, prefix)
@@ -322,43 +306,36 @@ def _descendable(trial: Any, loss: Any, prefix: str) -> torch.Tensor:
 def _wrong_loss(
     trial: Any, value: Any, fix: str | None = None, prefix: str = "", suffix: str = ""
 ) -> TrainingError:
-    stages = getattr(trial, "is_whole", True)
-    expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if stages else "")
+    whole = getattr(trial, "is_whole", True)
+    expected = SCALAR_LOSS + (", or a dict of metrics with 'loss'" if whole else "")
     fix = fix or _forgotten(value) + "return the mean loss of the micro-batch"
     did = f"returned {prefix}{described(value)}{suffix}"
     return failed(trial, "loss", value, expected, fix, did=did)
 
 
 def metrics(trial: Any, value: Any, *names: str) -> dict[str, Any]:
-    """The metrics that a method returned for a batch, by name; a tensor alone is the loss.
+    """Check the metrics that a method returned for a batch; a tensor alone is the loss.
 
     Args:
         trial: The trial.
-        value: What came.
-        names: The method, and those that it leaves the work to where the author did not replace it.
+        value: What the method returned.
+        names: The method, and those that it calls unless the author replaced it.
     """
     if isinstance(value, torch.Tensor):
         return {"loss": value}
-    if isinstance(value, dict):
-        for key in value:
-            if not isinstance(key, str):
-                name = written_by_author(trial, *names)
-                did = f"returned a dict with the key {key!r}"
-                fix = f"write {str(key)!r}"
-                raise failed(trial, name, value, "names of metrics as strings", fix, did=did)
-        return value
-    name = written_by_author(trial, *names)
-    fix = _forgotten(value) + 'return {"name of a metric": value, ...}'
-    raise failed(trial, name, value, "a dict of metrics by name", fix)
+    if not isinstance(value, dict):
+        fix = _forgotten(value) + 'return {"name of a metric": value, ...}'
+        raise failed(trial, written_by_author(trial, *names), value, "a dict of metrics by name", fix)
+    for key in value:
+        if not isinstance(key, str):
+            name, did = written_by_author(trial, *names), f"returned a dict with the key {key!r}"
+            raise failed(trial, name, value, "names of metrics as strings", f"write {str(key)!r}", did=did)
+    return value
 
 
 def batch_length(trial: Any, value: Any) -> int:
-    """The samples of a batch, as ``get_batch_length`` returned them."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    """Check ``get_batch_length``."""
+    if _is_number(value, int):
+        return int(value)
     fix = "return the number of samples in the batch, such as len(batch['labels'])"
     raise failed(trial, "get_batch_length", value, "an integer of at least 0", fix)
-
-
-def _forgotten(value: Any) -> str:
-    return FORGOTTEN if value is None else ""

@@ -1,4 +1,4 @@
-"""SeveralEnginesTrial: models that train against or beside each other, each under an engine of its own."""
+"""SeveralEnginesTrial: models that train against or beside each other, each with its own engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrdict import AttrDict
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.reconcile import ResolvedConfig
@@ -17,9 +16,9 @@ from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
-from determined_ds.trial.base import ReconciledTrial, resolved_of
+from determined_ds.trial.base import ReconciledTrial
 
-# One data loader feeds all the engines, and one loop counts their steps; and where one compiles, all do.
+# One data loader feeds all engines, one loop counts their steps, and either all compile or none.
 SHARED = (
     "global_batch_size",
     "data_parallel_world_size",
@@ -42,35 +41,32 @@ class SeveralEnginesTrial(ReconciledTrial):
 
         deepspeed_config: experiments/deepspeed/zero1.json     # of all engines
         learning_rate: 0.0002
-        generator_overwrite_deepspeed_args:                    # laid over overwrite_deepspeed_args, leaf by leaf
+        generator_overwrite_deepspeed_args:                    # overrides overwrite_deepspeed_args, leaf by leaf
           zero_optimization: {stage: 2}
         discriminator_learning_rate: 0.0001                    # instead of learning_rate
         discriminator_deepspeed_config: experiments/deepspeed/zero0.json
 
     The batch sizes are the same for all, so one loader feeds them. ``train_batch`` is one optimizer step of every
-    engine: it takes ``self.resolved.batch.accumulation`` micro-batches, and runs each engine over all of them
-    before it turns to the next. (One micro-batch at a time, for all engines, would have the first step between the
-    micro-batches of the second.)
+    engine: it takes ``self.resolved.batch.accumulation`` micro-batches, and runs each engine over all of them before
+    the next engine. (With one micro-batch at a time for all engines, the first would step between the micro-batches of
+    the second.)
 
     Attributes:
         engines: Name -> engine, in the order of :meth:`build_models`.
         engine: The first of them, whose learning rate and gradient norm are reported.
-        ds_configs: Name -> what DeepSpeed was given.
+        ds_configs: Name -> the DeepSpeed configuration.
     """
 
     engines: dict[str, Any]
     ds_configs: dict[str, dict[str, Any]]
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
-        self.context = context
-        self.args = AttrDict(context.get_hparams())
-        self.resolved = resolved_of(context)
-        self.check_engine()
-        returned.signatures(self, self.called_with)
         context.disable_auto_grad_accumulation()
-        self.prepare()
+        super().__init__(context)
+
+    def _build(self) -> None:
         models = returned.models(self, self.build_models())
-        self.ds_configs = engine_configs(hyperparameters_of(context), self.resolved, tuple(models))
+        self.ds_configs = engine_configs(_hyperparameters(self.context), self.resolved, tuple(models))
         self._write_ds_configs()
         self.engines = {name: self.initialize(model, self.ds_configs[name]) for name, model in models.items()}
         self.engine = next(iter(self.engines.values()))
@@ -92,20 +88,17 @@ class SeveralEnginesTrial(ReconciledTrial):
         return next(iter(self.build_models().values()))
 
     def _write_ds_configs(self) -> None:
-        """Beside the shared mapping, what each engine was really given."""
+        """Beside the shared mapping, what each engine was given."""
         shared = self.context.get_hparams().get("deepspeed_config")
-        if (
-            isinstance(shared, str)
-            and hasattr(self.context, "resolved")
-            and self.context.distributed.rank == 0
-        ):
+        is_chief = hasattr(self.context, "resolved") and self.context.distributed.rank == 0
+        if isinstance(shared, str) and is_chief:
             for name, ds_config in self.ds_configs.items():
                 path = Path(shared).with_name(f"deepspeed_config.{name}.json")
                 write_whole(path, json.dumps(ds_config, indent=2) + "\n")
 
 
-def hyperparameters_of(context: Any) -> Document:
-    """The hyperparameters as they were written, with their places as far as the context knows them."""
+def _hyperparameters(context: Any) -> Document:
+    """The hyperparameters as written, with their places where the context knows them."""
     known = getattr(context, "_hyperparameters", None)
     if isinstance(known, Document):
         return known
@@ -152,7 +145,7 @@ def engine_configs(
 
 
 def engine_hyperparameters(hyperparameters: Document, engine: str) -> Document:
-    """The hyperparameters as one engine sees them: ``<engine>_<name>`` is laid over ``<name>``."""
+    """The hyperparameters of one engine: ``<engine>_<name>`` overrides ``<name>``."""
     prefix = f"{engine}_"
     changes: list[tuple[KeyPath, Any, str]] = []
     for key, value in hyperparameters.data.items():
@@ -163,7 +156,7 @@ def engine_hyperparameters(hyperparameters: Document, engine: str) -> Document:
 
 
 def _own_of_shared(hyperparameters: Document, engine: str) -> list[Problem]:
-    """A problem for each hyperparameter that an engine has of its own and cannot."""
+    """A problem for each hyperparameter that an engine states and that all must share."""
     return [
         hyperparameters.problem(
             (f"{engine}_{name}",),

@@ -1,4 +1,4 @@
-"""StreamLoader: how a stream is loaded, as Determined's ``DataLoader`` says it of data with an index."""
+"""StreamLoader: for a stream what Determined's ``DataLoader`` is for data with an index."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from determined_ds.errors import ConfigError, Problem
 
 
 class StreamLoader:
-    """Micro-batches out of data that is read from its beginning to its end, and then again.
+    """Micro-batches from data that is read from beginning to end, again and again.
 
     All replicas read one stream, and each keeps its own part: global batch ``b`` is samples ``b*G .. (b+1)*G`` of the
     passes over the dataset one after the other. Nothing is dropped: a batch may hold the end of one pass and the
-    beginning of the next. Work that each sample needs belongs into ``collate_fn``, which sees only those that are
-    kept, and runs in the workers.
+    beginning of the next. Do the work on each sample in ``collate_fn``, which sees only the samples that are kept, and
+    runs in the workers.
 
     Args:
         dataset: A ``torch.utils.data.IterableDataset``, any other object that can be iterated again and again, or a
@@ -29,14 +29,14 @@ class StreamLoader:
             them: what it draws from the generators of random, numpy and torch is the same on all.
         collate_fn: List of samples -> micro-batch; torch's ``default_collate`` if None.
         num_workers: Processes that load; each reads the whole stream and makes every ``num_workers``-th micro-batch.
-            The dataset does not see them by ``get_worker_info()``, so that one which splits by them is whole.
+            ``get_worker_info()`` is None in the dataset, so one that splits by workers yields everything.
         pin_memory: As for torch's ``DataLoader``, and so are ``timeout`` (seconds), ``worker_init_fn``,
             ``multiprocessing_context``, ``prefetch_factor`` and ``persistent_workers``.
         shuffle: False; the order is the dataset's.
         drop_last: False; nothing is dropped.
 
     Raises:
-        ConfigError: an option that a stream cannot honour, or an iterator, which can be read only once.
+        ConfigError: an option that a stream cannot have, or an iterator, which can be read only once.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StreamLoader:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset is read from its beginning to its end, and has no index to take samples by."""
+    """Whether a dataset can only be read from beginning to end, without an index."""
     if isinstance(dataset, torch_data.IterableDataset):
         return True
     return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
@@ -110,31 +110,24 @@ def is_stream(dataset: Any) -> bool:
 def _iterator(dataset: Any) -> Problem | None:
     if not hasattr(dataset, "__next__") or hasattr(dataset, "load_state_dict"):
         return None
-    return Problem(
-        key="dataset",
-        value=type(dataset).__name__,
-        message="an iterator can be read only once, and neither replicas nor a resumed run can begin it again",
-        fix="give the function that makes it, and not what it returns: training_loader(read)",
-        code="stream-iterator",
-    )
+    kind, code = type(dataset).__name__, "stream-iterator"
+    message = "an iterator can be read only once, and neither replicas nor a resumed run can begin it again"
+    fix = "give the function that makes it, and not what it returns: training_loader(read)"
+    return Problem(key="dataset", value=kind, message=message, fix=fix, code=code)
 
 
 def _options(shuffle: bool, drop_last: bool) -> Iterator[Problem]:
     if shuffle:
-        yield Problem(
-            key="shuffle",
-            value=shuffle,
-            message="a stream has no index to shuffle by",
-            fix="shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of "
-            "random, numpy or torch are the same on every replica and after a resume",
-            code="stream-shuffle",
+        message, code = "a stream has no index to shuffle by", "stream-shuffle"
+        fix = (
+            "shuffle in the dataset: its files, and a buffer of samples; numbers drawn from the generators of random, "
+            "numpy or torch are the same on every replica and after a resume"
         )
+        yield Problem(key="shuffle", value=shuffle, message=message, fix=fix, code=code)
     if drop_last:
-        yield Problem(
-            key="drop_last",
-            value=drop_last,
-            message="a stream drops nothing: what is left of one pass is trained with the beginning of the next, and "
-            "validation counts every sample",
-            fix="leave drop_last out",
-            code="stream-drop-last",
+        message = (
+            "a stream drops nothing: the rest of one pass is trained with the beginning of the next, and validation "
+            "counts every sample"
         )
+        fix, code = "leave drop_last out", "stream-drop-last"
+        yield Problem(key="drop_last", value=drop_last, message=message, fix=fix, code=code)

@@ -154,7 +154,7 @@ def test_a_trial_that_cannot_be_built_is_to_be_given_by_its_sizes(own_model: Pat
         "from determined_ds import DeepSpeedTrial\nclass TinyTrial(DeepSpeedTrial): ...\n"
     )
     said = refused(own_model / "experiment.yaml", own_model)
-    assert "is a DeepSpeedTrial of its own" in said
+    assert "subclasses DeepSpeedTrial directly" in said
     assert "--params 345M" in said
 
 

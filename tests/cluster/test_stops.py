@@ -19,7 +19,7 @@ from determined import core
 from determined.common import api, storage
 
 from determined_ds.runtime.master import core_context as cluster
-from determined_ds.runtime.master import searcher_stops
+from determined_ds.runtime.master import stops
 from tests.cluster.master import Master
 from tests.cluster.server import Fault, FaultKind
 from tests.cluster.state import Trial
@@ -75,7 +75,7 @@ class Chief:
         self.core.preempt.start()
         settle = cluster.make_patient(self.core)
         assert settle is not None
-        searcher_stops.watch_for_stops(self.core, settle)
+        stops.watch_for_stops(self.core, settle)
 
     def validate(self, batches: int, loss: float) -> None:
         """Report a validation, as the loop does it."""
@@ -112,7 +112,7 @@ def start_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     masters, chiefs = [], list[Chief]()
 
     def start(searcher: dict[str, Any], **options: Any) -> tuple[Master, list[Chief]]:
-        monkeypatch.setattr(searcher_stops, "AGAIN_AFTER_S", 0.0)
+        monkeypatch.setattr(stops, "AGAIN_AFTER_S", 0.0)
         masters.append(still_master(**options))
         master = masters[-1].__enter__()
         config = yaml.safe_load((ROOT / "experiments/gpt2/const.yaml").read_text())
@@ -211,7 +211,7 @@ def test_a_master_that_is_away_is_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The trial goes on meanwhile; a warning says so, once."""
-    monkeypatch.setattr(searcher_stops, "PATIENCE_S", 1)
+    monkeypatch.setattr(stops, "PATIENCE_S", 1)
     master, (winner, loser) = start_trials(ASHA)
     winner.validate(20, 1.0)
     assert not winner.must_stop()
@@ -226,7 +226,7 @@ def test_a_master_that_is_away_is_asked_again(
         poll_until(loser.must_stop)
     gate.set()
     assert fault.met == 3
-    warned = [record for record in caplog.records if "does not say whether the searcher" in record.message]
+    warned = [record for record in caplog.records if "whether the searcher has stopped" in record.message]
     assert len(warned) == 1
 
 
@@ -235,7 +235,7 @@ def test_between_two_questions_that_fail_there_is_time(
 ) -> None:
     """The ranks wait for each."""
     master, (_, chief) = start_trials(ASHA)
-    monkeypatch.setattr(searcher_stops, "AGAIN_AFTER_S", 1e6)
+    monkeypatch.setattr(stops, "AGAIN_AFTER_S", 1e6)
     master.server.inject(Fault(kind="500", method="GET", path="/api/v1/trials/[0-9]+", times=1000))
     chief.validate(20, 1.0)
     assert not any(chief.must_stop() for _ in range(5))
@@ -246,7 +246,7 @@ def test_a_validation_that_the_master_has_not_taken_is_waited_for(
     start_trials: StartTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its searcher has not seen it, so the state says nothing yet."""
-    monkeypatch.setattr(searcher_stops, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(stops, "PATIENCE_S", 0.2)
     master, (winner, loser) = start_trials(ASHA)
     winner.validate(20, 1.0)
     assert not winner.must_stop()

@@ -97,7 +97,7 @@ def test_a_master_that_never_answers_holds_nothing_up(
         with master_report.reported(tmp_path, {"name": "tiny"}, {}) as report:
             for step in range(5000):  # more than any queue of core_v2's holds
                 report.metrics("training", step, {"loss": 1.0})
-    assert "has not taken all of the run" in caplog.text
+    assert "has not taken all reports" in caplog.text
 
 
 def test_our_own_launcher_reports_where_it_is_asked_to(master: Master, tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ def test_a_model_of_ones_own_that_is_no_transformer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("class TinyTrial(__import__('determined_ds').DeepSpeedTrial): pass", "of its own"),
+        (
+            "class TinyTrial(__import__('determined_ds').DeepSpeedTrial): pass",
+            "subclasses DeepSpeedTrial directly",
+        ),
         (
             "from tests.cli.own_model import trial\n"
             "class TinyTrial(trial.TinyTrial):\n def build_model(self): return 1 / 0",

@@ -16,7 +16,7 @@ from torch import nn
 from determined_ds import PipelineTrial
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.runtime.shapes.bare_trial import bare_trial, chain_of, inside, trial_class
-from determined_ds.runtime.shapes.counted import quietly
+from determined_ds.runtime.shapes.counting import quietly
 from tests.making import resolved_of
 from tests.ranks import ROOT
 

@@ -134,7 +134,7 @@ def test_the_code_of_a_checkpoint_is_taken_when_told_to_and_nothing_else_then(
     """Not that of the context directory, nor what is installed; a library that differs is named."""
     path = copy_of(run_of("zero0"), tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="only checkpoints of a cluster have it"):
+    with pytest.raises(ConfigError, match="only checkpoints from a cluster have it"):
         load_model_from_checkpoint_path(path, code="checkpoint")
     shutil.copytree(
         ROOT / "model_defs", path / "code/model_defs", ignore=shutil.ignore_patterns("__pycache__")
@@ -144,7 +144,7 @@ def test_the_code_of_a_checkpoint_is_taken_when_told_to_and_nothing_else_then(
     with caplog.at_level(logging.WARNING):
         model = load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")
     assert Path(inspect.getfile(type(model))).is_relative_to(path / "code")
-    assert "other than the checkpoint's in 1 modules, e.g. errors.py" in caplog.text
+    assert "differs from the checkpoint's in 1 modules, e.g. errors.py" in caplog.text
     (path / "code/model_defs/gpt2/trial.py").unlink()
     with pytest.raises(ConfigError, match=r"holds no model_defs\.gpt2\.trial"):
         load_model_from_checkpoint_path(path, context_dir=ROOT, code="checkpoint")

@@ -128,6 +128,6 @@ def build(run_dir: Path, path: str) -> str:
 def test_without_a_compiler_it_is_refused_at_once(one_rank: Ranks, tmp_path: Path) -> None:
     (said,) = one_rank.run(build, tmp_path, str(tmp_path))
     assert "hyperparameters.torch_compile = true" in said
-    assert "there is no C++ compiler (g++)" in said
+    assert "missing: C++ compiler (g++)" in said
     assert "apt install g++" in said
     assert "torch_compile: false" in said

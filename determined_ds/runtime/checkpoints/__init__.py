@@ -1,1 +1,1 @@
-"""What a checkpoint holds, how it is written, and how it is read back."""
+"""What a checkpoint holds, how it is written and read back."""

@@ -1,8 +1,8 @@
-"""What an engine was built with: whether a checkpoint fits it, and what has changed since that was written.
+"""What an engine was built with: whether a checkpoint fits it, and which settings have changed since it was written.
 
-A checkpoint brings back the settings of the optimizer and of torch's schedulers with their state. The record of what
-both were built with travels in it, so that a setting which was changed since then takes effect, and one that a trial
-has changed while it trained is left alone.
+A checkpoint restores the settings of the optimizer and of torch's schedulers with their state. It also holds a record
+of what both were built with, so a setting that has changed since then takes effect, and one that the trial changed
+during training is kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from determined_ds.errors import ConfigError, Problem
 
 Record = dict[str, Any]
 MOST_NAMED = 3
-# Of a scheduler: where it stands, and not how it was made.
+# Attributes of a scheduler that are its position, not its settings.
 POSITION = ("last_epoch", "last_batch_iteration", "_last_lr", "_step_count")
 SETTINGS = ("lr", "weight_decay", "betas", "eps", "momentum")
 _ABSENT = object()
 
 
 def records_of(engines: Sequence[Any]) -> list[Record]:
-    """What each engine was built with; to be asked before anything is loaded or trained."""
+    """What each engine was built with; call it before anything is loaded or trained."""
     return [_record_of(engine) for engine in engines]
 
 
@@ -37,7 +37,7 @@ def _record_of(engine: Any) -> Record:
 
 
 def _described(parameter: Any) -> str:
-    """Its shape, whole where ZeRO 3 has split it, and whether it is trained."""
+    """The shape, unsplit under ZeRO 3, and whether it is trained."""
     shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
     return f"{shape}" if parameter.requires_grad else f"{shape}, frozen"
 
@@ -49,7 +49,7 @@ def _plain_items(items: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any, otherwise: Any) -> Any:
     """A value that a checkpoint can hold as it is."""
-    if hasattr(value, "last_epoch"):  # a scheduler that another one is made of
+    if hasattr(value, "last_epoch"):  # a scheduler inside another one
         return _plain_items(vars(value))
     if isinstance(value, Mapping):
         return _plain_items(value)
@@ -63,7 +63,7 @@ def _plain(value: Any, otherwise: Any) -> Any:
 
 
 def misfit(then: Sequence[Record], now: Sequence[Record]) -> str | None:
-    """Why what was built then cannot be loaded into what is built now; None where it can."""
+    """Why the state of engines built then does not fit those built now; None where it does."""
     if len(then) != len(now):
         return f"it holds {len(then)} engines, and this trial has {len(now)}"
     for number, (before, wanted) in enumerate(zip(then, now, strict=True)):
@@ -77,12 +77,7 @@ def misfit(then: Sequence[Record], now: Sequence[Record]) -> str | None:
 
 
 def differing_parameters(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between the parameters of a checkpoint and those of a model, a few of them named.
-
-    Args:
-        then: Name -> shape, in words, of the checkpoint.
-        now: The same of the model.
-    """
+    """A few differences between the parameters of a checkpoint and of a model, each as name -> shape in words."""
     return _most(_misfits(then, now))
 
 
@@ -106,7 +101,7 @@ def _misfits(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> None:
-    """Have settings that have changed since a checkpoint was written take effect, once it is loaded.
+    """Apply settings that have changed since a loaded checkpoint was written.
 
     Args:
         engines: The engines, loaded.
@@ -114,7 +109,7 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
         now: What they are built with now.
 
     Raises:
-        ConfigError: a scheduler computes each rate from the one before, so that its settings cannot change.
+        ConfigError: settings changed of a scheduler that computes each rate from the one before.
     """
     for engine, before, wanted in zip(engines, then, now, strict=True):
         changed = {key for key in ("groups", "clip_grad", "scheduler") if before[key] != wanted[key]}
@@ -133,31 +128,28 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
 
 
 def settings_kept(engines: Sequence[Any], now: Sequence[Record]) -> str:
-    """What differs from what was asked for after loading a checkpoint that has no record; "" where nothing does.
+    """The settings that differ from the configured ones after loading a checkpoint without a record, in words.
 
-    Args:
-        engines: The engines, loaded; one with a scheduler has the rate that this says.
-        now: What they are built with.
+    The learning rate of an engine with a scheduler is not compared.
     """
     kept = []
     for engine, wanted in zip(engines, now, strict=True):
         scheduled = getattr(engine, "lr_scheduler", None) is not None
         names = [name for name in SETTINGS if name != "lr" or not scheduled]
-        for group, asked in zip(
-            getattr(engine.optimizer, "param_groups", ()), wanted["groups"], strict=False
-        ):
+        groups = getattr(engine.optimizer, "param_groups", ())
+        for group, given in zip(groups, wanted["groups"], strict=False):
             kept += [
-                f"{name} {group[name]}, not {asked[name]}"
+                f"{name} {group[name]}, not {given[name]}"
                 for name in names
-                if name in group and name in asked and _plain(group[name], None) != asked[name]
+                if name in group and name in given and _plain(group[name], None) != given[name]
             ]
     return ", ".join(dict.fromkeys(kept))
 
 
 def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence[Record]) -> None:
-    """Have a scheduler that stands at a step give the rates of that step by its new settings.
+    """Give a loaded scheduler its new settings, and set the rates of its current step by them.
 
-    Source: DeepSpeed's schedulers (0.19.8, ``runtime/lr_schedules.py``) keep their position alone in a checkpoint;
+    Source: DeepSpeed's schedulers (0.19.8, ``runtime/lr_schedules.py``) keep only their position in a checkpoint;
     torch's keep all their attributes (``LRScheduler.state_dict``).
     """
     if hasattr(scheduler, "last_batch_iteration"):
@@ -180,21 +172,19 @@ def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence
             return [base * rate(scheduler.last_epoch) for base, rate in pairs]
 
     if closed is None:
+        message = (
+            "computes each rate from the one before: its settings, and the learning rate, must stay what they were "
+            f"(these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})"
+        )
+        kind, fix = type(scheduler).__name__, "restore the old settings, or start anew"
         raise ConfigError(
-            Problem(
-                key="scheduler",
-                value=type(scheduler).__name__,
-                message="computes each rate from the one before: its settings, and the learning rate, must stay what "
-                f"they were (these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})",
-                fix="go back to what they were, or start anew",
-                code="resume-changed",
-            )
+            Problem(key="scheduler", value=kind, message=message, fix=fix, code="resume-changed")
         )
     _set_rates(scheduler, closed())
 
 
 def _as_it_is(value: Any, current: Any) -> Any:
-    """A value of a record in the type that its owner holds it in: a tuple of betas, a ``Counter`` of milestones."""
+    """A recorded value in the type that its owner has: a tuple of betas, a ``Counter`` of milestones."""
     return type(current)(value) if isinstance(current, (tuple, dict)) else value
 
 

@@ -1,8 +1,8 @@
-"""``code/`` in a checkpoint: the context directory of the trial, as checkpoints of Determined's own trials have it.
+"""``code/`` in a checkpoint: the context directory of the trial, as in checkpoints of Determined's own trials.
 
-So a checkpoint of a cluster's model registry can be loaded without the checkout that wrote it.
+So a checkpoint in the model registry can be loaded without the checkout that wrote it.
 
-Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies the whole of it, however large.
+Source: ``write_user_code`` in determined 0.38.1's ``util.py``, which copies all of it, whatever its size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from determined import constants
 
 CODE = "code"
 LIBRARY = "determined_ds"
-# A larger file is data. Where what is left is more than anybody's code, Python files alone are kept.
+# A larger file is data. If the rest is too much to be code, only Python files are kept.
 MAX_FILE_BYTES = 2**20
 MAX_FILES, MAX_BYTES = 2000, 16 * 2**20
 
@@ -25,8 +25,8 @@ def write_code(checkpoint: Path, context: Path = Path(constants.MANAGED_TRAINING
 
     Args:
         checkpoint: Its folder.
-        context: The unchanged copy of the context directory that Determined keeps in a container; it holds what
-            ``det experiment create`` sent, less what ``.detignore`` names.
+        context: The unchanged copy of the context directory that Determined keeps in a container: what
+            ``det experiment create`` sent, without the files in ``.detignore``.
     """
     for name in _names(context):
         target = checkpoint / CODE / name
@@ -47,7 +47,7 @@ def _names(context: Path) -> list[Path]:
 
 
 def differing_library(code: Path) -> list[str]:
-    """The modules of this library that are others in a checkpoint's code than in this process; those of both alone."""
+    """The modules of this library that differ between a checkpoint's code and this process."""
     stored, here = code / LIBRARY, Path(__file__).resolve().parents[2]
     if stored.resolve() == here:
         return []

@@ -1,4 +1,4 @@
-"""Bytes of an engine's model states, told by a walk through it."""
+"""Bytes of an engine's model states, counted by a walk through it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def walk(engine: Any) -> dict[str, int]:
     """Bytes of this rank by kind: ``parameters``, ``gradients`` and ``optimizer_states``.
 
-    Every storage counts once: what is a parameter is not an optimizer state too. Gradients are there only between the
-    backward pass and the optimizer's step, see :func:`watch`.
+    Every storage counts once: a parameter does not count as an optimizer state. Gradients exist only between a backward
+    pass and the optimizer's step, see :func:`watch`.
 
     Args:
         engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
@@ -27,17 +27,17 @@ def walk(engine: Any) -> dict[str, int]:
 
 
 def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
-    """Walk an engine as each optimizer step begins, when parameters, gradients and states are all there.
+    """Walk an engine as each optimizer step begins, when parameters, gradients and states all exist.
 
-    ZeRO 1 has whole gradients until then, and no more: below stage 2 it is walked as each backward pass ends, too. From
-    stage 2 on, what is there then lies in the bucket of the communication, which is no model state.
+    ZeRO 1 has whole gradients only until then, so below stage 2 the engine is also walked as each backward pass ends.
+    From stage 2 on, those are in the communication bucket, which is not a model state.
 
     Args:
         engine: As for :func:`walk`.
-        found: Gets what was found, each time.
+        found: Called with the result of each walk.
 
     Returns:
-        Call it to have no more of it.
+        Call it to stop watching.
     """
 
     def look(*_: Any) -> None:

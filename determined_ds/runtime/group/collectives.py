@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import pickle
 import secrets
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from determined_ds.errors import ChiefFailed, DeterminedDSError, TrainingError
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.master.ending import exit_code_of
+from determined_ds.runtime.master.ending import exit_code_of, seen_in_store
 
 T = TypeVar("T")
 KEY = "determined_ds/key"  # in the store that the ranks have met by
@@ -135,20 +134,3 @@ def all_ranks_come(name: str, *, within_s: float) -> bool:
         within_s: How long to wait for the others.
     """
     return is_alone() or seen_in_store(name, name, dist.get_world_size(), within_s=within_s)
-
-
-def seen_in_store(own: str, others: str, wanted: int, *, within_s: float) -> bool:
-    """Count this rank under one name in the store, and wait until another name has enough of them.
-
-    Args:
-        own: The name to count this rank under.
-        others: The name to watch; may be the same.
-        wanted: Ranks to wait for.
-        within_s: How long to wait.
-    """
-    found = store()
-    found.add(own, 1)
-    deadline = time.monotonic() + within_s
-    while (there := found.add(others, 0)) < wanted and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(there >= wanted)

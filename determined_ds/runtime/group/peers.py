@@ -1,10 +1,10 @@
-"""The ranks' watch over one another, where no launcher of ours watches them: on a cluster, under torchrun and its like.
+"""The ranks' watch over one another, where our launcher does not watch them: on a cluster, under torchrun and others.
 
-A rank that loses another one does not always hear of it: where a cable is cut or a machine goes dark no connection is
-closed, and whoever waits for that machine waits as long as its process group does. So a thread of each rank shows a
-sign of life, through the store by which the ranks have met; rank 0 compares the signs of all and publishes what it
-finds, and every other rank hears from rank 0. Where nothing moves for the hang timeout, each rank says what is missing
-and ends. A rank that is busy alone, with an upload say, still shows signs of life, and is waited for.
+A rank that loses another one is not always notified: where a cable is cut or a machine loses power no connection is
+closed, and a rank that waits for that machine waits until its process group times out. So a thread of each rank writes
+a sign of life to the store by which the ranks have met; rank 0 compares the signs of all and publishes its verdict,
+which the others read. Where nothing moves for the hang timeout, each rank reports what is missing and ends. A rank that
+is busy alone, for example with an upload, still shows signs of life, and is waited for.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from determined_ds.runtime.master.ending import on_cluster
 from determined_ds.task_log import ERROR, lines_of
 
 INTERVAL_S = 1.0  # between two signs of life
-# Signs in a row that a rank may leave out before it counts as missing, once something has gone wrong.
+# Signs in a row that a rank may miss before it counts as missing, once something has gone wrong.
 FEW = 4
 PREFIX = "determined_ds/peers"
 GONE = "dead, stopped or cut off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
-    """What a rank shows of itself.
+class PeerSign:
+    """A rank's sign of life.
 
     Args:
-        count: Of its signs; of no meaning but that it changes.
+        count: Of its signs; only its changes matter.
         steps: Batches trained; 0 before this process has trained one.
-        beats: Signs of progress, as :class:`~determined_ds.protocol.heartbeat.Heartbeat` counts them.
-        patient: Whether it may take any time now.
+        beats: Signs of progress, see :class:`~determined_ds.protocol.heartbeat.Heartbeat`.
+        patient: Whether it may now take any time.
         waits: Whether it waits for other ranks.
-        done: Whether it has nothing left to do with the others.
+        done: Whether it no longer needs the others.
     """
 
     count: int = 0
@@ -66,12 +66,12 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PeerVerdict:
     """Why the ranks have to end.
 
     Args:
-        lost: Ranks of which nothing is heard.
-        behind: Ranks that the others wait for, where all of them are heard of.
+        lost: Ranks without a sign of life.
+        behind: Ranks that the others wait for, where all show signs of life.
         steps: Batches trained by the slowest rank.
     """
 
@@ -85,14 +85,14 @@ class RollCall:
 
     Args:
         size: How many there are.
-        timeout_s: For how long one may show no sign of life, and all of them none of progress.
-        few_s: For how long one may show no sign of life when something has gone wrong.
+        timeout_s: How long one may show no sign of life, and all of them no progress.
+        few_s: How long one may show no sign of life once something has gone wrong.
     """
 
     def __init__(self, size: int, *, timeout_s: float, few_s: float) -> None:
         self._timeout_s = timeout_s
         self._few_s = few_s
-        self._signs = [Sign()] * size
+        self._signs = [PeerSign()] * size
         self._silent_s = [0.0] * size
         self._still_s = 0.0
 
@@ -105,15 +105,15 @@ class RollCall:
         silent = zip(self._signs, self._silent_s, strict=True)
         return tuple(rank for rank, (sign, s) in enumerate(silent) if s >= seconds and not sign.done)
 
-    def look(self, signs: Sequence[Sign], elapsed_s: float) -> Verdict | None:
-        """Look at the signs once more.
+    def look(self, signs: Sequence[PeerSign], elapsed_s: float) -> PeerVerdict | None:
+        """Judge by the newest signs.
 
         Args:
-            signs: Of each rank, the last that was heard.
-            elapsed_s: Since the look before.
+            signs: The last one of each rank.
+            elapsed_s: Since the call before.
 
         Returns:
-            Why the ranks have to end; None where they may go on.
+            Why the ranks have to end; None where they may continue.
         """
         before, self._signs = self._signs, list(signs)
         for rank, (old, new) in enumerate(zip(before, signs, strict=True)):
@@ -124,16 +124,16 @@ class RollCall:
         self._still_s = self._still_s + elapsed_s if begun and not waited_for else 0.0
         steps = min(sign.steps for sign in signs)
         if self._silent_for(self._timeout_s) or (self._still_s >= self._timeout_s and self.missing):
-            return Verdict(lost=self.missing or self._silent_for(self._timeout_s), steps=steps)
+            return PeerVerdict(lost=self.missing or self._silent_for(self._timeout_s), steps=steps)
         if self._still_s < self._timeout_s:
             return None
         slowest = [rank for rank, sign in enumerate(signs) if sign.steps == steps]
         busy = [rank for rank in slowest if not signs[rank].waits]
-        return Verdict(behind=tuple(busy or slowest), steps=steps)
+        return PeerVerdict(behind=tuple(busy or slowest), steps=steps)
 
 
 class Peers:
-    """This rank's part in the watch. Made, it has shown its first sign; the others' are there after a collective.
+    """This rank's part in the watch. The constructor shows the first sign; a collective makes sure of the others'.
 
     Args:
         rank: Of this process.
@@ -159,18 +159,18 @@ class Peers:
         self._prefix = "/".join((PREFIX, *attempt))
         self._ended = threading.Event()
         self._count = 0
-        self._heard: list[Sign] = [Sign()] * len(names)  # by rank 0, of all
+        self._heard: list[PeerSign] = [PeerSign()] * len(names)  # by rank 0, of all
         self._word: dict[str, Any] = {}  # of rank 0, for the others
         self._silence_s = 0.0  # of rank 0
         self._show(dist.PrefixStore(self._prefix, store))
 
     def start(self) -> None:
-        """Begin; every rank has made its own."""
+        """Start, after every rank has constructed its own."""
         for task in (self._talk, self._look):
             threading.Thread(target=task, name=f"peers{task.__name__}", daemon=True).start()
 
     def stop(self) -> None:
-        """This rank has nothing left to do with the others."""
+        """This rank no longer needs the others."""
         self._ended.set()
         with contextlib.suppress(Exception):
             self._show(dist.PrefixStore(self._prefix, self._store))
@@ -178,7 +178,7 @@ class Peers:
     # ------------------------------------------------------------------------------------ the store
 
     def _talk(self) -> None:
-        """Show this rank's signs, and hear the others'. A store that is out of reach may hold this thread for ever."""
+        """Write this rank's signs, and read the others'. A store out of reach may block this thread for ever."""
         store = None
         while not self._ended.wait(self._interval_s):
             try:
@@ -188,11 +188,11 @@ class Peers:
                     self._heard = [_sign(each) for each in store.multi_get(self._keys())]
                 else:
                     self._word = json.loads(store.get("word"))
-            except Exception:  # it may come back
+            except Exception:  # the store may come back
                 store = None
 
     def _connect(self) -> Any:
-        """A connection of its own: a store answers one call at a time, and the others may wait in theirs."""
+        """A separate connection: a store answers one call at a time, and other threads may wait in theirs."""
         host, port = self._address
         timeout = timedelta(seconds=max(1.0, FEW * self._interval_s))
         return dist.PrefixStore(self._prefix, dist.TCPStore(host, port, is_master=False, timeout=timeout))
@@ -203,11 +203,11 @@ class Peers:
         if self._rank == 0:
             store.set("word", json.dumps({**self._word, "count": self._count}))
 
-    def _own_sign(self) -> Sign:
+    def _own_sign(self) -> PeerSign:
         steps, beats, patient, resting = HEART.state
         done = self._ended.is_set() or resting
         waits = any(word in frame.filename for frame in _stack() for word in WAITS)
-        return Sign(
+        return PeerSign(
             count=self._count, steps=steps, beats=beats, patient=bool(patient), waits=waits, done=done
         )
 
@@ -217,7 +217,7 @@ class Peers:
     # ------------------------------------------------------------------------------------ the clock
 
     def _look(self) -> None:
-        """Judge, on a clock of this process: while it is stopped, or its machine sleeps, no time passes."""
+        """Judge, on a clock of this process: no time passes while it is stopped, or its machine sleeps."""
         last_s, word = time.monotonic(), self._word
         group = dist.group.WORLD
         while not self._ended.wait(self._interval_s):
@@ -233,14 +233,14 @@ class Peers:
             else:
                 self._silence_s = 0.0 if word != self._word else self._silence_s + elapsed_s
                 word = self._word
-                verdict = Verdict(**word["verdict"]) if word.get("verdict") else None
+                verdict = PeerVerdict(**word["verdict"]) if word.get("verdict") else None
                 if self._silence_s >= self._timeout_s:
-                    verdict = Verdict(lost=(0,))
+                    verdict = PeerVerdict(lost=(0,))
             if verdict is not None:
                 self._end(verdict)
 
-    def _end(self, verdict: Verdict) -> None:
-        """Say why, leave the others the time to hear it, and end."""
+    def _end(self, verdict: PeerVerdict) -> None:
+        """Report why, leave the others the time to read it, and end."""
         words = self._words_of(verdict)
         report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if verdict.lost else HANG, reason=words)
         if self._speaks(verdict.lost):
@@ -254,10 +254,10 @@ class Peers:
         os._exit(EXIT_CRASHED)
 
     def _speaks(self, lost: Sequence[int]) -> bool:
-        """One rank of a machine speaks for all of it."""
+        """Whether this rank reports; one does for each machine."""
         return self._rank == min(rank for rank in self._local_ranks if rank not in lost or rank == self._rank)
 
-    def _words_of(self, verdict: Verdict) -> str:
+    def _words_of(self, verdict: PeerVerdict) -> str:
         for_so_long = f"for {in_words(self._timeout_s)}"
         if verdict.lost:
             words = f"no sign of life from {self._named(verdict.lost)} {for_so_long}: {GONE}"
@@ -280,7 +280,7 @@ class Peers:
         )
 
     def say_missing(self) -> None:
-        """After an error that came of another rank: wait a moment, and say which one is no longer heard of."""
+        """After an error that another rank caused: wait a moment, and report which one shows no signs of life."""
         until_s = time.monotonic() + 3 * FEW * self._interval_s
         missing: tuple[int, ...] = ()
         while not missing and time.monotonic() < until_s:
@@ -291,8 +291,8 @@ class Peers:
             say(f"no sign of life from {self._named(missing)}: {GONE}")
 
 
-def _sign(text: bytes) -> Sign:
-    return Sign(**json.loads(text))
+def _sign(text: bytes) -> PeerSign:
+    return PeerSign(**json.loads(text))
 
 
 def is_on_network(store: Any) -> bool:
@@ -307,7 +307,7 @@ def _innermost(store: Any) -> Any:
 
 
 def _stack() -> list[traceback.FrameSummary]:
-    """Of the main thread, innermost call first; files and names alone."""
+    """Of the main thread, innermost call first; only files and names."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found = traceback.StackSummary.extract(
         traceback.walk_stack(frame), limit=SHOWN_FRAMES, lookup_lines=False
@@ -321,7 +321,7 @@ def stack_lines() -> str:
 
 
 def say(*text: str) -> None:
-    """Say something on stderr; in the task's log, if there is one, as an error."""
+    """Print to stderr; in a task's log, as an error."""
     whole = "\n".join(text)
     lines = lines_of(ERROR, whole) if on_cluster() else [whole]
     print(*lines, sep="\n", file=sys.stderr, flush=True)
@@ -337,7 +337,7 @@ def watch_peers(distributed: Any, store: Any, timeout_s: float) -> None:
     Args:
         distributed: The ranks.
         store: By which they have met.
-        timeout_s: How long one may show no sign of life, and all of them none of progress.
+        timeout_s: As of :class:`RollCall`.
     """
     global _peers
     machines = distributed.allgather((distributed.cross_rank, socket.gethostname()))
@@ -350,12 +350,12 @@ def watch_peers(distributed: Any, store: Any, timeout_s: float) -> None:
 
 
 def say_missing_peers() -> None:
-    """Say which ranks are no longer heard of, after an error that came of another one."""
+    """Report which ranks show no more signs of life, after an error that another rank caused."""
     if _peers is not None:
         _peers.say_missing()
 
 
 def leave_peers() -> None:
-    """This rank has nothing left to do with the others."""
+    """This rank no longer needs the others."""
     if _peers is not None:
         _peers.stop()

@@ -25,13 +25,13 @@ from determined_ds.runtime.data.samples import METHOD, DataPlace, training_data
 from determined_ds.runtime.data.seeds import seed_everything, set_rng_state
 from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
-from determined_ds.runtime.loop.authors_metrics import Reducers, is_same, searched
-from determined_ds.runtime.loop.batch_calls import METHODS, TrainCalls
 from determined_ds.runtime.loop.boundaries import Due, Schedule
-from determined_ds.runtime.loop.metrics import MetricSums
+from determined_ds.runtime.loop.calls import METHODS, TrainCalls
 from determined_ds.runtime.loop.progress import Progress
+from determined_ds.runtime.loop.reduced import Reducers, is_same, searched
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
+from determined_ds.runtime.loop.sums import MetricSums
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source

@@ -1,7 +1,7 @@
-"""Determined's core context on a cluster, patient with a master that fails for a while.
+"""Determined's core context on a cluster, made to survive a short outage of the master.
 
-What a lost answer or a busy master may cost stands in private parts of Determined's (0.38.1), since its ranks may wait
-for each other around them: each is replaced on the object, and left alone where it is not as expected.
+The calls that a lost answer or a busy master can break are private parts of Determined (0.38.1), since ranks wait for
+each other around them: they are replaced on the objects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from determined.common import util
 from determined.common.api import bindings, errors
 
 from determined_ds.protocol.best import finite
-from determined_ds.runtime.master.searcher_stops import watch_for_stops
+from determined_ds.runtime.master.stops import watch_for_stops
 
 logger = logging.getLogger("determined_ds")
 
-# As Determined's own, which tries a call again where the connection fails, and also where the master answers that it
-# cannot now: then five times, in 15 seconds. Whoever sets DET_RETRY_CONFIG decides instead.
+# As Determined's own, which retries where the connection fails, and also five times in 15 seconds where the master
+# answers with one of these errors. DET_RETRY_CONFIG in the environment replaces it.
 RETRIES = {
     "total": 20,
     "status": 5,
@@ -34,17 +34,13 @@ RETRIES = {
     "allowed_methods": False,
 }
 WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-# How a master answers to metrics that it has (``shallowUnionMetrics``), be they the same or not.
+# A master's answer to metrics that it has already (``shallowUnionMetrics``), the same or others.
 HAS_THEM = "overwriting existing metric keys is not supported"
 
 
 @contextlib.contextmanager
 def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.Context]:
-    """Open the core context of a trial on a cluster.
-
-    Args:
-        distributed: The ranks.
-    """
+    """Open the core context of a trial on a cluster."""
     os.environ.setdefault("DET_RETRY_CONFIG", json.dumps(RETRIES))
     with core.init(
         distributed=distributed,
@@ -58,26 +54,26 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
 
 
 def make_patient(context: Any) -> Callable[[float], bool] | None:
-    """Have no answer of the master cost more than it has to.
+    """Make reports survive lost answers and short outages of the master.
 
-    A report whose answer is lost is made again, and a master refuses what it has: that is no failure. Metrics are
-    sent behind the trial's back: a checkpoint is reported, and the best validation asked for, only when the master
-    has all that came before; a trial that is killed just then would go on without them.
+    A report whose answer is lost is sent again; if the master refuses it as known, that is not a failure. Metrics are
+    sent in the background, so a checkpoint is reported, and the best validation read, only after the master has all
+    metrics before it; a trial that is killed just then would resume without them.
 
     Args:
         context: Determined's core context, opened.
 
     Returns:
-        A function that waits, so many seconds at most, until the master has all metrics that were reported, and says
-        whether it has; None where there is no master.
+        A function that waits, at most so many seconds, until the master has all reported metrics, and returns whether
+        it has; None without a master.
     """
     session = getattr(context, "_session", None)
     if session is None:
         return None
     retry = util.get_max_retries_config()
-    # A master refuses what it has with a 500, which it is no use to try again: these two calls look at the answer.
+    # A master refuses what it has with a 500, which must not be retried: these two calls check the answer.
     reports = session.with_retry(retry.new(status_forcelist=set(retry.status_forcelist or ()) - {500}))
-    reports._persist_http_session()  # one connection for all of them; it is needed to the end of the process
+    reports._persist_http_session()  # one connection for all of them, to the end of the process
     settle = _patient_metrics(context._metrics, reports)
     _patient_checkpoints(context.checkpoint, reports, settle)
     _patient_train(context.train, settle)
@@ -85,17 +81,12 @@ def make_patient(context: Any) -> Callable[[float], bool] | None:
 
 
 def until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception], bool]) -> None:
-    """Make a report, again where the master cannot take it now.
-
-    Args:
-        report: Makes it.
-        is_accepted: Whether an error only says that the master has it.
-    """
+    """Make a report, and again while the master cannot take it; ``is_accepted``: an error means that it has it."""
     for wait_s in (*WAITS_S, None):
         try:
             report()
             return
-        except bindings.APIHttpError:  # 201, 204 ...: taken; Determined's bindings know 200 alone
+        except bindings.APIHttpError:  # 201, 204 ...: accepted; Determined's bindings know 200 alone
             return
         except errors.BadRequestException as error:
             if is_accepted(error):
@@ -106,7 +97,7 @@ def until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception],
 
 
 def _patient_metrics(metrics: Any, session: Any) -> Callable[..., bool]:
-    """Returns a function that waits until the master has all metrics that were reported, and says whether it has."""
+    """Returns the function that :func:`make_patient` returns."""
     shipper = metrics._shipper
     shipper._session = session
     post, queue = shipper._post_metrics, shipper._queue
@@ -152,7 +143,7 @@ def _patient_train(train: Any, settle: Callable[[], bool]) -> None:
         settle()
         try:
             found = best()
-        except (KeyError, TypeError, ValueError):  # an answer without a number: there is none yet
+        except (KeyError, TypeError, ValueError):  # an answer without a number: no validation yet
             return None
         return finite(found)
 
@@ -160,27 +151,25 @@ def _patient_train(train: Any, settle: Callable[[], bool]) -> None:
         try:
             early_exit(reason)
         except errors.APIException as error:
-            if (
-                error.status_code != 400
-            ):  # it has been reported already, as Determined's own code means to see it
+            if error.status_code != 400:  # 400: it was reported already
                 raise
             logger.warning("the master does not take the early exit: %s", error)
 
     train.get_experiment_best_validation = best_validation
     train.report_early_exit = report_early_exit
-    # What is only shown is not worth a run.
+    # A run does not fail for what is only shown.
     train.set_status = _forgiving(train.set_status)
     train.report_progress = _forgiving(train.report_progress)
 
 
-def _forgiving(tell: Callable[[Any], None]) -> Callable[[Any], None]:
-    def told(value: Any) -> None:
+def _forgiving(report: Callable[[Any], None]) -> Callable[[Any], None]:
+    def tried(value: Any) -> None:
         try:
-            tell(value)
+            report(value)
         except (
             errors.BadRequestException,
             TypeError,
-        ) as error:  # TypeError: of an answer whose error is a text
-            logger.warning("the master was not told %r: %s", value, error)
+        ) as error:  # TypeError: from an answer whose error is a text
+            logger.warning("not reported to the master: %r: %s", value, error)
 
-    return told
+    return tried

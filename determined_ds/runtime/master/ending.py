@@ -1,4 +1,4 @@
-"""How a rank ends after an error: its exit code, and what it says in the log of a cluster's task. Loads no torch.
+"""How a rank ends after an error: its exit code, and what it says in a cluster task's log. Loads no torch.
 
 The exit code says whether another start may get further. The task's log has the reason once, with its level, and a last
 line for the log policies where no restart helps, by the same rule as that of ``det-ds run``.
@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 
 from determined_ds.errors import (
@@ -176,11 +177,28 @@ def _meet(said: list[str], within_s: float) -> bool:
 def _all_here(said: list[str], within_s: float) -> bool:
     import torch.distributed as dist
 
-    from determined_ds.runtime.group.collectives import seen_in_store
-
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return False
     name = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
     if _is_chief():
         return seen_in_store(f"{name}/chief", name, dist.get_world_size() - 1, within_s=within_s)
     return seen_in_store(name, f"{name}/chief", 1, within_s=within_s)
+
+
+def seen_in_store(own: str, others: str, wanted: int, *, within_s: float) -> bool:
+    """Count this rank under one name in the store, and wait until another name has enough of them.
+
+    Args:
+        own: The name to count this rank under.
+        others: The name to watch; may be the same.
+        wanted: Ranks to wait for.
+        within_s: How long to wait.
+    """
+    import torch.distributed as dist
+
+    found = dist.distributed_c10d._get_default_store()
+    found.add(own, 1)
+    deadline = time.monotonic() + within_s
+    while (there := found.add(others, 0)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(there >= wanted)

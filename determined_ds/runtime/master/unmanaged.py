@@ -1,7 +1,7 @@
-"""A run without a cluster, reported to a Determined master: it stands in the web UI as an unmanaged experiment.
+"""A run off-cluster, reported to a Determined master: the web UI shows it as an unmanaged experiment.
 
-By ``determined.experimental.core_v2``, in a thread: training waits for no answer, and what goes wrong is one warning.
-Its log shipper is left out: where the master does not answer, it makes whoever prints wait.
+By ``determined.experimental.core_v2``, in a thread: training does not wait for answers, and a failure is one warning.
+Its log shipper is not used: where the master does not answer, printing would wait for it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from determined_ds.protocol.run_dir import RunDir
 
 logger = logging.getLogger("determined_ds")
 
-# At the end of training, for what the master has not taken yet.
+# Wait at the end of training for reports that the master has not taken yet.
 LAST_S = 30.0
-# What core_v2 takes of an experiment's configuration; the rest is a cluster's.
+# Sections of an experiment's configuration that core_v2 takes; the rest only concerns clusters.
 SHOWN = ("name", "description", "labels", "workspace", "project", "data")
-NO_PASSWORD = "nobody is logged in: run `det user login`, or set DET_USER and DET_PASS"
+NO_PASSWORD = "not logged in: run `det user login`, or set DET_USER and DET_PASS"
 
 
 class MasterReport:
-    """What rank 0 tells a master of its run.
+    """Rank 0's reports of its run to a master.
 
     Args:
-        run_dir: The run directory; a run that goes on is the same experiment there.
+        run_dir: The run directory; a run that resumes is the same experiment there.
         config: The experiment's configuration.
         hparams: Of the trial.
     """
@@ -64,20 +64,20 @@ class MasterReport:
         self._jobs.put(lambda: self._context.checkpoint._report_checkpoint(storage_id, resources, metadata))
 
     def deleted(self, storage_id: str, resources: Any) -> None:
-        """Report that a checkpoint is there no more."""
+        """Report that a checkpoint was deleted."""
         self._jobs.put(lambda: self._context.checkpoint._report_checkpoint_deleted(storage_id, resources))
 
     def progress(self, progress: float) -> None:
-        """Report how much is trained, from 0 to 1."""
+        """Report the share that is trained, from 0 to 1."""
         self._jobs.put(lambda: self._context.train.report_progress(progress))
 
     def close(self, error: BaseException | None = None) -> None:
-        """Report the end, and wait a little until all has been reported."""
+        """Report the end, and wait at most :data:`LAST_S` until all is reported."""
         self._jobs.put(lambda: self._close(error))
         self._jobs.put(None)
         self._thread.join(LAST_S)
         if self._thread.is_alive():
-            self._warn(f"it has not taken all of the run within {LAST_S:.0f} s")
+            self._warn(f"it has not taken all reports within {LAST_S:.0f} s")
 
     # ---------------------------------------------------------------------------------- in the thread
 
@@ -93,7 +93,7 @@ class MasterReport:
     def _warn(self, reason: str) -> None:
         if not self._failed:
             self._failed = True
-            logger.warning("warning: the run goes on, and is not reported to the master: %s", reason)
+            logger.warning("warning: the run continues, and is not reported to the master: %s", reason)
 
     def _open(self) -> None:
         with mock.patch.object(getpass, "getpass", _refuse_to_ask):
@@ -127,7 +127,7 @@ class MasterReport:
         print(f"reported to {client._master}/det/experiments/{context.info.trial.experiment_id}", flush=True)
 
     def _name(self) -> str:
-        """By which the master knows this run again."""
+        """The run's name for the master, the same when it resumes."""
         path = self._run_dir.master
         with contextlib.suppress(OSError, ValueError, KeyError):
             return str(json.loads(path.read_text())["external_id"])
@@ -145,13 +145,13 @@ def _refuse_to_ask(*_: Any) -> str:
 
 
 def _is_no_heartbeat(record: logging.LogRecord) -> bool:
-    """Whether this is news; that the master is away is told by the first report that it misses."""
+    """Whether to log this; a failed report also shows that the master does not answer."""
     return "heartbeat" not in record.getMessage()
 
 
 @contextlib.contextmanager
 def reported(run_dir: Path, config: Mapping[str, Any], hparams: Mapping[str, Any]) -> Iterator[MasterReport]:
-    """Report a run while it trains, and how it ended."""
+    """Report a run while it trains, and how it ends."""
     report = MasterReport(run_dir, config, hparams)
     try:
         yield report

@@ -1,6 +1,6 @@
 """A trial without an engine: its model is built, and nothing is trained.
 
-For what wants the model alone: its sizes, or the weights of a checkpoint.
+For code that needs the model alone: its sizes, or the weights of a checkpoint.
 """
 
 from __future__ import annotations
@@ -17,8 +17,20 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.errors import EntrypointError, Problem
+from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.experiment import Experiment
+
+
+def entrypoint_problem(experiment: Experiment, message: str, fix: str, code: str = "entrypoint") -> Problem:
+    """A problem of the trial that an experiment names."""
+    return Problem(
+        key="entrypoint",
+        value=experiment.trial,
+        origin=experiment.document.origin(("entrypoint",)),
+        message=message,
+        fix=fix,
+        code=code,
+    )
 
 
 def trial_class(experiment: Experiment) -> Any:
@@ -32,20 +44,12 @@ def trial_class(experiment: Experiment) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise EntrypointError(
-            Problem(
-                key="entrypoint",
-                value=experiment.trial,
-                origin=experiment.document.origin(("entrypoint",)),
-                message=f"cannot be imported: {error}",
-                fix="give the CONTEXT_DIR that holds it, and install what it needs",
-                code="entrypoint",
-            )
-        ) from error
+        fix = "give the CONTEXT_DIR that holds it, and install what it needs"
+        raise EntrypointError(entrypoint_problem(experiment, f"cannot be imported: {error}", fix)) from error
 
 
 def forget_namesake(package: str) -> None:
-    """Let go of a module of another context directory that has the name of one in this, which is current."""
+    """Unload a module of another context directory that has the name of one in the current folder."""
     here = Path.cwd().resolve()
     file = getattr(sys.modules.get(package), "__file__", None)
     if file is None or Path(file).resolve().is_relative_to(here):
@@ -57,7 +61,7 @@ def forget_namesake(package: str) -> None:
 
 
 class _Context:
-    """What a trial may ask of its context before it has an engine."""
+    """What a trial may call on its context before it has an engine."""
 
     distributed = None
 
@@ -67,16 +71,9 @@ class _Context:
         self._experiment = experiment
 
     def get_hparams(self) -> dict[str, Any]:
-        batch, topology = self.resolved.batch, self.resolved.topology
-        return {
-            **self._experiment.hyperparameters.data,
-            "global_batch_size": batch.global_batch_size,
-            "data_parallel_world_size": topology.data_parallel_world_size,
-            "pipe_parallel_size": topology.pipe_parallel_size,
-            "model_parallel_size": topology.model_parallel_size,
-            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-            "gradient_accumulation_steps": batch.accumulation,
-        }
+        from determined_ds.trial.base import completed_hparams  # loads deepspeed, as the trial has
+
+        return completed_hparams(self._experiment.hyperparameters.data, self.resolved)
 
     def get_hparam(self, name: str) -> Any:
         return self.get_hparams()[name]
@@ -107,31 +104,44 @@ class _Context:
 
 
 def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, device: str) -> Any:
-    """A trial without an engine, whose model is yet to be built.
+    """A trial without an engine; ``prepare`` and ``build_model`` are yet to be called.
 
     Args:
-        kind: A subclass of ``ReconciledTrial``.
-        experiment: Its hyperparameters and its data section are the trial's.
-        resolved: What was decided of it.
+        kind: The class of the trial.
+        experiment: Has its hyperparameters and its data section.
+        resolved: Its configuration.
         device: What tensors are moved to.
+
+    Raises:
+        ConfigError: it is not a ``ReconciledTrial``.
     """
     from attrdict import AttrDict
 
-    trial = kind.__new__(kind)
+    from determined_ds.trial.base import ReconciledTrial
+
+    if not issubclass(kind, ReconciledTrial):
+        message = "subclasses DeepSpeedTrial directly: its model is built together with its engine"
+        if device == "meta":
+            fix, code = SAY_SIZE, "meta-build"
+        else:
+            fix, code = "build the model, and fill it with load_state_dict_from_checkpoint_path", "entrypoint"
+        raise ConfigError(entrypoint_problem(experiment, message, fix, code))
+    trial: Any = kind.__new__(kind)
     trial.context = _Context(experiment, resolved, device)
     trial.args = AttrDict(trial.context.get_hparams())
     trial.resolved = resolved
     return trial
 
 
+SAY_SIZE = "say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024"
+
+
 @contextlib.contextmanager
 def inside(context_dir: Path) -> Iterator[None]:
-    """As a rank is started: in the context directory, which imports begin at."""
+    """As a rank starts: in the context directory, which is first in the import path."""
     before = Path.cwd()
     if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # as DeepSpeed would choose, with a warning on every start
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would choose it with a warning
     os.chdir(context_dir)
     sys.path.insert(0, str(context_dir.resolve()))
     try:
@@ -145,34 +155,18 @@ def inside(context_dir: Path) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------- a pipeline
 
 
-def chain_of(specs: list[Any]) -> Chain:
-    """All layers of a pipeline one after the other, on one device."""
-    return Chain([Layer(built) for built in _shared(specs)])
-
-
-def _shared(specs: list[Any]) -> list[tuple[Any, Any]]:
-    """(spec, module or function) in order; layers of one key share a module."""
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
-
-    tied: dict[str, Any] = {}
-    built: list[tuple[Any, Any]] = []
-    for spec in specs:
-        if isinstance(spec, TiedLayerSpec):
-            if spec.key not in tied:
-                tied[spec.key] = spec.build()
-            built.append((spec, tied[spec.key]))
-        else:
-            built.append((spec, spec.build() if isinstance(spec, LayerSpec) else spec))
-    return built
-
-
 class Layer(torch.nn.Module):
-    """One layer of a pipeline, called as DeepSpeed calls it."""
+    """One layer of a pipeline, called as DeepSpeed calls it.
 
-    def __init__(self, built: tuple[Any, Any]) -> None:
+    Args:
+        spec: What ``build_layers`` returned.
+        inner: The module or function that it makes.
+    """
+
+    def __init__(self, spec: Any, inner: Any) -> None:
         super().__init__()
-        spec, self.inner = built
-        self.name = getattr(getattr(spec, "typename", None), "__name__", type(self.inner).__name__)
+        self.inner = inner
+        self.name = getattr(getattr(spec, "typename", None), "__name__", type(inner).__name__)
         self._forward_fn = getattr(spec, "forward_fn", None)
 
     def forward(self, inputs: Any) -> Any:
@@ -180,7 +174,23 @@ class Layer(torch.nn.Module):
 
 
 class Chain(torch.nn.Sequential):
-    """A pipeline's layers in their order; the index of each is the one that its checkpoint file has."""
+    """A pipeline's layers in order; the index of each is the one in the name of its checkpoint file."""
 
     def __init__(self, layers: list[Layer]) -> None:
         super().__init__(*layers)
+
+
+def chain_of(specs: list[Any]) -> Chain:
+    """All layers of a pipeline one after the other, on one device; tied layers of one key share a module."""
+    from deepspeed.pipe import LayerSpec, TiedLayerSpec
+
+    tied: dict[str, Any] = {}
+    layers = []
+    for spec in specs:
+        inner = tied.get(spec.key) if isinstance(spec, TiedLayerSpec) else None
+        if inner is None:
+            inner = spec.build() if isinstance(spec, LayerSpec) else spec
+        if isinstance(spec, TiedLayerSpec):
+            tied[spec.key] = inner
+        layers.append(Layer(spec, inner))
+    return Chain(layers)

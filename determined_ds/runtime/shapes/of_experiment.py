@@ -1,6 +1,6 @@
-"""The shape of an experiment's model: its trial is asked to build it on torch's meta device.
+"""The shape of an experiment's model, which its trial builds on torch's meta device.
 
-Activations are measured there too, where the model runs on it.
+Activations are measured there too, if the model runs on it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.strategy import is_asked_of_model
 from determined_ds.documents.document import Document
-from determined_ds.errors import ConfigError, DeterminedDSError, Problem
+from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.runtime.shapes.bare_trial import Chain, Layer, bare_trial, chain_of, inside, trial_class
-from determined_ds.runtime.shapes.counted import quietly, shape_of_built
-from determined_ds.runtime.shapes.live_bytes import try_to_measure
+from determined_ds.runtime.shapes.bare_trial import (
+    SAY_SIZE,
+    Chain,
+    Layer,
+    bare_trial,
+    chain_of,
+    entrypoint_problem,
+    inside,
+    trial_class,
+)
+from determined_ds.runtime.shapes.counting import quietly, shape_of_built, try_to_measure
 
-# What does not change a model, nor its samples.
+# Hyperparameters that change neither a model nor its samples.
 NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {"pipe_parallel_size"}
 
 _shapes: dict[str, ModelShape] = {}
@@ -42,13 +50,13 @@ def shape_of_experiment(
 ) -> ModelShape:
     """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
 
-    Built once for every set of hyperparameters that a model depends on.
+    Built once for each set of hyperparameters that a model depends on.
 
     Args:
         experiment: Names the trial.
         resolved: Gives the pipeline stages and the precision.
         context_dir: The folder with the code.
-        hyperparameters: The point of the search space that was resolved; the experiment's own, if None.
+        hyperparameters: The resolved point of the search space; that of the experiment, if None.
         precision: What activations are measured in; as resolved, if None.
 
     Raises:
@@ -70,13 +78,9 @@ def shape_of_experiment(
 
 def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> ModelShape:
     from determined_ds.trial import returned
-    from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.pipeline import PipelineTrial
 
     kind = trial_class(experiment)
-    if not issubclass(kind, ReconciledTrial):
-        message = "is a DeepSpeedTrial of its own: its model is built together with its engine"
-        raise _unbuildable(experiment, message)
     try:
         trial = bare_trial(kind, experiment, resolved, "meta")
         trial.prepare()
@@ -91,9 +95,8 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
         raise
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise _unbuildable(
-            experiment, f"fails on the meta device: {type(error).__name__}: {reason}"
-        ) from error
+        message = f"fails on the meta device: {type(error).__name__}: {reason}"
+        raise ConfigError(entrypoint_problem(experiment, message, SAY_SIZE, "meta-build")) from error
     config = getattr(model, "config", None) or getattr(trial, "config", None)
     per_sample = trial.tokens_per_sample() or 0
     measured, assumptions = try_to_measure(model, lambda samples: _loss(trial, model, samples), precision)
@@ -112,24 +115,11 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
     )
 
 
-def _unbuildable(experiment: Experiment, message: str) -> ConfigError:
-    return ConfigError(
-        Problem(
-            key="entrypoint",
-            value=experiment.trial,
-            origin=experiment.document.origin(("entrypoint",)),
-            message=message,
-            fix="say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024",
-            code="meta-build",
-        )
-    )
-
-
 # ----------------------------------------------------------------------------------------- the pipeline
 
 
 def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[int, ...]:
-    """Parameters of each stage, cut as ``PipelineModule._partition_layers`` (deepspeed 0.19.8) cuts.
+    """Parameters of each stage, partitioned as ``PipelineModule._partition_layers`` (deepspeed 0.19.8) does.
 
     A tied layer counts on every stage that has it: each keeps a copy.
     """
@@ -155,7 +145,7 @@ def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[in
 
 
 def _loss(trial: Any, model: Any, samples: int) -> Any:
-    """The loss of a micro-batch of so many samples out of the trial's own training data."""
+    """The loss of a micro-batch of so many samples of the trial's training data."""
     from torch.utils.data import default_collate
 
     from determined_ds.trial.pipeline import PipelineTrial

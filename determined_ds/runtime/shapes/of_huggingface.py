@@ -10,8 +10,7 @@ import torch
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.runtime.shapes.counted import quietly, shape_of_built
-from determined_ds.runtime.shapes.live_bytes import first_sentence, try_to_measure
+from determined_ds.runtime.shapes.counting import first_sentence, quietly, shape_of_built, try_to_measure
 
 LONGEST_ASSUMED = 2048
 
@@ -23,50 +22,32 @@ def shape_of_huggingface(
 
     Args:
         source: A ``config.json``, or the folder that holds one.
-        sequence_length: Tokens of a sample; what the model has room for, up to 2048, if None.
+        sequence_length: Tokens of a sample; the model's maximum, up to 2048, if None.
         precision: What it is trained in: ``bf16``, ``fp16`` or ``fp32``.
 
     Raises:
-        ConfigError: there is no such file, it is no configuration, or transformers does not know the model.
+        ConfigError: the file is missing or not a configuration, or transformers does not know the model.
     """
-    file = source / "config.json" if source.is_dir() else source
-    if not file.is_file():
-        message = "has no config.json in it" if source.is_dir() else "no such file or folder"
-        raise _huggingface(source, message, "give a config.json, or the folder that save_pretrained wrote")
-    try:
-        import transformers
-    except ImportError:
-        message, fix = "needs the package transformers", "pip install 'determined-ds[models]'"
-        raise _huggingface(source, message, fix) from None
-    transformers.logging.set_verbosity_error()
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _huggingface(
-            source,
-            first_sentence(error),
-            "give a config.json of a model_type that the installed transformers has",
-        ) from None
+    config = _config_of(source)
     text = config.get_text_config()
-    room = getattr(text, "max_position_embeddings", None) or LONGEST_ASSUMED
     assumptions: tuple[str, ...] = ()
     if sequence_length is None:
+        room = getattr(text, "max_position_embeddings", None) or LONGEST_ASSUMED
         sequence_length = min(room, LONGEST_ASSUMED)
         assumptions = (f"samples of {sequence_length:,} tokens (--sequence-length)",)
     try:
         with torch.device("meta"), quietly():
-            model = _huggingface_model(config)
+            model = _model_of(config)
     except Exception as error:
-        raise _huggingface(
-            source, f"cannot be built: {first_sentence(error)}", "say its size with --params"
-        ) from error
+        message, fix = f"cannot be built: {first_sentence(error)}", "say its size with --params"
+        raise _refused(source, message, fix) from error
 
     def loss(arguments: dict[str, Any], samples: int) -> Any:
         tokens = torch.zeros(samples, sequence_length, dtype=torch.long, device="meta")
         return model(input_ids=tokens, labels=tokens, **arguments).loss
 
-    # A mask of its own keeps a model from looking at values for padding, which a meta tensor has none of; but not
-    # every model takes one.
+    # An explicit mask keeps a model from looking for padding in values, which a meta tensor lacks; but not every model
+    # takes one.
     mask = torch.ones(1, 1, sequence_length, sequence_length, dtype=torch.bool, device="meta")
     more: tuple[str, ...] = ()
     measured = None
@@ -74,16 +55,29 @@ def shape_of_huggingface(
         if measured is None:
             with quietly():
                 measured, more = try_to_measure(model, partial(loss, arguments), precision)
-    return shape_of_built(
-        model,
-        text,
-        sequence_length=sequence_length,
-        activations=measured,
-        assumptions=(*assumptions, *more),
-    )
+    known = {"activations": measured, "assumptions": (*assumptions, *more)}
+    return shape_of_built(model, text, sequence_length=sequence_length, **known)
 
 
-def _huggingface_model(config: Any) -> Any:
+def _config_of(source: Path) -> Any:
+    file = source / "config.json" if source.is_dir() else source
+    if not file.is_file():
+        message = "has no config.json in it" if source.is_dir() else "no such file or folder"
+        raise _refused(source, message, "give a config.json, or the folder that save_pretrained wrote")
+    try:
+        import transformers
+    except ImportError:
+        fix = "pip install 'determined-ds[models]'"
+        raise _refused(source, "needs the package transformers", fix) from None
+    transformers.logging.set_verbosity_error()
+    try:
+        return transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fix = "give a config.json of a model_type that the installed transformers has"
+        raise _refused(source, first_sentence(error), fix) from None
+
+
+def _model_of(config: Any) -> Any:
     import transformers
 
     names = [name for name in (config.architectures or ()) if hasattr(transformers, name)]
@@ -94,7 +88,6 @@ def _huggingface_model(config: Any) -> Any:
     return transformers.AutoModel.from_config(config)
 
 
-def _huggingface(source: Path, message: str, fix: str) -> ConfigError:
-    return ConfigError(
-        Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
-    )
+def _refused(source: Path, message: str, fix: str) -> ConfigError:
+    problem = Problem(key="--hf-config", value=str(source), message=message, fix=fix, code="hf-config")
+    return ConfigError(problem)

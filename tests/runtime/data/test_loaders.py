@@ -17,7 +17,7 @@ from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
 from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import training_data
-from determined_ds.runtime.data.validation_data import IndexedShare
+from determined_ds.runtime.data.shares import IndexedShare
 from determined_ds.trial.stream_loader import StreamLoader
 from tests.ranks import Ranks
 from tests.runtime.data.test_streams import Count, Placed, Sized

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
 from determined_ds.runtime.data.samples import training_data
-from determined_ds.runtime.data.validation_data import CallPlan, IndexedShare, ValidationBatches
+from determined_ds.runtime.data.shares import CallPlan, IndexedShare, ValidationBatches
 
 SEED = 7
 

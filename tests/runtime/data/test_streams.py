@@ -18,8 +18,8 @@ from torch.utils import data as torch_data
 from determined_ds.config.batch import Batch
 from determined_ds.errors import CheckpointError, ConfigError, DataError
 from determined_ds.runtime.data.samples import TrainingData, training_data
+from determined_ds.runtime.data.shares import CallPlan, UncountedShare, ValidationBatches
 from determined_ds.runtime.data.streams import FirstRow, check_first_rows, digest
-from determined_ds.runtime.data.validation_data import CallPlan, UncountedShare, ValidationBatches
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 SEED = 7

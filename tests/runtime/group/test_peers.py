@@ -11,7 +11,7 @@ import pytest
 from determined_ds.errors import EXIT_CRASHED, ConfigError
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, hang_timeout_s
 from determined_ds.runtime.group.distributed import join_process_group
-from determined_ds.runtime.group.peers import RollCall, Sign, Verdict
+from determined_ds.runtime.group.peers import PeerSign, PeerVerdict, RollCall
 from tests.command import TIMEOUT_S as TOO_LONG_S
 from tests.launch.ranks.test_hang import STUCK
 from tests.launch.test_trial_process import EXPERIMENT, TRIAL, until
@@ -28,14 +28,14 @@ class Played:
     """Signs of ranks that are played here, and looked at every :data:`TICK_S`."""
 
     def __init__(self, size: int) -> None:
-        self.signs = [Sign(steps=3) for _ in range(size)]
+        self.signs = [PeerSign(steps=3) for _ in range(size)]
         self.roll = RollCall(size, timeout_s=10, few_s=1)
         self.roll.look(self.signs, TICK_S)
 
     def change(self, rank: int, **what: object) -> None:
-        self.signs[rank] = Sign(**{**vars(self.signs[rank]), **what})
+        self.signs[rank] = PeerSign(**{**vars(self.signs[rank]), **what})
 
-    def live_for(self, seconds: float, *, silent: tuple[int, ...] = ()) -> Verdict | None:
+    def live_for(self, seconds: float, *, silent: tuple[int, ...] = ()) -> PeerVerdict | None:
         """Each shows signs of life, but none of progress."""
         for _ in range(round(seconds / TICK_S)):
             for rank, sign in enumerate(self.signs):
@@ -51,7 +51,7 @@ def test_ranks_that_are_not_heard_of_are_lost_whatever_the_others_do() -> None:
     ranks.change(0, patient=True)
     assert ranks.live_for(9.8, silent=(2, 3)) is None
     assert ranks.roll.missing == (2, 3)
-    assert ranks.live_for(1, silent=(2, 3)) == Verdict(lost=(2, 3), steps=3)
+    assert ranks.live_for(1, silent=(2, 3)) == PeerVerdict(lost=(2, 3), steps=3)
 
 
 def test_one_that_is_heard_of_again_is_not_lost() -> None:
@@ -68,13 +68,13 @@ def test_of_ranks_that_live_and_do_not_move_the_one_that_waits_for_no_other_hang
     for rank in (0, 1):
         ranks.change(rank, waits=True)
     assert ranks.live_for(9.8) is None
-    assert ranks.live_for(1) == Verdict(behind=(2,), steps=3)
+    assert ranks.live_for(1) == PeerVerdict(behind=(2,), steps=3)
 
 
 def test_the_rank_with_the_fewest_batches_hangs() -> None:
     ranks = Played(2)
     ranks.change(0, steps=2, waits=True)
-    assert ranks.live_for(11) == Verdict(behind=(0,), steps=2)
+    assert ranks.live_for(11) == PeerVerdict(behind=(0,), steps=2)
 
 
 @pytest.mark.parametrize("busy", [{"patient": True}, {"done": True}])
@@ -91,7 +91,7 @@ def test_before_the_first_step_ranks_have_to_live_not_to_move() -> None:
     for rank in (0, 1):
         ranks.change(rank, steps=0)
     assert ranks.live_for(1000) is None
-    assert ranks.live_for(11, silent=(0,)) == Verdict(lost=(0,))
+    assert ranks.live_for(11, silent=(0,)) == PeerVerdict(lost=(0,))
 
 
 # ------------------------------------------------------------------------------------------- on two machines

@@ -293,7 +293,7 @@ def test_a_wrong_evaluate_batch_is_told_what_to_do(one_rank: Ranks) -> None:
     st.lists(st.lists(st.integers(1, 3), max_size=9), min_size=1, max_size=3).filter(any), st.integers(1, 4)
 )
 def test_a_call_never_mixes_what_weighs_differently(sizes: list[list[int]], at_most: int) -> None:
-    from determined_ds.runtime.data.validation_data import CallPlan
+    from determined_ds.runtime.data.shares import CallPlan
 
     plan = CallPlan(sizes, at_most=at_most)
     assert plan.num_batches == max(len(own) for own in sizes)

@@ -1,7 +1,8 @@
-"""A start without a code generator, and Muon compiled all the same."""
+"""How Determined, DeepSpeed and torch are loaded in a rank, and what they log."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from determined_ds.runtime.upstream import compiled_when_called
+from determined_ds.errors import Problem
+from determined_ds.runtime.upstream import WithLevel, compiled_when_called
+from tests.command import ROOT
 
 START = """
 import sys
@@ -62,3 +65,32 @@ def test_within_what_is_compiled_it_is_a_part_of_that(
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert compiled_when_called(double)(2) == 4
     assert compiled == []
+
+
+PROBLEM = Problem(key="gradient_clipping", value=0, message="clips nothing", fix="remove it")
+
+
+def line(name: str, message: object) -> str:
+    return WithLevel().format(logging.LogRecord(name, logging.WARNING, "", 0, "%s", (message,), None))
+
+
+def test_a_warning_of_ours_is_a_line_of_its_level() -> None:
+    assert line("determined_ds", PROBLEM) == "WARNING: gradient_clipping = 0: clips nothing; fix: remove it"
+    assert line("determined_ds", "warning: slow") == "WARNING: slow"
+
+
+def test_others_have_determineds_form() -> None:
+    said = line("determined.core", "a")
+    assert said.startswith("WARNING: [")
+    assert said.endswith("] determined.core: a")
+
+
+def test_deepspeed_loads_without_a_word() -> None:
+    """It warns where nobody says what to compute on, and it finds no GPU."""
+    script = (
+        "from determined_ds.runtime.upstream import log_in_task; log_in_task('cpu');"
+        "import logging, determined_ds.runtime.context;"
+        "logging.getLogger('determined_ds').warning('the last')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "WARNING: the last\n")

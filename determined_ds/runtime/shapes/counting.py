@@ -1,13 +1,15 @@
-"""Activations of a model on torch's meta device, measured.
+"""The sizes of a model on torch's meta device: parameters are counted, activations measured.
 
-A forward and a backward pass on meta tensors compute nothing, but allocate and let go just as real ones do, and what
-is alive is counted.
+A forward and a backward pass on meta tensors compute nothing, but allocate and free as real ones do; the live bytes are
+counted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,15 +18,52 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.strategy import ELEMENT_BYTES
-from determined_ds.memory.model_shape import MeasuredActivations
+from determined_ds.memory.model_shape import MeasuredActivations, ModelShape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without the warnings of building on the meta device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of initial values that a meta tensor does not take
+        yield
+
+
+def shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: Any) -> ModelShape:
+    """The shape of a model that is built, counted in its modules and read in its configuration.
+
+    Args:
+        model: A ``torch.nn.Module``, on any device.
+        config: Of a Hugging Face model, or an object with sizes by the same names, or None.
+        sequence_length: Tokens of a sample; 0 where samples have none.
+        known: Other fields of the shape.
+    """
+    parameters = list(model.parameters())
+
+    def size(*names: str) -> int:
+        found = (getattr(config, name, None) for name in names)
+        return next((value for value in found if isinstance(value, int)), 0)
+
+    owned = (sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules())
+    return ModelShape(
+        num_parameters=max(1, sum(p.numel() for p in parameters)),
+        num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        num_layers=size("num_hidden_layers", "n_layer", "num_layers"),
+        hidden_size=size("hidden_size", "n_embd", "d_model"),
+        num_heads=size("num_attention_heads", "n_head", "num_heads"),
+        vocab_size=size("vocab_size"),
+        sequence_length=sequence_length,
+        largest_layer_parameters=max(owned, default=0),
+        **known,
+    )
 
 
 def try_to_measure(
     model: Any, loss_of: Callable[[int], Any], precision: str
 ) -> tuple[MeasuredActivations | None, tuple[str, ...]]:
-    """Measure a model's activations where it runs on the meta device.
+    """Measure a model's activations, if it runs on the meta device.
 
     Args:
         model: On the meta device; it is cast to ``precision``.
@@ -32,7 +71,7 @@ def try_to_measure(
         precision: ``bf16``, ``fp16`` or ``fp32``.
 
     Returns:
-        What was measured; or None, and the reason why nothing was.
+        The activations; or None, and the reason.
     """
     try:
         model.to(DTYPES[precision]).train()
@@ -53,12 +92,12 @@ def try_to_measure(
 
 def _peak_bytes(model: Any, loss_of: Callable[[int], Any], samples: int) -> int:
     """Most bytes alive in a forward and backward pass, parameters and their gradients aside."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def let_go(parameter: Any) -> None:
+    def free(parameter: Any) -> None:
         parameter.grad = None
 
-    handles = [p.register_post_accumulate_grad_hook(let_go) for p in parameters]
+    trained = (p for p in model.parameters() if p.requires_grad)
+    handles = [p.register_post_accumulate_grad_hook(free) for p in trained]
     try:
         with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
             _backward(loss_of(samples))
@@ -69,7 +108,7 @@ def _peak_bytes(model: Any, loss_of: Callable[[int], Any], samples: int) -> int:
 
 
 def _backward(loss: Any) -> None:
-    """As ``loss.backward()``, which sets function modes aside; what is computed again in it needs ours."""
+    """``loss.backward()`` without suspending function modes, which recomputation in the backward pass needs."""
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -77,11 +116,7 @@ def _backward(loss: Any) -> None:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Counts the storages that operators make, until they are let go.
-
-    Args:
-        known: Tensors that are not to be counted.
-    """
+    """Counts the storages that operators make until they are freed, except those of ``known`` tensors."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
@@ -110,14 +145,12 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention that keeps what fused kernels keep, instead of every score, as on the meta device."""
+    """Attention that keeps what fused kernels keep; on the meta device it would keep every score."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
-            query, key, value = (
-                *args,
-                *((kwargs or {}).get(name) for name in ("query", "key", "value")[len(args) :]),
-            )[:3]
+            rest = ((kwargs or {}).get(name) for name in ("query", "key", "value")[len(args) :])
+            query, key, value = (*args, *rest)[:3]
             return _Fused.apply(query, key, value)
         return func(*args, **(kwargs or {}))
 
@@ -138,6 +171,6 @@ class _Fused(torch.autograd.Function):
 
 
 def first_sentence(error: BaseException) -> str:
-    """What an error says, as far as it fits in a message."""
+    """The first sentence of an error's message."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line.split(". ")[0].rstrip(".")

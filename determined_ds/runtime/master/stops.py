@@ -1,13 +1,11 @@
 """Trials that their searcher stops: Determined 0.38.1 changes the state of such a trial and sends it no signal.
 
-The chief reports a validation. The master passes it to the searcher before it answers. If the searcher stops the trial,
-the master sets its state to ``STOPPING_COMPLETED`` and does nothing more: the container would train to its end. So the
-chief reads the state of its trial after each validation, and the run stops as at a preemption, with a checkpoint and
-exit 0, which completes a trial in that state. Nothing is acknowledged: an acknowledgement answers a signal, and asks
-the master to start the trial again.
+The chief reports a validation, and the master passes it to the searcher before it answers. If the searcher stops the
+trial, the master only sets its state to ``STOPPING_COMPLETED``, and the container would train to the end. So the chief
+reads the state of its trial after each validation, and the run stops as at a preemption, with a checkpoint and exit 0,
+which completes a trial in that state. The stop is not acknowledged: that would ask the master to start the trial again.
 
-Other states need no reading. A trial that is paused, canceled or preempted gets a signal, and the processes of one that
-is killed are ended.
+Other states need not be read: a trial that is paused, canceled or preempted gets a signal, and a killed one ends.
 
 Source: ``ReportTrialMetrics``, ``handleSearcherActions``, ``PatchSearcherState``, ``transition`` and
 ``handleAllocationExit`` in determined 0.38.1's ``master/internal/{api_trials,experiment,trial}.go``.
@@ -27,21 +25,21 @@ from determined_ds.task_log import warning_line
 logger = logging.getLogger("determined_ds")
 
 STOPPED = "STATE_STOPPING_COMPLETED"
-# These let each trial train to its end: of the master's searchers, asha_stopping.go alone makes a Stop.
+# These let each trial train to its end: of the master's searchers, only asha_stopping.go makes a Stop.
 NEVER_STOP = frozenset({"single", "random", "grid"})
-# The ranks wait for the answer, so a master that is away costs 5 seconds of 20.
+# The ranks wait for the answer, so a master that does not answer costs 5 seconds of 20.
 PATIENCE_S = 5
 AGAIN_AFTER_S = 15.0
-# What a session raises where there is no answer, and what an answer that is not as expected leads to.
+# What a session raises without an answer, and with an unexpected one.
 NO_ANSWER = (errors.BadRequestException, OSError, ValueError, KeyError, TypeError)
 
 
 def watch_for_stops(context: Any, settle: Callable[[float], bool]) -> None:
-    """Have a trial's chief stop where its searcher stops the trial; nothing is asked where the searcher never does.
+    """Have a trial's chief stop where its searcher stops the trial; does nothing for searchers that never do.
 
     Args:
         context: Determined's core context on a cluster, opened.
-        settle: Waits so many seconds at most until the master has all metrics that were reported; whether it has.
+        settle: See :func:`~determined_ds.runtime.master.core_context.make_patient`.
     """
     trial = context.info.trial
     searcher = (trial._config.get("searcher") or {}).get("name") or "single"
@@ -50,7 +48,7 @@ def watch_for_stops(context: Any, settle: Callable[[float], bool]) -> None:
 
 
 class SearcherStops:
-    """Determined's preemption context of a chief, which also finds that the searcher has stopped the trial.
+    """The chief's preemption context, which also stops where the searcher has stopped the trial.
 
     Args:
         context: The core context, whose validation reports it follows.
@@ -85,15 +83,11 @@ class SearcherStops:
 
     @property
     def reason(self) -> str:
-        """Why the run stops, where the searcher is the reason; else empty."""
+        """Why the run stops, if because of the searcher; else empty."""
         return f"by the searcher ({self._searcher})" if self._is_stopped else ""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Whether to stop. Only a signal is acknowledged.
-
-        Args:
-            auto_ack: Acknowledge it at once.
-        """
+        """Whether to stop. Only a signal is acknowledged, at once with ``auto_ack``."""
         is_signalled = bool(self._preempt.should_preempt(auto_ack))
         if self._is_due and time.monotonic() >= self._not_before_s:
             no_answer = self._ask()
@@ -102,7 +96,7 @@ class SearcherStops:
         return is_signalled or self._is_stopped
 
     def _ask(self) -> str:
-        """Ask for the trial's state once the master has its validation. Returns why there is no answer, else ""."""
+        """Read the trial's state, once the master has its validation. Returns why there was no answer, or ""."""
         if not self._settle(PATIENCE_S):
             return "it has not taken the last metrics yet"
         try:
@@ -117,8 +111,5 @@ class SearcherStops:
         self._not_before_s = time.monotonic() + AGAIN_AFTER_S
         if not self._has_warned:
             self._has_warned = True
-            message = (
-                f"the master does not say whether the searcher has stopped this trial ({no_answer}); training goes on, "
-                "and it is asked again"
-            )
-            logger.warning("%s", warning_line(message))
+            message = f"cannot read from the master whether the searcher has stopped this trial ({no_answer})"
+            logger.warning("%s", warning_line(f"{message}; training continues, and it is asked again"))

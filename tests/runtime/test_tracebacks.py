@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from determined_ds.runtime.authors_frames import (
+from determined_ds.runtime.tracebacks import (
     AuthorsFiles,
     authors_traceback,
     exit_of_author,
-    os_exit_told,
-    told_from_author,
+    os_exit_reported,
+    trimmed_traceback,
 )
 
 SOURCE = """
@@ -151,9 +151,9 @@ def test_the_whole_of_it_is_kept(author: ModuleType, tmp_path: Path) -> None:
     try:
         author.fails()
     except ValueError as error:
-        text = told_from_author(error, AuthorsFiles(tmp_path), keep)
+        text = trimmed_traceback(error, AuthorsFiles(tmp_path), keep)
     assert text.rstrip().endswith(f"full traceback: {keep}")
-    assert places(keep.read_text())[0] == "test_authors_frames.py:test_the_whole_of_it_is_kept"
+    assert places(keep.read_text())[0] == "test_tracebacks.py:test_the_whole_of_it_is_kept"
 
 
 # ------------------------------------------------------------------------------------------- exits
@@ -183,7 +183,7 @@ def exit_hard(function: Callable[[], None], folder: Path) -> int:
         def say(message: str, exit_code: int) -> None:
             (folder / "said").write_text(f"{exit_code} {message}")
 
-        with os_exit_told(AuthorsFiles(folder), say):
+        with os_exit_reported(AuthorsFiles(folder), say):
             function()
         os._exit(70)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

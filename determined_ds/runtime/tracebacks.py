@@ -1,4 +1,4 @@
-"""Tracebacks that begin at the author's own line, and calls of ``exit`` in the author's code. Loads no torch."""
+"""Tracebacks that begin in the author's code, and calls of ``exit`` in it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ FIX = "raise an exception to say what is wrong, or call context.set_stop_request
 
 
 class AuthorsFiles:
-    """Tells an author's files from those of libraries.
-
-    Args:
-        context_dir: The author's files are in it, but for packages that are installed there.
-    """
+    """The author's files: those in the context directory, except packages that are installed there."""
 
     def __init__(self, context_dir: str | os.PathLike[str]) -> None:
         self._context_dir = Path(context_dir).resolve()
 
     def __contains__(self, file: str) -> bool:
-        if file.startswith("<"):  # no file: what Python or a library made up
+        if file.startswith("<"):  # code without a file
             return False
         path = (self._context_dir / file).resolve()
         installed = {"site-packages", "dist-packages"} & set(path.parts)
@@ -44,14 +40,9 @@ class AuthorsFiles:
 
 
 def authors_traceback(text: str, files: AuthorsFiles) -> str:
-    """A traceback that begins at the first frame of the author's, and so do those chained to it or quoted in it.
+    """A traceback from the author's first frame on; so are those chained to it or quoted in it (by a data loader).
 
-    Args:
-        text: As ``traceback.format_exc`` makes it; a data loader's quotes that of its worker.
-        files: The author's.
-
-    Returns:
-        The text without the frames above; all of it where no frame is the author's.
+    All of it where no frame is in the author's files.
     """
     blocks = list(_blocks(text.splitlines()))
     if not any(_first_of_author(frames, files) is not None for _, frames in blocks):
@@ -65,7 +56,7 @@ def authors_traceback(text: str, files: AuthorsFiles) -> str:
 
 
 def _blocks(lines: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Lines up to and with the head of a traceback, and its frames, each some lines; the rest has no frames."""
+    """Lines up to the header of a traceback, and its frames, each several lines; the rest has no frames."""
     before: list[str] = []
     at = 0
     while at < len(lines):
@@ -84,7 +75,7 @@ def _blocks(lines: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
 
 
 def _belongs(line: str) -> bool:
-    """Whether a line says more of the frame above it: its code, marks under it, or how often it is repeated."""
+    """Whether a line belongs to the frame above it: its code, marks under it, or how often it is repeated."""
     return line.startswith(("    ", "  [Previous line repeated"))
 
 
@@ -96,14 +87,8 @@ def _first_of_author(frames: list[list[str]], files: AuthorsFiles) -> int | None
     return None
 
 
-def told_from_author(error: BaseException, files: AuthorsFiles, keep: Path | None) -> str:
-    """An error's traceback from the author's first line on, and where all of it is.
-
-    Args:
-        error: What was raised.
-        files: The author's.
-        keep: A file for the whole of it; None: it is kept nowhere.
-    """
+def trimmed_traceback(error: BaseException, files: AuthorsFiles, keep: Path | None) -> str:
+    """An error's traceback from the author's first frame on; all of it is written to the file ``keep``, unless None."""
     text = "".join(traceback.format_exception(error))
     trimmed = authors_traceback(text, files)
     if keep is None or trimmed == text:
@@ -119,25 +104,25 @@ def told_from_author(error: BaseException, files: AuthorsFiles, keep: Path | Non
 
 
 def exit_of_author(error: SystemExit, files: AuthorsFiles) -> str | None:
-    """What to say of an ``exit(7)`` that an author's code called; None where it was not the author's."""
+    """The message about an ``exit(7)`` in the author's code; None where it was called elsewhere."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return _exited(f"exit({error.code!r})", reversed(frames), files)
 
 
 @contextlib.contextmanager
-def os_exit_told(files: AuthorsFiles, say: Callable[[str, int], None]) -> Iterator[None]:
-    """In here an author's ``os._exit`` ends the process as a failure, whatever its code, and is said.
+def os_exit_reported(files: AuthorsFiles, say: Callable[[str, int], None]) -> Iterator[None]:
+    """In here ``os._exit`` in the author's code is a failure, whatever its code.
 
     Args:
         files: The author's.
-        say: Is given the message and the exit code.
+        say: Called with the message and the exit code.
     """
     real, process = os._exit, os.getpid()
 
     def os_exit(status: int) -> NoReturn:
         caller = sys._getframe(1)
         said = _exited(f"os._exit({status!r})", traceback.walk_stack(caller), files)
-        if said is None or os.getpid() != process:  # a process that was forked from this one ends so
+        if said is None or os.getpid() != process:  # also in a process that was forked from this one
             real(status)
         say(said, 1)
         sys.stdout.flush()

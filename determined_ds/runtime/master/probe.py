@@ -1,8 +1,8 @@
-"""Write, read and delete a small object in a checkpoint storage: a process of its own, which may be ended.
+"""Write, read and delete a small object in a checkpoint storage, in a separate process that can be ended.
 
-    python3 -m determined_ds.runtime.master.storage_probe < checkpoint_storage.json
+    python3 -m determined_ds.runtime.master.probe < checkpoint_storage.json
 
-Exit code 0 where all of it worked; else the last line of stderr says which step did not, and why.
+Exit code 0 on success; else the last line of stderr names the step that failed, and why.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Which kernels compute a model: those of attention (``sdpa_kernel``), and those of torch's compiler."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from determined_ds.config.hyperparameters import SDPA_KERNELS
+from determined_ds.errors import ConfigError, Problem
+
+_before: list[tuple[bool, ...]] = []
+
+
+def choose_sdpa_kernel(kernel: str | None) -> None:
+    """Have torch compute attention by one kernel, and by ``math`` where that one cannot; None: as torch chooses.
+
+    It holds for the whole process, also for code that is compiled in it. In half precision on a CPU torch chooses its
+    fused kernel, whose backward pass is slower there than plain matrix products: ``math`` in bf16 made a step of GPT-2
+    twice as fast (torch 2.13). It adds up in half precision, so compare the loss before using it.
+
+    Args:
+        kernel: One of :data:`determined_ds.config.hyperparameters.SDPA_KERNELS`.
+
+    Source: ``torch.backends.cuda``, whose switches hold on CPUs too (``sdp_utils_cpp.cpp`` in torch 2.13).
+    """
+    cuda = torch.backends.cuda
+    if kernel is None:
+        if _before:
+            _set(*_before.pop())
+        return
+    if not _before:
+        math = cuda.fp16_bf16_reduction_math_sdp_allowed()
+        enabled = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled())
+        _before.append((*enabled, math))
+    assert kernel in SDPA_KERNELS, kernel
+    _set(kernel == "flash", kernel == "efficient", kernel == "cudnn", kernel == "math")
+
+
+def _set(flash: bool, efficient: bool, cudnn: bool, reduced: bool) -> None:
+    cuda = torch.backends.cuda
+    cuda.enable_flash_sdp(flash)
+    cuda.enable_mem_efficient_sdp(efficient)
+    cuda.enable_cudnn_sdp(cudnn)
+    cuda.allow_fp16_bf16_reduction_math_sdp(reduced)
+    # Otherwise torch's cache returns for one kernel what was compiled with another.
+    torch.compiler.config.cache_key_tag = f"sdpa {flash} {efficient} {cudnn} {reduced}"
+
+
+# ------------------------------------------------------------------------------------------- torch.compile
+
+
+def compile_engine(engine: Any, device: torch.device) -> None:
+    """Have an engine compile its model at its first forward pass, which then takes seconds to minutes.
+
+    A pipeline compiles layer by layer. ZeRO stage 3 fetches parameters between layers, which cuts the model into
+    pieces: it runs, takes longest to compile, and gains little.
+
+    Args:
+        engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
+        device: What the model computes on.
+
+    Raises:
+        ConfigError: this machine lacks a compiler, which torch would only find out in the first step.
+
+    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8.
+    """
+    if missing := missing_tools(device):
+        message = f"torch.compile needs a compiler on this machine; missing: {', '.join(missing)}"
+        fix = "install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false"
+        key = "hyperparameters.torch_compile"
+        raise ConfigError(Problem(key=key, value=True, message=message, fix=fix, code="torch-compile"))
+    for module in (engine.module, *getattr(engine.module, "forward_funcs", ())):
+        _give_own_frame(module)
+    engine.compile()
+
+
+def missing_tools(device: torch.device) -> list[str]:
+    """What torch.compile needs and does not find on this machine, in words.
+
+    On a CPU, torch generates C++; on CUDA, code for Triton, whose kernels are started from C.
+
+    Source: ``config.cpp.cxx`` in torch 2.13's ``_inductor/config.py``; ``_build`` in triton 3's ``runtime/build.py``.
+    """
+    missing = []
+    if device.type == "cuda":
+        if not torch.utils._triton.has_triton_package():
+            missing.append("Triton (the package triton)")
+        named = os.environ.get("CC")
+        kind, names = "C compiler", [named] if named else ["gcc", "clang"]
+    else:
+        from torch._inductor import config
+
+        kind, names = "C++ compiler", [name for name in config.cpp.cxx if name]
+    if not any(shutil.which(name) for name in names):
+        missing.append(f"{kind} ({' or '.join(names)})")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        missing.append("Python.h, the headers of this Python")
+    return missing
+
+
+def _give_own_frame(module: Any) -> None:
+    """Have a module of torch's own class, such as ``Sequential``, compiled; torch would silently skip it.
+
+    torch compiles functions as Python comes to run them, and skips those of its own files; what they call of the
+    model's is compiled, each by itself. Where a model calls only torch's own, nothing is. A function of ours around it
+    is compiled with all that is in it.
+
+    Source: ``torch.nn.Module.compile``, and ``_TorchDynamoContext.__call__`` in torch 2.13's ``_dynamo/eval_frame.py``.
+    """
+    if not isinstance(module, torch.nn.Module) or "forward" in vars(module):
+        return
+    if type(module).forward.__module__.startswith("torch."):
+        module.forward = _in_own_frame(module.forward)
+
+
+def _in_own_frame(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*inputs: Any, **kwargs: Any) -> Any:
+        return forward(*inputs, **kwargs)
+
+    return run
