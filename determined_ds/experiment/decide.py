@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
@@ -129,7 +130,10 @@ def decide(
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    if hyperparameters.get(("fit", "max_length")) is None:
+    given = found.need(
+        lambda: parse_hyperparameters(hyperparameters)
+    )  # a misspelt name hides what follows from it
+    if given.fit.max_length is None:
         found.problems.append(no_length(hyperparameters))
     resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
     if here and resolved is not None:

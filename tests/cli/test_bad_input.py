@@ -387,7 +387,7 @@ ENTRYPOINT = {
             ),
         ),
         arguments=overwriting(zero_optimization="{stage: 1}"),
-        says=(f"{TRIAL}:29", "makes torch.optim.SGD, and ZeRO stage 1"),
+        says=(f"{TRIAL}:29", "returns torch.optim.SGD, and ZeRO stage 1"),
         fix='"zero_allow_untested_optimizer": true',
     ),
     "not-python": Mistake(
