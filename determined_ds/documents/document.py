@@ -335,10 +335,13 @@ def unknown_key(
     guess = nearest(word, known)
     if elsewhere and word in elsewhere:
         fix = elsewhere[word] if " " in elsewhere[word] else f"did you mean {elsewhere[word]}?"
-    elif guess:
-        fix = f"did you mean {guess!r}?"
-    elif len(known) <= 16:
-        fix = f"known here: {', '.join(known)}"
     else:
-        fix = "remove it, or look the name up in the documentation"
+        fix = f"did you mean {guess!r}?" if guess else known_here(known)
     return document.problem(path, "unknown key", fix, "unknown-key", value=NOT_GIVEN)
+
+
+def known_here(known: list[str]) -> str:
+    """The fix of a key that is near to none of those that are known in its place."""
+    if len(known) <= 16:
+        return f"known here: {', '.join(known)}"
+    return "remove it, or look the name up in the documentation"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from determined_ds.documents.document import nearest
+from determined_ds.documents.document import known_here, nearest
 from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_fix
 from determined_ds.experiment.experiment import ELSEWHERE
 from determined_ds.experiment.schema import searcher, storage
@@ -164,14 +164,8 @@ def _unknown(at: Located) -> Words:
     elif guess:
         fix, meant = f"did you mean {guess!r}?", ".".join((*above, guess))
     else:
-        fix, meant = _known_here(known), ""
+        fix, meant = known_here(known), ""
     return Words(code="unknown-key", message="unknown key", fix=fix, meant=meant)
-
-
-def _known_here(known: list[str]) -> str:
-    if len(known) <= 16:
-        return f"known here: {', '.join(known)}"
-    return "remove it, or look the name up in the documentation"
 
 
 def _kinds(owner: type[Section]) -> Mapping[str, type[Section]]:
