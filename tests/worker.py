@@ -1,4 +1,4 @@
-"""``python -m tests.worker`` in place of ``python`` for the workers of pytest-xdist: forks one off the server of forks, and waits for its end."""
+"""``python -m tests.worker``: in place of ``python``, for the workers of pytest-xdist, a fork (``forked.py``)."""
 
 from __future__ import annotations
 
