@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -40,26 +41,31 @@ def det_ds(
     return run_forked("tests.forked:det_ds", words, env=_environment(env), cwd=cwd, timeout_s=timeout_s)
 
 
-def start_det_ds(
-    *arguments: str | Path,
-    cwd: Path = ROOT,
-    env: Mapping[str, str] | None = None,
-    stdout: int,
-    stderr: int,
-) -> Forked:
-    """Start ``det-ds`` on CPUs as a fork, in a session of its own.
+class Started(Forked):
+    """A ``det-ds`` under way on CPUs, as a fork in a session of its own; its output is read as a ``Popen``'s.
 
     Args:
         arguments: Of the command.
-        cwd: Where it is started.
-        env: More environment variables.
-        stdout: Descriptor of a file or of the write end of a pipe.
-        stderr: Likewise.
+        merged: Whether stderr goes to ``stdout``, too.
     """
-    words = [*map(str, arguments), "--accelerator", "cpu"]
-    with open(os.devnull) as nothing:
-        files = [nothing.fileno(), stdout, stderr]
-        return Forked("tests.forked:det_ds", words, env=_environment(env), cwd=cwd, files=files)
+
+    def __init__(self, *arguments: str | Path, merged: bool = False) -> None:
+        outputs = [os.pipe(), os.pipe()]
+        self.stdout, self.stderr = (os.fdopen(read, errors="replace") for read, _ in outputs)
+        writes = [write for _, write in outputs]
+        words = [*map(str, arguments), "--accelerator", "cpu"]
+        with open(os.devnull) as nothing:
+            files = [nothing.fileno(), writes[0], writes[0 if merged else 1]]
+            super().__init__("tests.forked:det_ds", words, env=_environment(None), files=files)
+        for write in writes:
+            os.close(write)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """The rest of its stdout and stderr, once it has ended."""
+        with ThreadPoolExecutor(2) as threads:
+            said = [threads.submit(file.read) for file in (self.stdout, self.stderr)]
+            self.wait(timeout)
+            return said[0].result(), said[1].result()
 
 
 def run_forked(

@@ -15,7 +15,6 @@ import pytest
 SHORT_CASES: dict[str, tuple[str, ...]] = {
     "cluster/test_log_policies.py::test_a_failure_that_another_start_cannot_help_is_started_once": (
         "configuration",
-        "not finite",
     ),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",

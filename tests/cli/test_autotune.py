@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.report.results import MEASURED, load_results
-from determined_ds.search.trials import processes_below
-from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds
+from tests.command import ROOT, TIMEOUT_S, Started, det_ds
 
 CONST = ROOT / "experiments" / "gpt2" / "const.yaml"
 FILES = {"best.yaml", "report.html", "results.json", "results.csv"}
@@ -47,13 +44,12 @@ def holding(own_model: Path) -> Path:
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
+def started() -> Iterator[list[Started]]:
     """Commands under way; none outlives the test."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Started] = []
     yield processes
     for process in processes:
-        process.kill()
-        process.wait()
+        process.close()
 
 
 def words_for(folder: Path, run_dir: Path) -> list[str]:
@@ -71,31 +67,23 @@ def invoked(*words: str | Path) -> tuple[int, str]:
 
 
 def test_interrupted_it_reports_what_was_found_and_goes_on(
-    holding: Path, tmp_path: Path, started: list[subprocess.Popen[str]]
+    holding: Path, tmp_path: Path, started: list[Started]
 ) -> None:
     """What was measured before is not measured again; what was interrupted is."""
     run_dir, words = tmp_path / "tuned", words_for(holding, tmp_path / "tuned")
     (holding / "hold").write_text("")
-    process = subprocess.Popen(
-        [str(DET_DS), *words, "--accelerator", "cpu"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = Started(*words)
     started.append(process)
     deadline = time.monotonic() + TIMEOUT_S
     while not any("holding" in log.read_text() for log in run_dir.glob("runs/*/1/output.log")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert len(processes_below(run_dir)) >= 2
+    assert len(process.processes()) >= 3
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, stderr
-    assert processes_below(run_dir) == []
+    assert process.processes() == []
     assert "SIGINT: ending the measurement; the best so far is written; again ends at once" in stderr
     assert f"interrupted; to resume: the same command with --run-dir {run_dir}" in stderr
     assert f"best: {OWN}" in stdout
@@ -107,7 +95,6 @@ def test_interrupted_it_reports_what_was_found_and_goes_on(
     before = own.stat().st_mtime_ns
     done = det_ds(*words)
     assert done.returncode == 0, done.stderr
-    assert processes_below(run_dir) == []
     assert own.stat().st_mtime_ns == before
     results = load_results(run_dir / "results.json")
     # As few steps as these are all measured, however slow: no run is beaten before it has run so many.

@@ -14,7 +14,7 @@ from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.runtime.master import unmanaged as master_report
 from tests.cli.conftest import OWN_MODEL
 from tests.cluster.master import Master
-from tests.command import det_ds
+from tests.command import det_ds, det_ds_program
 
 # One rank of torchrun's; another launcher's is the same from there on.
 RANK = {
@@ -43,7 +43,8 @@ def run(run_dir: Path, master: str, *words: str, env: dict[str, str]) -> Any:
     home = {"HOME": str(run_dir.parent)}  # core_v2 keeps who is logged in there
     config = OWN_MODEL / "experiment.yaml"
     environment = {**env, **home, "DET_MASTER": master}
-    return det_ds("run", config, OWN_MODEL, "--run-dir", run_dir, *words, env=environment)
+    start = det_ds_program if env else det_ds  # a rank starts itself anew, as a program
+    return start("run", config, OWN_MODEL, "--run-dir", run_dir, *words, env=environment)
 
 
 def told(run_dir: Path) -> list[tuple[str, int, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
@@ -118,7 +118,6 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
     return {"hp": hp, "ds": ds, "accelerator": draw(st.sampled_from([CPU, CUDA, OLD_CUDA])), **expected}
 
 
-@settings(max_examples=400)
 @given(setup=setups())
 def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
     setup: dict[str, Any], deepspeed_config: Any

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.documents.reading import read_json, read_yaml
@@ -50,7 +50,6 @@ def mutated(text: bytes, edits: list[tuple[str, float, float, bytes]]) -> bytes:
     return text
 
 
-@settings(max_examples=400)
 @given(source=st.sampled_from([*EXPERIMENTS, *DS_CONFIGS]), edits=st.lists(EDITS, min_size=1, max_size=5))
 def test_whatever_is_done_to_a_text_it_is_read_or_refused_with_its_place(
     source: Path, edits: list[tuple[str, float, float, bytes]], tmp_path: Path

@@ -46,6 +46,7 @@ def test_what_is_run_on_a_card_is_a_configuration_of_one(case: str) -> None:
     assert resolved.ds_config["bf16"]["enabled"] is ("fp16" not in case)
 
 
+@pytest.mark.long("three programs, to try what is run on a GPU; test_resume has the kills")
 def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:
     """On a CPU to the last bit."""
     killed, whole = one_card.losses_killed_and_not("gpt2/const", tmp_path, "cpu", SMALL)

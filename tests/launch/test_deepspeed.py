@@ -126,6 +126,7 @@ server.serve_forever()
 SLOTS = [1, 2]
 
 
+@pytest.mark.long("pdsh and sshd between two machines; the test above has DeepSpeed's runner and a shell")
 def test_through_determineds_launcher_pdsh_and_sshd(machines: tuple[Machine, Machine]) -> None:
     """Ranks are laid out machine by machine, and each has the environment of its own machine's container."""
     missing = [name for name in ("pdsh", "ssh", "ssh-keygen") if not shutil.which(name)]

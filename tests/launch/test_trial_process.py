@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.launch.trial_process import TrialProcess
@@ -134,6 +136,7 @@ def test_a_parent_that_is_gone_before_it_began_has_no_child(tmp_path: Path) -> N
     assert (process.result().status, process.result().cause) == ("failed", "killed")
 
 
+@pytest.mark.long("one more run; test_local_search stops its trials so")
 def test_asked_to_stop_it_finishes_its_batch(tmp_path: Path) -> None:
     process = process_in(tmp_path)
     process.start()

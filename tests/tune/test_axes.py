@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
@@ -49,7 +49,6 @@ def values(choices: list[Choice], name: str) -> list[object]:
 
 
 @given(st.sampled_from(TEMPLATES), subsets)
-@settings(max_examples=40)
 def test_every_choice_comes_once_by_a_name_of_its_own(config: Path, over: list[str]) -> None:
     """The experiment as it is comes first."""
     base = base_of(config, accelerator=CUDA)
@@ -63,7 +62,6 @@ def test_every_choice_comes_once_by_a_name_of_its_own(config: Path, over: list[s
 
 
 @given(st.sampled_from(TEMPLATES), subsets)
-@settings(max_examples=40)
 def test_what_is_not_searched_stays(config: Path, over: list[str]) -> None:
     """But for what a new form of the experiment cannot keep: a pipeline has ZeRO 0 or 1, and its own micro-batch."""
     base = base_of(config, accelerator=CUDA)

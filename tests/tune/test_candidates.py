@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import ConfigError
@@ -37,7 +37,6 @@ def how_it_runs(candidate: Candidate) -> str:
 
 
 @given(st.sampled_from(TEMPLATES), st.sets(st.sampled_from(sorted(AXES)), min_size=1, max_size=3).map(sorted))
-@settings(max_examples=40)
 def test_every_candidate_can_run_and_no_two_run_alike(config: Path, over: list[str]) -> None:
     """The experiment as it is comes first, and is named so."""
     found = candidates_of(base_of(config, accelerator=CUDA), over, shape_of, PLENTY)

@@ -19,7 +19,7 @@ from tests.experiment.schema.master import CLUSTERS, refusals, slow_refusals
 from tests.experiments import test_master_schemas as stand_in
 
 Json = Any
-NUM_CONFIGS = 2000
+NUM_CONFIGS = 10 * settings().max_examples
 BASE = {"entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
 
 
@@ -46,7 +46,7 @@ def test_the_verdict_is_the_masters() -> None:
     verdicts: Counter[bool] = Counter()
 
     @seed(38)
-    @settings(max_examples=NUM_CONFIGS, database=None)
+    @settings(max_examples=NUM_CONFIGS)
     @given(st.integers(0, 2**48))
     def check(number: int) -> None:
         choices = random.Random(number)
@@ -57,7 +57,7 @@ def test_the_verdict_is_the_masters() -> None:
         verdicts[agree(config)] += 1
 
     check()
-    assert min(verdicts[True], verdicts[False]) > NUM_CONFIGS * 0.35, verdicts
+    assert min(verdicts[True], verdicts[False]) > NUM_CONFIGS * 0.3, verdicts
 
 
 def test_the_faster_oracle_is_the_oracle() -> None:
@@ -72,7 +72,6 @@ def test_the_faster_oracle_is_the_oracle() -> None:
         assert any(refusals(config)) != (False in verdicts)
 
 
-@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.sampled_from(["entrypoint", "searcher", "hyperparameters", "resources", "a", "labels", "data"]),

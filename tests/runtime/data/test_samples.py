@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from determined.pytorch import DataLoader
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import data as torch_data
 
@@ -77,7 +77,6 @@ def splits(draw: st.DrawFn) -> tuple[Batch, int]:
     return batch, epochs * batch.global_batch_size + draw(st.integers(0, batch.global_batch_size - 1))
 
 
-@settings(max_examples=40)
 @given(splits(), st.booleans())
 def test_every_split_of_a_batch_trains_the_same_samples(
     batch_and_size: tuple[Batch, int], shuffle: bool
@@ -89,7 +88,6 @@ def test_every_split_of_a_batch_trains_the_same_samples(
     assert samples_of_steps(size, batch, steps, shuffle=shuffle) == expected
 
 
-@settings(max_examples=40)
 @given(splits(), st.booleans())
 def test_an_epoch_has_no_sample_twice(batch_and_size: tuple[Batch, int], shuffle: bool) -> None:
     batch, size = batch_and_size
@@ -100,7 +98,6 @@ def test_an_epoch_has_no_sample_twice(batch_and_size: tuple[Batch, int], shuffle
         assert len(set(seen)) == len(seen) == per_epoch * batch.global_batch_size
 
 
-@settings(max_examples=40)
 @given(splits(), st.integers(0, 9), st.booleans())
 def test_to_start_at_a_batch_is_to_skip_those_before(
     batch_and_size: tuple[Batch, int], start: int, shuffle: bool
@@ -288,7 +285,6 @@ def test_a_trial_that_accumulates_by_itself_may_have_another_batch_size() -> Non
 # ------------------------------------------------------------------------------------------- validation
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 4))
 def test_every_validation_sample_counts_on_one_replica_and_all_go_through_as_many_batches(
     size: int, micro: int, replicas: int

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import data as torch_data
 
@@ -178,7 +178,6 @@ def all_replicas(make: Callable[[], Any], batch: Batch, steps: int, **more: Any)
 # ------------------------------------------------------------------------------------ one stream for all
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 7), st.integers(0, 5))
 def test_every_split_of_a_batch_trains_the_same_samples_once(
     replicas: int, accumulation: int, micro: int, more: int, start: int
@@ -458,7 +457,6 @@ def test_a_digest_tells_samples_apart_and_not_processes() -> None:
 # ---------------------------------------------------------------------------------------------- validation
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_every_validation_sample_counts_once_and_all_replicas_make_as_many_calls(
     size: int, micro: int, replicas: int, at_most: int

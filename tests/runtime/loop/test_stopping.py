@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ import yaml
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.runtime.loop import stopping
 from determined_ds.runtime.loop.reporting import engine_metrics
-from tests.command import DET_DS, ROOT, det_ds, processes_of
+from tests.command import ROOT, Started, det_ds
 from tests.runtime.test_resume import experiment, run
 from tests.runtime.victim import differences, last_words
 
@@ -30,22 +29,11 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def run_until(
-    config: Path, run_dir: Path, word: str, then: Callable[[subprocess.Popen[str]], None]
-) -> tuple[int, str]:
+def run_until(config: Path, run_dir: Path, word: str, then: Callable[[Started], None]) -> tuple[int, str]:
     """Start a run that would take for ever, do something when its output has a word, and see how it ends."""
     longer = "hyperparameters.fit.max_length.batches=1000000"
-    command = [str(DET_DS), "run", str(config), str(ROOT), "--run-dir", str(run_dir), "--set", longer]
-    process = subprocess.Popen(
-        [*command, "--accelerator", "cpu"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
+    words = ("run", config, ROOT, "--run-dir", run_dir, "--set", longer)
+    process = Started(*words, merged=True)
     seen = []
     for line in process.stdout:
         seen.append(line)
@@ -54,7 +42,7 @@ def run_until(
             break
     seen.append(process.stdout.read())
     code = process.wait()
-    assert processes_of(run_dir) == []
+    assert process.processes() == []
     return code, "".join(seen)
 
 
@@ -68,7 +56,7 @@ def test_the_first_signal_checkpoints_and_the_run_can_be_resumed(
 ) -> None:
     """To the whole process group, as a terminal's Ctrl-C goes; then on to where an uninterrupted run ends."""
 
-    def send(process: subprocess.Popen[str]) -> None:
+    def send(process: Started) -> None:
         os.killpg(process.pid, number)
 
     code, output = run_until(config, tmp_path / "run", "batch       4/", send)
@@ -88,9 +76,8 @@ def test_the_first_signal_checkpoints_and_the_run_can_be_resumed(
 
 
 def test_the_second_signal_stops_at_once(config: Path, tmp_path: Path) -> None:
-    def send_twice(process: subprocess.Popen[str]) -> None:
+    def send_twice(process: Started) -> None:
         process.send_signal(signal.SIGTERM)
-        assert process.stdout is not None
         for line in process.stdout:
             if "stopping after this batch" in line:
                 break
