@@ -230,24 +230,16 @@ def labels_of(rows: Sequence[Row], classes: Sequence[str], config: DataConfig) -
     """
     numbers = {name: number for number, name in enumerate(classes)}
     by_number = _by_number(rows) and not all(str(row.label) in numbers for row in rows)
-    labels: list[int] = []
-    problems: list[Problem] = []
-    for row in rows:
-        label = int(row.label) if by_number else numbers.get(str(row.label), -1)
-        labels.append(label)
-        if not 0 <= label < len(classes) and len(problems) < MAX_PROBLEMS:
-            named = ", ".join(classes[:MAX_PROBLEMS]) + (", ..." if len(classes) > MAX_PROBLEMS else "")
-            there = f"0 to {len(classes) - 1}" if by_number else named
-            problems.append(
-                Problem(
-                    key="data.labels",
-                    value=row.label,
-                    origin=row.name,
-                    message=f"must be the label of a class; the classes are {there}.",
-                    fix="correct the row; or name every class in data.labels",
-                    code="label",
-                )
-            )
+    labels = [int(row.label) if by_number else numbers.get(str(row.label), -1) for row in rows]
+    wrong = [row for row, label in zip(rows, labels, strict=True) if not 0 <= label < len(classes)]
+    named = ", ".join(classes[:MAX_PROBLEMS]) + (", ..." if len(classes) > MAX_PROBLEMS else "")
+    there = f"0 to {len(classes) - 1}" if by_number else named
+    message = f"must be the label of a class; the classes are {there}."
+    fix = "correct the row; or name every class in data.labels"
+    problems = [
+        Problem(key="data.labels", value=row.label, origin=row.name, message=message, fix=fix, code="label")
+        for row in wrong[:MAX_PROBLEMS]
+    ]
     if problems:
         raise DataError(problems)
     return labels

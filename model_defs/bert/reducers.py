@@ -51,10 +51,3 @@ def macro_f1(counts_KK: np.ndarray) -> float:
     either_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1)
     present_K = either_K > 0
     return float(np.mean(2 * hits_K[present_K] / either_K[present_K])) if present_K.any() else 0.0
-
-
-def count_f1(context: Any, num_labels: int) -> MacroF1:
-    """A :class:`MacroF1` that validation reports as ``validation_f1``."""
-    reducer = MacroF1(num_labels)
-    context.wrap_reducer(reducer, name="validation_f1", for_training=False)
-    return reducer

@@ -12,7 +12,7 @@ from torch.nn import functional
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.bert.data import load_texts
 from model_defs.bert.model import Options, bert_config, build_bert
-from model_defs.bert.reducers import count_f1
+from model_defs.bert.reducers import MacroF1
 from model_defs.common.classifier import parse_options
 from model_defs.common.parameters import decay_groups
 
@@ -26,7 +26,8 @@ class BertTrial(DataParallelTrial):
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
-        self.f1 = count_f1(context, self.config.num_labels)
+        self.f1 = MacroF1(self.config.num_labels)
+        context.wrap_reducer(self.f1, name="validation_f1", for_training=False)
 
     def prepare(self) -> None:
         only_sizes = self.context.device.type == "meta"

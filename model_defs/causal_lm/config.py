@@ -118,25 +118,17 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
     text = config.get_text_config()
     problems = []
     if vocab_size > text.vocab_size:
-        problems.append(
-            Problem(
-                key="data.tokenizer",
-                value=tokenizer,
-                message=f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}.",
-                fix="the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
-                f"or model_config.vocab_size: {vocab_size} for a model with random weights",
-            )
+        message = f"has {vocab_size} tokens, and the model's vocabulary {text.vocab_size}."
+        fix = (
+            "the tokenizer that the model was trained with (data.tokenizer: null takes the model's own), "
+            f"or model_config.vocab_size: {vocab_size} for a model with random weights"
         )
+        problems.append(Problem(key="data.tokenizer", value=tokenizer, message=message, fix=fix))
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int) and sequence_length > positions > 0:
-        problems.append(
-            Problem(
-                key="hyperparameters.sequence_length",
-                value=sequence_length,
-                message=f"must be at most {positions}, the positions that the model has.",
-                fix=f"sequence_length: {positions} or less",
-            )
-        )
+        key, fix = "hyperparameters.sequence_length", f"sequence_length: {positions} or less"
+        message = f"must be at most {positions}, the positions that the model has."
+        problems.append(Problem(key=key, value=sequence_length, message=message, fix=fix))
     if problems:
         raise ConfigError(problems)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from determined_ds.errors import ConfigError, Problem
 from model_defs.causal_lm.config import nearest
+from model_defs.causal_lm.source import model_error
 from model_defs.common.huggingface import first_line
 from model_defs.common.sections import Section, parse_section
 
@@ -59,10 +60,10 @@ def lora_section(hparams: Mapping[str, Any]) -> Any:
     key = "hyperparameters.target_modules"
     if not isinstance(given, Mapping):
         message, fix = "needs a section lora.", "lora: {r: 8, alpha: 16}"
-        raise ConfigError(Problem(key=key, value=targets, message=message, fix=fix))
+        raise model_error(key, targets, message, fix)
     if given.get("target_modules") not in (None, targets):
         message = f"differs from lora.target_modules = {given['target_modules']}."
-        raise ConfigError(Problem(key=key, value=targets, message=message, fix="keep one of them"))
+        raise model_error(key, targets, message, "keep one of them")
     return {**given, "target_modules": targets}
 
 
@@ -76,7 +77,7 @@ def parse_lora(given: Any) -> LoraOptions | None:
         return None
     if not isinstance(given, Mapping):
         message, fix = "must be a mapping of r, alpha, dropout and target_modules.", "lora: {r: 8, alpha: 16}"
-        raise ConfigError(Problem(key=KEY, value=given, message=message, fix=fix))
+        raise model_error(KEY, given, message, fix)
     return parse_section(LoraOptions, given, section=KEY)
 
 
@@ -113,11 +114,8 @@ def with_lora(model: Any, options: LoraOptions, *, seed: int) -> Any:
             # In the type of the weights beside them, as the engine wants all of them; it keeps an fp32 copy.
             return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
         except (ValueError, TypeError) as error:
-            targets = options.target_modules
-            fix = f"target_modules: {ALL_LINEAR}"
-            raise ConfigError(
-                Problem(key=f"{KEY}.target_modules", value=targets, message=first_line(error), fix=fix)
-            ) from error
+            key, fix = f"{KEY}.target_modules", f"target_modules: {ALL_LINEAR}"
+            raise model_error(key, options.target_modules, first_line(error), fix) from error
 
 
 def _check_targets(model: nn.Module, targets: list[str]) -> None:

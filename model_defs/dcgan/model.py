@@ -63,14 +63,9 @@ def dcgan_config(hyperparameters: dict[str, Any], **of_the_data: int) -> DCGANCo
     size = config.image_size
     if size < 2 * SMALLEST or size & (size - 1):
         below = max(2 * SMALLEST, 2 ** int(math.log2(size)))
-        raise ConfigError(
-            Problem(
-                key="hyperparameters.image_size",
-                value=size,
-                message="must be a power of two, at least 8: each layer doubles the height and width.",
-                fix=f"image_size: {below}" + (f" or {2 * below}" if size > below else ""),
-            )
-        )
+        message = "must be a power of two, at least 8: each layer doubles the height and width."
+        fix = f"image_size: {below}" + (f" or {2 * below}" if size > below else "")
+        raise ConfigError(Problem(key="hyperparameters.image_size", value=size, message=message, fix=fix))
     return config
 
 

@@ -39,7 +39,6 @@ LAYOUT = "scenes/<scene>/<moment>/<view>.png, and <view>_mask.png beside it"
 class Moment:
     """What the rig saw at one moment: of each view, in the order of their names, the image and its mask."""
 
-    folder: Path
     images: tuple[Path, ...]
     masks: tuple[Path, ...]
 
@@ -198,7 +197,7 @@ def _scene(
         masks = tuple(moment / f"{view}{MASK}.png" for view in views)
         for image, mask in zip(images.values(), masks, strict=True):
             problems.extend(_file_problems(image, mask))
-        moments.append(Moment(folder=moment, images=tuple(images.values()), masks=masks))
+        moments.append(Moment(images=tuple(images.values()), masks=masks))
         if len(problems) >= MAX_PROBLEMS:
             break
     return moments, views

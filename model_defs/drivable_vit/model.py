@@ -91,15 +91,9 @@ def _must_divide(name: str, divisor: int, of: str, number: int) -> list[Problem]
     larger = [candidate for candidate in fitting if candidate > divisor][:1]
     above = number + divisor - number % divisor
     below = [number - number % divisor] if number > divisor else []
-    return [
-        Problem(
-            key=f"hyperparameters.{name}",
-            value=divisor,
-            message=f"does not divide {of} {number}.",
-            fix=f"{name}: {' or '.join(map(str, [*smaller, *larger]))}; "
-            f"or {of}: {' or '.join(map(str, [*below, above]))}",
-        )
-    ]
+    own, other = (" or ".join(map(str, nearest)) for nearest in ([*smaller, *larger], [*below, above]))
+    message, fix = f"does not divide {of} {number}.", f"{name}: {own}; or {of}: {other}"
+    return [Problem(key=f"hyperparameters.{name}", value=divisor, message=message, fix=fix)]
 
 
 class Patches(nn.Module):

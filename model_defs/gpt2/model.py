@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -211,7 +211,6 @@ class PlannedLayer:
     Args:
         layer: The module's class.
         args: What to construct it with.
-        huggingface_prefix: Canonical prefix of its parameters' names.
         tied_key: Layers of the same key share one module and its weight; None: not tied.
         tied_weight_attr: The attribute of the tied weight, by DeepSpeed's name for it.
         forward_fn: Called as ``forward_fn(module, inputs)`` instead of the module; None: the module itself.
@@ -219,7 +218,6 @@ class PlannedLayer:
 
     layer: type[nn.Module]
     args: tuple[Any, ...]
-    huggingface_prefix: str
     tied_key: str | None = None
     tied_weight_attr: str = "weight"
     forward_fn: Callable[[Any, Tensor], Tensor] | None = None
@@ -231,24 +229,13 @@ def pipeline_layer_plan(config: transformers.GPT2Config) -> tuple[PlannedLayer, 
     A layer with a ``tied_key`` becomes a ``TiedLayerSpec(tied_key, layer, *args, forward_fn=forward_fn,
     tied_weight_attr=tied_weight_attr)``, any other a ``LayerSpec(layer, *args)``.
     """
-    wte = TokenEmbedding.huggingface_prefix
+    embedding = PlannedLayer(layer=TokenEmbedding, args=(config,), tied_key="wte")
     return (
-        PlannedLayer(layer=TokenEmbedding, args=(config,), huggingface_prefix=wte, tied_key="wte"),
-        PlannedLayer(
-            layer=PositionEmbedding, args=(config,), huggingface_prefix=PositionEmbedding.huggingface_prefix
-        ),
-        *(
-            PlannedLayer(layer=Block, args=(config, index), huggingface_prefix=f"transformer.h.{index}.")
-            for index in range(config.n_layer)
-        ),
-        PlannedLayer(layer=FinalNorm, args=(config,), huggingface_prefix=FinalNorm.huggingface_prefix),
-        PlannedLayer(
-            layer=TokenEmbedding,
-            args=(config,),
-            huggingface_prefix=wte,
-            tied_key="wte",
-            forward_fn=tied_head,
-        ),
+        embedding,
+        PlannedLayer(layer=PositionEmbedding, args=(config,)),
+        *(PlannedLayer(layer=Block, args=(config, index)) for index in range(config.n_layer)),
+        PlannedLayer(layer=FinalNorm, args=(config,)),
+        replace(embedding, forward_fn=tied_head),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -230,13 +230,10 @@ def load_images(data: Mapping[str, Any] | None) -> ImageData:
 
 
 def _augmentation(config: DataConfig, default: Augmentation) -> Augmentation:
-    """What the section says, and the default where it says nothing."""
-    scale, flip, jitter = config.crop_scale, config.horizontal_flip, config.color_jitter
-    return Augmentation(
-        crop_scale=default.crop_scale if scale is None else scale,
-        horizontal_flip=default.horizontal_flip if flip is None else flip,
-        color_jitter=default.color_jitter if jitter is None else jitter,
-    )
+    """The values of the section, and the default where it has none."""
+    names = ("crop_scale", "horizontal_flip", "color_jitter")
+    given = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    return replace(default, **given)
 
 
 def _digits(config: DataConfig) -> tuple[Images, Images]:

@@ -198,7 +198,6 @@ def test_the_plan_names_every_parameter_as_hugging_face_does(config, whole):
     names = []
     for planned in pipeline_layer_plan(config)[:-1]:
         layer = planned.layer(*planned.args)
-        assert all(name.startswith(planned.huggingface_prefix) for name in layer.huggingface_names().values())
         names += layer.huggingface_names().values()
     assert names == [name for name, _ in whole.named_parameters()]
 
