@@ -143,6 +143,6 @@ def test_bad_input_ends_with_2_and_no_traceback(tmp_path: Path) -> None:
         tmp_path / "run",
     )
     assert done.returncode == 2
-    assert "images/a.png': is not an image that can be read" in done.stderr
-    assert "images/b.png': is not an image that can be read" in done.stderr
+    assert "images/a.png': this image cannot be read" in done.stderr
+    assert "images/b.png': this image cannot be read" in done.stderr
     assert "Traceback" not in done.stderr
