@@ -38,11 +38,7 @@ OUT = {
 PATTERN = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in OUT).replace(" ", r"\s"), re.IGNORECASE)
 
 # Rooms whose words are still to be changed.
-TO_COME: tuple[str, ...] = (
-    "determined_ds/report",
-    "determined_ds/search",
-    "determined_ds/tune",
-)
+TO_COME: tuple[str, ...] = ()
 
 PLACES = {
     **{

@@ -1,4 +1,4 @@
-"""What was measured, told: a table for the terminal, CSV, pictures, a page. Pure: loads no torch.
+"""Measurements as a table for the terminal, CSV, pictures and a page. Pure: loads no torch.
 
 The way of a number::
 

@@ -274,8 +274,8 @@ def _states(panel: Axes, results: Results, rows: Sequence[Row]) -> None:
                 [estimate / size] * 2, [at - 0.43, at + 0.43], color=INK, linewidth=1.8, solid_capstyle="butt"
             )
     panel.set_title("Model states of a rank")
-    told = "; the upright line is the estimate" if any(each is not None for each in estimates) else ""
-    panel.set_xlabel(f"{unit}{told}")
+    line = "; the upright line is the estimate" if any(each is not None for each in estimates) else ""
+    panel.set_xlabel(f"{unit}{line}")
 
 
 def _lollipops(

@@ -93,7 +93,7 @@ def between(spread: tuple[float, float] | None, unit: float = 1) -> str:
 
 
 def byte_unit(sizes: Iterable[int | None]) -> tuple[str, int]:
-    """The unit that several sizes are told in: the largest that the largest of them fills ten times over."""
+    """The unit for several sizes: the largest that the largest of them is ten times of."""
     largest = max((size for size in sizes if size is not None), default=0)
     units = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
     if largest == 0:
@@ -205,7 +205,7 @@ def verdict(results: Results) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def is_told_apart(row: Row, fastest: Row) -> bool:
+def is_distinguishable(row: Row, fastest: Row) -> bool:
     """Whether a row is slower than the fastest by more than repetitions differ: their spreads do not meet."""
     mine, best = row.samples_per_second_spread, fastest.samples_per_second_spread
     if mine is None or best is None or min(len(row.repetitions), len(fastest.repetitions)) < 2:
@@ -218,10 +218,10 @@ def _about_speed(results: Results, fastest: Row, timed: list[Row]) -> str:
     if len(timed) == 1:
         return f"{name} does {speed}"
     beside = _beside(results, fastest, timed)
-    close = [row for row in timed if row is not fastest and not is_told_apart(row, fastest)]
+    close = [row for row in timed if row is not fastest and not is_distinguishable(row, fastest)]
     if close:
         others = _listed([label(row, results) for row in close])
-        beside += f" (too close to {others} to tell them apart)"
+        beside += f" (too close to {others} to distinguish)"
     return f"{name} is the fastest: {speed}{beside}"
 
 

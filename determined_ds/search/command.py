@@ -26,20 +26,20 @@ from determined_ds.search.outcome import (
 from determined_ds.search.setup import SearchPlan
 from determined_ds.search.study import COMPLETED, STOPPED, STUDY, SearchStudy
 
-TOLD = "the trials that run finish their batch and write a checkpoint"
+ON_INTERRUPT = "the trials that run finish their batch and write a checkpoint"
 
 
 def run_search(plan: SearchPlan) -> int:
-    """Run a search, tell of it on the terminal, and write its results.
+    """Run a search, report it on the terminal, and write its results.
 
     Returns:
         The exit code: 0, also when interrupted once; 1 where no trial has trained; 128 + the signal's number
         after a second interrupt.
 
     Raises:
-        ConfigError: what was begun in the run directory is of no use.
+        ConfigError: the search in the run directory cannot be resumed.
     """
-    with Interrupts(TOLD) as interrupts:
+    with Interrupts(ON_INTERRUPT) as interrupts:
         for line in header(plan):
             print(line)
         for warning in plan.warnings:
@@ -76,9 +76,9 @@ def _run(plan: SearchPlan, study: SearchStudy, interrupts: Interrupts) -> int:
     has_trained = any(trial.status in (COMPLETED, STOPPED) for trial in trials)
     has_metric = best_trial(trials, plan.experiment.smaller_is_better) is not None
     if search.gave_up:
-        print(f"{'warning' if has_trained else 'error'}: it was given up: {search.gave_up}", file=sys.stderr)
+        print(f"{'warning' if has_trained else 'error'}: gave up: {search.gave_up}", file=sys.stderr)
     elif not has_trained:
-        print("error: every trial was dropped or has failed", file=sys.stderr)
+        print("error: every trial was dropped or failed", file=sys.stderr)
     elif not has_metric:
         name = plan.experiment.metric
         print(f"error: no trial has reported a finite {name}, by which the best is chosen", file=sys.stderr)
@@ -107,13 +107,13 @@ def _trials(plan: SearchPlan) -> str:
         return "1 trial"
     if searcher["name"] == "grid":
         return _count(plan.experiment.space.size or 0, "point")
-    told = _count(int(searcher["max_trials"]), "trial")
+    trials = _count(int(searcher["max_trials"]), "trial")
     if searcher["name"] not in HALVING:
-        return told
+        return trials
     judged = ", ".join(map(str, rungs(searcher)))
     num_brackets = len(brackets(searcher))
     several = f" in {num_brackets} brackets" if num_brackets > 1 else ""
-    return f"{told}{several}, judged at {judged} {searcher['time_metric']}"
+    return f"{trials}{several}, judged at {judged} {searcher['time_metric']}"
 
 
 def _count(number: int, thing: str) -> str:

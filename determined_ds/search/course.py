@@ -1,6 +1,6 @@
 """Where a search stands: its trials, as the events so far have left them. Pure.
 
-The method decides by the events alone, so a search that was interrupted is brought back by telling them again::
+The method decides by the events alone, so an interrupted search is restored by replaying them::
 
     course = Course(make_search(searcher, space))
     course.tell(Validated(trial_id=1, metrics={"batches": 50, "validation_loss": 2.3}, steps=50))
@@ -48,20 +48,20 @@ class CourseTrial:
     Args:
         number: From 1, in the order of creation.
         create: Its point and its seed.
-        told: The last validation that the method was told of.
-        stop_asked: Whether the method has had enough of it.
+        last: The last validation that the method received.
+        stop_asked: Whether the method has stopped it.
         exited: Its end.
     """
 
     number: int
     create: Create
-    told: Validated | None = None
+    last: Validated | None = None
     stop_asked: bool = False
     exited: Exited | None = None
 
-    def has_told(self, steps: int) -> bool:
+    def knows(self, steps: int) -> bool:
         """Whether the method knows of a validation after so many batches, or of a later one."""
-        return self.told is not None and steps <= self.told.steps
+        return self.last is not None and steps <= self.last.steps
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class Course:
     Args:
         search: Its method, which has not been asked anything yet.
         trials: All that were created, by number.
-        num_events: How many it was told.
+        num_events: Events so far.
         dropped_in_a_row: Impossible points since a trial has last shown that it can be trained.
     """
 
@@ -84,12 +84,12 @@ class Course:
         self._act(self.search.start())
 
     def tell(self, event: Event) -> list[Action]:
-        """What happened. Returns what the method wants; trials to create are among :attr:`trials` already."""
+        """Pass on an event. Returns the method's actions; trials to create are in :attr:`trials` already."""
         trial = self.trials[event.trial_id]
         assert trial.exited is None, f"trial {trial.number} has ended"
         self.num_events += 1
         if isinstance(event, Validated):
-            trial.told = event
+            trial.last = event
             self.dropped_in_a_row = 0
             actions = self.search.validated(trial.number, event.metrics)
         else:

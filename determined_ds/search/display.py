@@ -66,7 +66,7 @@ class SearchView:
         return f"{', '.join(parts)}; {self.slots}"
 
 
-class Lines:
+class LineDisplay:
     """One line for each thing that happens, for logs."""
 
     def line(self, text: str) -> None:
@@ -84,7 +84,7 @@ class Lines:
         """The search is over, however it ended."""
 
 
-class Live(Lines):
+class LiveDisplay(LineDisplay):
     """The trials that run as a table, and below it the best so far; what has happened scrolls by above."""
 
     def __init__(self) -> None:
@@ -153,13 +153,13 @@ def bar_of(trial: TrialView) -> str:
     return "━" * done + "─" * (BAR_CELLS - done)
 
 
-def make_display() -> Lines:
+def make_display() -> LineDisplay:
     """The display that fits where the output goes."""
-    return Live() if sys.stdout.isatty() else Lines()
+    return LiveDisplay() if sys.stdout.isatty() else LineDisplay()
 
 
 def short_names(names: tuple[str, ...]) -> dict[str, str]:
-    """Dotted names -> as many of their last parts as it takes to tell them apart."""
+    """Dotted names -> as many of their last parts as make them unique."""
     found = {}
     for name in names:
         parts = name.split(".")

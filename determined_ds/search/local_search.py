@@ -21,7 +21,8 @@ from determined_ds.protocol.result import COMPLETED as RUN_COMPLETED
 from determined_ds.protocol.result import INVALID
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
-from determined_ds.search.display import Lines, SearchView, TrialView, in_words
+from determined_ds.search.display import LineDisplay, SearchView, TrialView, in_words
+from determined_ds.search.journal import study_problem
 from determined_ds.search.methods import Reason
 from determined_ds.search.setup import SearchPlan
 from determined_ds.search.study import (
@@ -33,7 +34,6 @@ from determined_ds.search.study import (
     WAITING,
     SearchStudy,
 )
-from determined_ds.search.study_file import study_problem
 from determined_ds.search.trials import (
     RunningTrial,
     in_a_line,
@@ -44,7 +44,7 @@ from determined_ds.search.trials import (
 TRIALS = "trials"
 POLL_S = 0.5
 LEFT_S = 10.0  # processes of a killed search end with it; the system may take a moment
-# Most methods replace an impossible point by another, for ever if need be; so many in a row, and there is no other.
+# Most methods replace an impossible point by another, endlessly if need be; after so many in a row the search gives up.
 MOST_DROPPED = 1000
 MOST_REFUSED = 20  # by ranks, which take seconds to start
 
@@ -56,14 +56,14 @@ class LocalSearch:
     Args:
         plan: What to search.
         study: Where it is written down.
-        display: Is told what happens.
+        display: Shows what happens.
         interrupts: Ends it.
         gave_up: Why it ended before its end; "" elsewhere.
     """
 
     plan: SearchPlan
     study: SearchStudy
-    display: Lines
+    display: LineDisplay
     interrupts: Interrupts
     gave_up: str = ""
     _running: dict[int, RunningTrial] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class LocalSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all trials have ended, or it was given up."""
+        """Whether all trials have ended, or gave up."""
         return bool(self.gave_up) or not self.course.open_trials
 
     def _turn(self) -> bool:
@@ -116,10 +116,10 @@ class LocalSearch:
         self._start_waiting()
         return bool(self._running)
 
-    # ------------------------------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------------------------------ resuming
 
     def _restore(self) -> None:
-        """Tell the method again what it was told, and tell it what its trials have written since."""
+        """Replay the stored events, then pass on what the trials have written since."""
         path = self.plan.run_dir / STUDY
         for event in self.study.events():
             trial = self.course.trials.get(event.trial_id)
@@ -160,7 +160,7 @@ class LocalSearch:
             time.sleep(POLL_S)
 
     def _note_new(self) -> None:
-        """Write down the trials that the method has asked for."""
+        """Write down the trials that the method has created."""
         for number in range(len(self.study) + 1, len(self.course.trials) + 1):
             trial = self.course.trials[number]
             run_dir = str(self._run_dir(trial).relative_to(self.plan.run_dir))
@@ -214,7 +214,7 @@ class LocalSearch:
         if machine.threads is not None:
             environment["OMP_NUM_THREADS"] = str(machine.threads)
         checkpoints = checkpoints_in(RunDir(run_dir).checkpoints)
-        # What crashes the search starts again itself.
+        # The search restarts crashed trials itself.
         document = self.plan.trial_document(trial.create).overwritten(("max_restarts",), 0, "the search")
         process = TrialProcess(
             experiment=document,
@@ -238,18 +238,18 @@ class LocalSearch:
             steps=None,
         )
         if checkpoints:
-            self._say(trial, "goes on", f"from batch {checkpoints[0].steps_completed}")
+            self._say(trial, "resumed", f"from batch {checkpoints[0].steps_completed}")
         elif stored.status == WAITING:
             self._say(trial, "started", in_words(self._point(trial)))
         else:
-            self._say(trial, "goes on", "from the beginning: it has no checkpoint yet")
+            self._say(trial, "restarted", "no checkpoint found; starting from step 0")
 
     # --------------------------------------------------------------------------------- what trials say
 
     def _follow(self) -> None:
         """Take in what the trials have written, and who has ended."""
         for running in list(self._running.values()):
-            code = running.process.poll()  # first: what it wrote at its very end is read after it
+            code = running.process.poll()  # first: its last records are read after that
             for record in running.process.new_metrics():
                 steps = record.get("steps_completed")
                 running.steps = steps if isinstance(steps, int) else running.steps
@@ -265,16 +265,16 @@ class LocalSearch:
         self._free_gpus = [*self._free_gpus, *running.gpus]
 
     def _take(self, trial: CourseTrial, record: Mapping[str, Any]) -> None:
-        """A record of a trial: the method hears of each validation once, and of none after it has stopped the trial."""
+        """A record of a trial: the method receives each validation once, and none after it has stopped the trial."""
         steps = record.get("steps_completed")
         if record.get("group") != "validation" or not isinstance(steps, int):
             return
-        if trial.stop_asked or trial.has_told(steps):
+        if trial.stop_asked or trial.knows(steps):
             return
         names = [self.plan.experiment.metric, *([self._time_metric] if self._is_halving else [])]
         values = {name: self._value(trial, name, record.get("metrics") or {}) for name in names}
         event = Validated(trial_id=trial.number, metrics=values, steps=steps)
-        before = trial.told
+        before = trial.last
         self.study.validated(event)
         self._note_best(event)
         self._refused_in_a_row = 0
@@ -299,7 +299,7 @@ class LocalSearch:
         )
 
     def _ended(self, running: RunningTrial) -> None:
-        """A process has ended: that was its trial's end, or the trial is started again, or goes on another time."""
+        """A process has ended: its trial is over, is restarted, or continues when the search is resumed."""
         trial, result = running.trial, running.process.result()
         why = result.reason or ""
         if trial.stop_asked:
@@ -328,9 +328,9 @@ class LocalSearch:
         self._say(trial, "crashed", f"{why} (restart {restarts} of {self.plan.max_restarts})")
 
     def _end_stopped(self, trial: CourseTrial) -> None:
-        """The method has had enough of a trial: early, or because it has trained as long as any does."""
-        assert trial.told is not None
-        reached_the_top = trial.told.metrics[self._time_metric] >= float(self.plan.searcher["max_time"])
+        """The method has stopped a trial: early, or because it has reached ``max_time``."""
+        assert trial.last is not None
+        reached_the_top = trial.last.metrics[self._time_metric] >= float(self.plan.searcher["max_time"])
         self._end(trial, COMPLETED if reached_the_top else STOPPED)
 
     def _end(self, trial: CourseTrial, status: str, why: str = "", reason: Reason | None = None) -> None:
@@ -339,8 +339,8 @@ class LocalSearch:
         self._counts[status] += 1
         self.course.tell(event)
         self._note_new()
-        told = f"batch {trial.told.steps}  {self._metric_of(trial.told)}" if trial.told else ""
-        self._say(trial, status, why or told)
+        last = f"batch {trial.last.steps}  {self._metric_of(trial.last)}" if trial.last else ""
+        self._say(trial, status, why or last)
 
     # ------------------------------------------------------------------------------------------- what is shown
 
@@ -389,6 +389,6 @@ class LocalSearch:
             point=in_words(self._point(trial)),
             steps=running.steps or 0,
             length=running.length,
-            value=trial.told.metrics[self.plan.experiment.metric] if trial.told else None,
+            value=trial.last.metrics[self.plan.experiment.metric] if trial.last else None,
             state="stopping" if stopping else "starting" if running.steps is None else "running",
         )

@@ -59,7 +59,7 @@ def machine_accelerator(name: str | None) -> Accelerator:
     """As :func:`detect_accelerator`, which a process of its own is asked where that loads torch.
 
     Raises:
-        ConfigError: there is no such accelerator.
+        ConfigError: the accelerator does not exist here.
     """
     if name == "cpu" or not any(Path(node).exists() for node in GPU_NODES):
         return detect_accelerator(name)

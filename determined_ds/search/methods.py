@@ -1,6 +1,6 @@
 """The search methods of Determined 0.38.1's master: which trials to create, and which to stop. Pure.
 
-A method is told what happens, and answers with what to do::
+A method receives events and returns actions::
 
     search = make_searcher(config)
     todo = search.start()                       # [Create, ...]
@@ -8,7 +8,7 @@ A method is told what happens, and answers with what to do::
     todo = search.validated(trial_id, {"batches": 50, "validation_loss": 2.3})
     todo = search.exited(trial_id, "INVALID_HP")
 
-Told the same in the same order, it answers the same: that is how a search goes on after an interruption.
+The same events in the same order give the same actions: so an interrupted search is resumed.
 
 Source: determined v0.38.1, ``master/pkg/searcher/{grid,random,asha_stopping,adaptive_asha,tournament}.go``.
 """
@@ -177,8 +177,8 @@ class Rung:
         return place
 
 
-class AsyncHalving(Search):
-    """ASHA by stopping: at each rung a trial goes on only if it is among the best 1/divisor that came by."""
+class AsyncHalvingSearch(Search):
+    """ASHA by stopping: at each rung a trial continues only if it is among the best 1/divisor so far."""
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
         super().__init__(config, draws)
@@ -208,9 +208,7 @@ class AsyncHalving(Search):
         metric = float(metrics[self.config["metric"]])
         if not self.config.get("smaller_is_better", True):
             metric = -metric
-        if math.isnan(
-            metric
-        ):  # is no better than any number, which the master's search for its place says too
+        if math.isnan(metric):  # NaN ranks last, as in the master's search for its place
             metric = math.inf
         if not self._is_stopped(trial_id, int(metrics[self.config["time_metric"]]), metric):
             return []
@@ -246,7 +244,7 @@ class AdaptiveAsha(Search):
 
     def __init__(self, config: Mapping[str, Any], draws: Draws) -> None:
         super().__init__(config, draws)
-        self.brackets = [AsyncHalving({**config, **bracket}, draws) for bracket in brackets_of(config)]
+        self.brackets = [AsyncHalvingSearch({**config, **bracket}, draws) for bracket in brackets_of(config)]
         self._bracket_of: dict[int, int] = {}
 
     def _marked(self, bracket: int, actions: list[Action]) -> list[Action]:
@@ -294,7 +292,7 @@ METHODS: dict[str, type[Search]] = {
     "single": RandomSearch,
     "random": RandomSearch,
     "grid": GridSearch,
-    "async_halving": AsyncHalving,
+    "async_halving": AsyncHalvingSearch,
     "adaptive_asha": AdaptiveAsha,
 }
 

@@ -55,7 +55,7 @@ def best_yaml(plan: SearchPlan, course: Course, trial: StudyTrial) -> str:
 
 
 def run_command(plan: SearchPlan) -> str:
-    """What to type to train the best point again, as it was trained."""
+    """The command that trains the best point again, as it was trained."""
     on_cpu = plan.machine.accelerator.name == "cpu"  # where sums depend on it
     threads = plan.machine.threads or os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads and on_cpu else []
@@ -64,7 +64,7 @@ def run_command(plan: SearchPlan) -> str:
 
 
 def resume_command(plan: SearchPlan) -> str:
-    """What to type to go on with a search."""
+    """The command that resumes a search."""
     words = ["det-ds", "search", short(RunDir(plan.run_dir).experiment), short(plan.context_dir)]
     return shlex.join([*words, "--run-dir", short(plan.run_dir), "--resume", *plan.words])
 

@@ -72,7 +72,7 @@ class Subject:
 
     @cached_property
     def _colours(self) -> ScalarMappable:
-        """Metrics to colours that a colour-blind reader and a grey print tell apart: the better the darker."""
+        """Metrics to colours that stay distinct for a colour-blind reader and in grey: the better the darker."""
         best_first = [value for _, value in reversed(self.rated)]
         worst = best_first[math.ceil(USUAL * (len(best_first) - 1))]
         low, high = sorted((best_first[0], worst))
@@ -161,7 +161,7 @@ def _plain(axes: Axes, x: str, y: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ParallelAxis:
     """One of the vertical lines.
 
     Args:
@@ -208,11 +208,11 @@ def draw_parallel_coordinates(subject: Subject, path: Path) -> None:
     _save(figure, path)
 
 
-def _heights(subject: Subject, columns: Sequence[Column], trial: StudyTrial) -> list[float]:
+def _heights(subject: Subject, columns: Sequence[ParallelAxis], trial: StudyTrial) -> list[float]:
     return [column.place(trial.point[axis.name]) for axis, column in zip(subject.axes, columns, strict=False)]
 
 
-def _draw_column(axes: Axes, index: int, column: Column) -> None:
+def _draw_column(axes: Axes, index: int, column: ParallelAxis) -> None:
     axes.axvline(index, color=INK, lw=1, ymin=MARGIN / (1 + 2 * MARGIN), ymax=1 - MARGIN / (1 + 2 * MARGIN))
     for height, label in column.ticks:
         axes.plot([index - 0.015, index + 0.015], [height, height], color=INK, lw=1)
@@ -221,7 +221,7 @@ def _draw_column(axes: Axes, index: int, column: Column) -> None:
         axes.annotate(label, (index, height), (6, 0), **at, fontsize=8, color=INK, bbox=box, zorder=4)
 
 
-def _column(axis: Axis, name: str, subject: Subject) -> Column:
+def _column(axis: Axis, name: str, subject: Subject) -> ParallelAxis:
     if axis.kind == "categorical":
         return _categories(axis, name)
     low, high = axis.spec["minval"], axis.spec["maxval"]
@@ -233,7 +233,7 @@ def _column(axis: Axis, name: str, subject: Subject) -> Column:
     return _scaled(name, low, high, float, MaxNLocator(NUM_TICKS, integer=axis.kind == "int"))
 
 
-def _metric_column(subject: Subject) -> Column:
+def _metric_column(subject: Subject) -> ParallelAxis:
     values = [value for _, value in subject.rated]
     low, high = min(values), max(values)
     if low == high:
@@ -243,7 +243,7 @@ def _metric_column(subject: Subject) -> Column:
 
 def _scaled(
     name: str, low: float, high: float, scale: Callable[[float], float], locator: MaxNLocator | LogLocator
-) -> Column:
+) -> ParallelAxis:
     start, end = scale(low), scale(high)
 
     def place(value: Any) -> float:
@@ -255,15 +255,15 @@ def _scaled(
     ticks = [(place(value), shown(value)) for value in within if -slack <= place(value) <= 1 + slack]
     if len(ticks) < 2:  # a range within one power of ten
         ticks = [(place(value), shown(float(value))) for value in (low, high)]
-    return Column(name=name, place=place, ticks=ticks)
+    return ParallelAxis(name=name, place=place, ticks=ticks)
 
 
-def _categories(axis: Axis, name: str) -> Column:
+def _categories(axis: Axis, name: str) -> ParallelAxis:
     texts = list(dict.fromkeys(json.dumps(value, sort_keys=True) for value in axis.spec["vals"]))
     height = {text: index / (len(texts) - 1) if len(texts) > 1 else 0.5 for index, text in enumerate(texts)}
     every = math.ceil(len(texts) / MOST_CATEGORIES)
     ticks = [(height[text], _cut(text.strip('"'))) for text in texts[::every]]
-    return Column(name=name, place=lambda value: height[json.dumps(value, sort_keys=True)], ticks=ticks)
+    return ParallelAxis(name=name, place=lambda value: height[json.dumps(value, sort_keys=True)], ticks=ticks)
 
 
 def _cut(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What ``det-ds search`` was given -> a search that can start: everything that can be refused is refused here."""
+"""From the options of ``det-ds search`` to a search that can start; every problem known before is reported here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from determined_ds.search.machine_slots import Machine, machine_accelerator, mac
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
 from determined_ds.search.study import STUDY, About
 
-# Parts of an experiment's configuration that may change while its search goes on.
+# Parts of an experiment's configuration that may change when its search is resumed.
 NOT_THE_SEARCH = words("""description integrations labels log_policies max_restarts name notes project retention_policy
     workspace""")
 MAX_RESTARTS = 5  # Determined's default
@@ -45,13 +45,13 @@ class SearchPlan:
     """A search that can start.
 
     Args:
-        experiment: What was asked for, overrides included.
+        experiment: The configuration, overrides included.
         context_dir: The folder with the code.
         run_dir: Where everything is written.
         machine: What its trials share.
-        resume: Whether it goes on from what is in ``run_dir``.
+        resume: Whether it resumes the search in ``run_dir``.
         warnings: What is possible, and probably not meant so.
-        words: What was typed beside the configuration, for the command that goes on with it.
+        words: Options beside the configuration, for the command that resumes it.
     """
 
     experiment: Experiment
@@ -143,7 +143,7 @@ def prepare_search(
     resume: bool = False,
     accelerator: str | None = None,
 ) -> SearchPlan:
-    """Decide a search from what ``det-ds search`` was given. Nothing is written, and no process of a trial started.
+    """Decide a search from the options of ``det-ds search``. Nothing is written, and no process of a trial started.
 
     Raises:
         ConfigError: it cannot run; every reason that is known before a trial is started.
@@ -164,7 +164,7 @@ def prepare_search(
     machine = found.of(lambda: machine_of(experiment, devices, machine_slots))
     where = run_dir or new_run_dir(RUNS / slug(experiment.name), datetime.now())
     fork, damages = found.of(lambda: fork_of(experiment, where)) or (None, ())
-    if fork is not None:  # the very same for all trials, whenever they start
+    if fork is not None:  # the same for all trials, whenever they start
         experiment = parse_experiment(
             document.overwritten(CHECKPOINT, str(fork.path), document.origin(CHECKPOINT))
         )
@@ -202,7 +202,7 @@ def _shown(findings: Iterable[Finding]) -> Iterator[str]:
 
 
 def check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: bool) -> None:
-    """Check that a search can begin in a folder, or go on with the one that it holds.
+    """Check that a search can begin in a folder, or resume the one in it.
 
     Raises:
         ConfigError: it cannot.
@@ -213,17 +213,15 @@ def check_start(run_dir: Path, experiment: Experiment, *, resume: bool, stated: 
     if resume and not stated:
         runs = sorted(run_dir.parent.glob(f"*/{STUDY}"), reverse=True)
         fix = (
-            f"add --run-dir {short(runs[0].parent)}"
-            if runs
-            else "add the --run-dir of the search to go on with"
+            f"add --run-dir {short(runs[0].parent)}" if runs else "add the --run-dir of the search to resume"
         )
         raise ConfigError(Problem(key="--resume", message="needs the --run-dir to resume from", fix=fix))
     if RunDir(run_dir).metrics.exists():
         fix = "give another --run-dir"
-        raise ConfigError(run_dir_problem(run_dir, "holds a run of one trial, and no search", fix))
+        raise ConfigError(run_dir_problem(run_dir, "contains a run of one trial, not a search", fix))
     if begun and not resume:
-        fix = "add --resume to go on with it, or give another --run-dir to start anew"
-        raise ConfigError(run_dir_problem(run_dir, "holds a search already", fix))
+        fix = "add --resume to resume it, or use another --run-dir"
+        raise ConfigError(run_dir_problem(run_dir, "already contains a search", fix))
     if resume:
         _check_same(run_dir, experiment)
 
@@ -232,16 +230,18 @@ def _check_same(run_dir: Path, experiment: Experiment) -> None:
     """The configuration must be the one that the search was begun with, in all that decides it."""
     path = RunDir(run_dir).experiment
     if not path.is_file():
-        fix = "give the --run-dir of a search, or start one anew, without --resume"
-        raise ConfigError(run_dir_problem(run_dir, f"holds no search: there is no {EXPERIMENT} in it", fix))
+        fix = "use the --run-dir of a search, or leave out --resume"
+        raise ConfigError(
+            run_dir_problem(run_dir, f"contains no search: there is no {EXPERIMENT} in it", fix)
+        )
     before = read_yaml(path)
     now = experiment.document.holding(masked(experiment.config))  # as what was written has no secrets
     was, value = ({k: v for k, v in one.data.items() if k not in NOT_THE_SEARCH} for one in (before, now))
     problems = [_another_search(before, now, difference) for difference in differences(was, value)]
     if len(problems) > MOST_DIFFERENCES:
-        fix = f"go on with {path}, or start anew in another --run-dir"
+        fix = f"resume with {path}, or use another --run-dir"
         raise ConfigError(
-            run_dir_problem(run_dir, f"holds another search: {len(problems)} values differ", fix)
+            run_dir_problem(run_dir, f"contains another search: {len(problems)} values differ", fix)
         )
     if problems:
         raise ConfigError(problems)
@@ -255,6 +255,6 @@ def _another_search(before: Document, now: Document, difference: Difference) -> 
         value=difference.now,
         origin=now.origin(path),
         message=f"{said} when the search in {before.origin(path)} began",
-        fix="go on with what it was, or start anew in another --run-dir, without --resume",
+        fix="restore the earlier value, or use another --run-dir without --resume",
         code="another-search",
     )

@@ -2,7 +2,7 @@
 
 It is an ordinary Optuna study, which its plots and its dashboard read: a trial for each trial, its searched
 hyperparameters as parameters, its validations as intermediate values. Beside that each trial keeps its events under
-their ordinals; told again in that order, they bring the search's method back to where it was.
+their ordinals; replayed in that order, they restore the state of the search's method.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from determined_ds.experiment.space.space import Axis
 from determined_ds.search.course import Event, Exited, Validated
+from determined_ds.search.journal import fix_study_file, study_problem
 from determined_ds.search.methods import Create
-from determined_ds.search.study_file import fix_study_file, study_problem
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -66,7 +66,7 @@ class StudyTrial:
         point: Its searched hyperparameters, by dotted name.
         seed: Its own.
         restarts: How often it was started again after a crash.
-        values: Batches trained -> the searcher's metric, as the search was told.
+        values: Batches trained -> the searcher's metric.
         started: None before its first process.
         ended: None before its end.
     """
@@ -92,7 +92,7 @@ class StudyTrial:
 
 
 class SearchStudy:
-    """The study of a search; whoever has it holds the lock of its folder.
+    """The study of a search; the process that opens it holds the lock of its folder.
 
     Args:
         path: Of its file.
@@ -100,7 +100,7 @@ class SearchStudy:
         axes: What is searched.
 
     Raises:
-        ConfigError: the file is damaged, is none of ours, or is of another search.
+        ConfigError: the file is damaged, is not a det-ds study, or is of another search.
     """
 
     def __init__(self, path: Path, about: About, axes: tuple[Axis, ...]) -> None:
@@ -145,7 +145,9 @@ class SearchStudy:
             raise study_problem(self._path, "is an Optuna study, and not one of a det-ds search")
         if about.get("format") != FORMAT:
             message = f"is of format {about.get('format')}, and this version reads {FORMAT}"
-            raise study_problem(self._path, message, "go on with the version that began it, or start anew")
+            raise study_problem(
+                self._path, message, "resume with the version that began it, or use another --run-dir"
+            )
         if about["search"] != self._about.search:
             message = f"is of another search, {about.get('experiment')}, than {self._path.parent} holds"
             raise study_problem(self._path, message)
@@ -181,7 +183,7 @@ class SearchStudy:
             ) from None
 
     def _complete(self) -> None:
-        """Write what follows from an event, where its writer was killed between the two."""
+        """Write what follows from an event, if its writer was killed between the two."""
         for trial in self._frozen():
             if trial.state.is_finished():
                 continue
@@ -299,21 +301,21 @@ def _known(trial: FrozenTrial) -> StudyTrial:
 
 
 def _is_plain(values: list[Any]) -> bool:
-    """Whether Optuna tells these categories apart, and can write them down."""
+    """Whether Optuna distinguishes these categories, and can store them."""
     if not all(value is None or isinstance(value, (str, bool, int, float)) for value in values):
         return False
     return all(values.index(value) == index for index, value in enumerate(values))
 
 
 def _shown(axis: Axis, value: Any) -> Any:
-    """A value as Optuna has it: itself, or as text where Optuna could not tell it from another."""
+    """A value as Optuna has it: itself, or as text where Optuna could not distinguish it from another."""
     if axis.kind == "categorical" and not _is_plain(axis.spec["vals"]):
         return json.dumps(value, sort_keys=True)
     return value
 
 
 def _distribution(axis: Axis, value: Any) -> BaseDistribution:
-    """The distribution that a hyperparameter is drawn from, for whoever plots it."""
+    """The distribution that a hyperparameter is drawn from, for plots."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if axis.kind == "categorical":

@@ -20,7 +20,7 @@ class RunningTrial:
         trial: Of the course.
         process: Its own.
         length: Batches in all, where that is known.
-        from_checkpoint: Whether it went on from one.
+        from_checkpoint: Whether it resumed from one.
         gpus: That it has.
         steps: Batches trained, as far as it has reported; None before its first report.
         is_asked: Whether it has been asked to stop; ``det-ds run`` takes a second time for an order to end at once.

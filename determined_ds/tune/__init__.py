@@ -1,1 +1,1 @@
-"""Ways to carry out one training: laid over an experiment, compared, and the fastest of them found."""
+"""Ways to carry out one training: applied to an experiment, compared, and the fastest of them found."""

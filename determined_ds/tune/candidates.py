@@ -116,7 +116,7 @@ def _too_large(base: Base, needed: int, limit: int) -> Problem:
         value=base.experiment.slots,
         origin=base.document.origin(("resources", "slots_per_trial")),
         message=f"a rank needs {format_bytes(needed)} as the experiment is, and here has {format_bytes(limit)}",
-        fix="det-ds estimate CONFIG tells what fits; tune what fits, or tune where it fits",
+        fix="use a strategy that fits, as det-ds estimate CONFIG lists them, or a larger machine",
         code="memory",
     )
 

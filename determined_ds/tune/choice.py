@@ -1,6 +1,6 @@
-"""One way to carry out a training, laid over an experiment: the model, the data and the global batch stay.
+"""One way to carry out a training, applied to an experiment: the model, the data and the global batch stay.
 
-What may differ is what DeepSpeed is told: the ZeRO stage, offload, precision, buckets, the optimizer's implementation;
+What may differ are DeepSpeed's settings: the ZeRO stage, offload, precision, buckets, the optimizer's implementation;
 how the batch and the model are cut: micro-batch, pipeline stages; and how the same arithmetic is computed: activation
 checkpointing, compiled kernels.
 """
@@ -85,13 +85,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """The experiment that choices are laid over.
+    """The experiment that choices are applied to.
 
     Args:
         document: Its YAML, overrides applied; one point, where it is a search.
         experiment: The same, read.
-        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` laid over it, in the form and by the names of today;
-            nothing filled in.
+        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` overlaid, in the current form and with current names;
+            nothing is filled in.
         written: The same as it stands, with its places.
         resolved: What it runs with as it is.
         context_dir: The folder with the code.
@@ -158,7 +158,7 @@ class Base:
 
 
 def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:
-    """Read the experiment that choices will be laid over.
+    """Read the experiment that choices will be applied to.
 
     Args:
         document: Its YAML, overrides applied. Of a search, the point in the middle is taken.
@@ -228,11 +228,11 @@ def _common(name: str, other: str) -> int:
     return next((index for index, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
 
 
-# ------------------------------------------------------------------------------------------- laying over
+# ------------------------------------------------------------------------------------------ applying
 
 
-def laid_over(base: Base, choice: Choice) -> Document:
-    """The experiment's YAML with a choice laid over it; a whole experiment that anyone can run.
+def applied(base: Base, choice: Choice) -> Document:
+    """The experiment's YAML with a choice applied: a whole experiment that runs by itself.
 
     Raises:
         ConfigError: the experiment's trial has no such form.

@@ -93,7 +93,7 @@ class CostModel:
         self._own = own
         self._mean: Vector = np.array([EFFECTS[name][0] for name in NAMES])
         self._precision: Vector = np.diag([EFFECTS[name][1] ** -2 for name in NAMES])
-        self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity, of what was asked for before
+        self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity: a cache
 
     def learn(self, variant: Variant, shape: ModelShape, seconds: float) -> None:
         """Take in a measured step time."""

@@ -19,7 +19,7 @@ from determined_ds.tune.choice import (
     OFFLOADS,
     Base,
     Choice,
-    laid_over,
+    applied,
 )
 from determined_ds.tune.variants import Variant
 
@@ -54,7 +54,7 @@ def emitted(
     """
     axes = _axes(base, choices)
     points = math.prod(len(values) for values in axes.values())
-    document = laid_over(base, base.own)
+    document = applied(base, base.own)
     total = warmup + steps
     changes: list[tuple[KeyPath, Any]] = [
         (("name",), f"{base.experiment.name}_autotune"),

@@ -244,9 +244,9 @@ class Tuning:
         return "the budget's time was over" if is_over else None
 
     def _disagreement(self, row: Row) -> str:
-        """Why a measured run is not the same training; "" where it is, or where it cannot be told.
+        """Why a measured run is not the same training; "" where it is, or where that is not known.
 
-        The first loss is of the very same weights, and may differ by a tenth of the tolerance; from then on rounding
+        The first loss is of the same weights, and may differ by a tenth of the tolerance; from then on rounding
         alone leads apart, the more the higher the learning rate.
         """
         fp32 = self._fp32

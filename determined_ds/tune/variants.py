@@ -14,7 +14,7 @@ from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.tune.choice import Base, Choice, laid_over
+from determined_ds.tune.choice import Base, Choice, applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class Variant:
 
 
 def decided(base: Base, name: str, choice: Choice) -> Variant:
-    """A choice laid over an experiment, and whether that can run."""
+    """A choice applied to an experiment, and whether that can run."""
     try:
-        document = laid_over(base, choice)
+        document = applied(base, choice)
         experiment = parse_experiment(document)
         _check_engine(experiment, choice, base.context_dir)
         where = Where(context_dir=base.context_dir, accelerator=base.accelerator)

@@ -73,7 +73,7 @@ def run_training_experiment(
         context_dir: The folder with the code.
         method: A strategy, as for ``det-ds compare``; ``as_it_is`` changes nothing.
         slots: Ranks, >= 1; the experiment's own, if None.
-        overrides: ``KEY=VALUE`` laid over the YAML, as ``--set``.
+        overrides: ``KEY=VALUE`` overrides of the YAML, as ``--set``.
         run_dir: Where the run is written; ``runs/<name>_<method>/<time>``, if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
 

@@ -250,7 +250,7 @@ def test_going_on_needs_to_know_with_what(searched: Path, monkeypatch: pytest.Mo
     refused(
         search(searched, "--resume", run_dir=None),
         "--resume: needs the --run-dir",
-        "of the search to go on with",
+        "of the search to resume",
     )
     there = searched.parent / "runs/tiny/20260101-000000"
     there.mkdir(parents=True)
@@ -259,17 +259,17 @@ def test_going_on_needs_to_know_with_what(searched: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_holds_no_search(searched: Path) -> None:
-    refused(search(searched, "--resume"), "holds no search: there is no experiment.yaml in it")
+    refused(search(searched, "--resume"), "contains no search: there is no experiment.yaml in it")
     run_dir = searched.parent / "run"
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").touch()
-    refused(search(searched, "--resume"), "holds a run of one trial, and no search")
-    refused(search(searched), "holds a run of one trial, and no search")
+    refused(search(searched, "--resume"), "contains a run of one trial, not a search")
+    refused(search(searched), "contains a run of one trial, not a search")
 
 
 def test_a_folder_that_holds_a_search_already(searched: Path) -> None:
     begun(searched)
-    refused(search(searched), "holds a search already", "add --resume")
+    refused(search(searched), "already contains a search", "add --resume")
 
 
 def test_another_search_than_that_which_was_begun(searched: Path) -> None:
@@ -278,7 +278,7 @@ def test_another_search_than_that_which_was_begun(searched: Path) -> None:
         search(searched, "--resume", "--set", "searcher.max_trials=9", "--set", f"hyperparameters.{LR}=0.5"),
         "searcher.max_trials = 9 (--set searcher.max_trials=9): was 3 when the search in",
         f"hyperparameters.{LR} = 0.5",
-        "go on with what it was, or start anew",
+        "restore the earlier value",
     )
     refused(search(searched, "--resume", "--slots", "2"), "resources.slots_per_trial = 2 (--slots): was 1")
 
@@ -300,12 +300,15 @@ def test_what_does_not_decide_a_search_may_change(searched: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"hello\n", "is no study file"), (b'{"op_code":0,"worker_id":"x"}\n{"op\n', "is damaged: line 2 of 2")],
+    [
+        (b"hello\n", "is not a study file"),
+        (b'{"op_code":0,"worker_id":"x"}\n{"op\n', "is damaged: line 2 of 2"),
+    ],
 )
 def test_a_study_file_that_is_none(searched: Path, content: bytes, said: str) -> None:
     run_dir = begun(searched)
     (run_dir / STUDY).write_bytes(content)
-    refused(search(searched, "--resume"), said, str(run_dir / STUDY), "start anew in another --run-dir")
+    refused(search(searched, "--resume"), said, str(run_dir / STUDY), "start again in another --run-dir")
     assert (run_dir / STUDY).read_bytes() == content
 
 

@@ -158,8 +158,8 @@ def test_what_the_spread_does_not_tell_apart_is_not_told_apart() -> None:
     fast = row("zero1", repetition([0.20]), repetition([0.22]))
     near = row("zero2", repetition([0.21]), repetition([0.23]))
     slow = row("zero3", repetition([0.40]), repetition([0.41]))
-    assert "(too close to zero2 to tell them apart)" in verdict(results(fast, near, slow))
-    assert "tell" not in verdict(results(fast, slow))
+    assert "(too close to zero2 to distinguish)" in verdict(results(fast, near, slow))
+    assert "distinguish" not in verdict(results(fast, slow))
 
 
 def test_what_is_missing_is_told() -> None:

@@ -47,7 +47,7 @@ def happen(course: Course, luck: random.Random, most: int) -> list[tuple[Event, 
             reasons: list[Reason | None] = [None, None, "ERRORED", "INVALID_HP"]
             event = Exited(trial_id=trial.number, reason=None if trial.stop_asked else luck.choice(reasons))
         else:
-            steps = (trial.told.steps if trial.told else 0) + luck.choice([1, 2, 4])
+            steps = (trial.last.steps if trial.last else 0) + luck.choice([1, 2, 4])
             loss = luck.choice([luck.random(), float("inf"), 0.5])
             event = Validated(trial_id=trial.number, metrics={"loss": loss, "batches": steps}, steps=steps)
         told.append((event, course.tell(event)))

@@ -135,7 +135,7 @@ class Interrupted:
         self.after_kill = known(self.run_dir)
 
         self.stopped = Searching([*words, "--resume"])
-        self.stopped.until("trial 1", "goes on")
+        self.stopped.until("trial 1", "resumed")
         wait_for(lambda: "resumed at batch" in output.read_text())
         self.stopped.process.send_signal(signal.SIGINT)
         wait_for(lambda: "SIGTERM: stopping after this batch" in output.read_text())
@@ -166,7 +166,7 @@ def test_a_killed_search_leaves_nothing_and_its_trial_goes_on_from_its_checkpoin
     interrupted: Interrupted,
 ) -> None:
     assert [(trial.status, list(trial.values)) for trial in interrupted.after_kill] == [("running", [4])]
-    assert any(line.endswith("goes on    from batch 4") for line in interrupted.stopped.lines)
+    assert any(line.endswith("resumed    from batch 4") for line in interrupted.stopped.lines)
     output = (interrupted.run_dir / "trials/0001/output.log").read_text()
     assert output.count("resumed at batch 4 of 8") == 1
 
@@ -206,8 +206,8 @@ def test_it_ends_as_an_uninterrupted_search_would_have(interrupted: Interrupted)
                 metrics = {"validation_loss": loss, "batches": steps}
                 if not trial.stop_asked:
                     course.tell(Validated(trial_id=trial.number, metrics=metrics, steps=steps))
-            assert trial.told is not None
-            status = "completed" if trial.told.steps == 8 else "stopped"
+            assert trial.last is not None
+            status = "completed" if trial.last.steps == 8 else "stopped"
             course.tell(Exited(trial_id=trial.number))
         expected.append((trial.number, status, trial.create.seed))
     assert [(t.number, t.status, t.seed) for t in interrupted.trials] == sorted(expected)
@@ -300,7 +300,7 @@ def test_a_trial_whose_checkpoints_are_damaged_begins_anew_and_they_are_kept(
     assert (spoilt.status, spoilt.restarts) == ("failed", 2)  # a crash, what that left, and a crash again
     told = [line for line in done.stdout.splitlines() if line.startswith(f"trial {spoilt.number} ")]
     assert any("is damaged" in line and "(restart 2 of 2)" in line for line in told)
-    assert any("goes on" in line and "from the beginning" in line for line in told)
+    assert any("restarted" in line and "no checkpoint found" in line for line in told)
     folder = run_dir / "trials" / f"{spoilt.number:04d}"
     assert (folder / "output.log").read_text().count("validation  batch 4/8") == 2
     assert list(spoilt.values) == [4]
@@ -312,7 +312,7 @@ def test_a_search_of_which_nothing_came_fails_and_says_why(
 ) -> None:
     _, done = failing
     assert done.returncode == 1
-    assert "error: every trial was dropped or has failed" in done.stderr
+    assert "error: every trial was dropped or failed" in done.stderr
     assert "3 trials: " in done.stdout
     assert done.stdout.count("  1 failed: the trial called os._exit(3) at trial.py:") == 2
 
@@ -340,7 +340,7 @@ def test_a_search_whose_every_point_is_impossible_comes_to_an_end(
     words = ["search", config, folder, "--accelerator", "cpu", "--run-dir", tmp_path / "run"]
     done = CliRunner().invoke(main, [str(word) for word in words])
     assert done.exit_code == 1, done.output
-    assert "error: it was given up: 30 points in a row cannot run" in done.output
+    assert "error: gave up: 30 points in a row cannot run" in done.output
     assert "is not a multiple of train_micro_batch_size_per_gpu" in done.output
     assert not (tmp_path / "run/trials").exists()
     assert len(known(tmp_path / "run")) == 31

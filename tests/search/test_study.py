@@ -185,7 +185,7 @@ def test_what_a_killed_writer_had_told_is_there(tmp_path: Path) -> None:
         said = [int(writer.stdout.readline()) for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
         said += [int(line) for line in writer.stdout.read().split()]
-    study = opened(tmp_path)  # nobody holds it any more
+    study = opened(tmp_path)  # no process holds it any more
     events = study.events()
     assert events[: len(EVENTS)] == EVENTS
     steps = [event.steps for event in events[len(EVENTS) :] if isinstance(event, Validated)]
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
         bytes(range(128, 255)) * 9 + b"\n",
     ):
         (tmp_path / STUDY).write_bytes(content)
-        assert "is no study file" in refused(tmp_path)
+        assert "is not a study file" in refused(tmp_path)
 
 
 def test_a_line_that_is_not_what_was_written(tmp_path: Path) -> None:

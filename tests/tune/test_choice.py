@@ -17,7 +17,7 @@ from determined_ds.config.strategy import Strategy
 from determined_ds.documents.document import plain_copy
 from determined_ds.documents.reading import dump_yaml, parse_yaml
 from determined_ds.errors import ConfigError
-from determined_ds.tune.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, laid_over, read_base
+from determined_ds.tune.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, applied, read_base
 from determined_ds.tune.variants import Variant, decided, named_variants
 from tests.tune.bases import CONST, CPU, CUDA, ROOT, base_in, base_of, document_of
 
@@ -100,7 +100,7 @@ def test_the_rest_of_the_experiment_stays(config: Path, choice: Choice) -> None:
     base = base_of(config, accelerator=CUDA)
     if not has_form(base, choice):
         return
-    data = laid_over(base, choice).data
+    data = applied(base, choice).data
     assert rest_of(base, data) == rest_of(base, base.document.data)
     assert rest_of_json(json_in(data)) == rest_of_json(base.ds)
 
@@ -161,7 +161,7 @@ def test_the_zero_section_holds_what_was_chosen_and_no_more(config: Path, choice
     base = base_of(config, accelerator=CUDA)
     if not has_form(base, choice):
         return
-    zero = json_in(laid_over(base, choice).data)["zero_optimization"]
+    zero = json_in(applied(base, choice).data)["zero_optimization"]
     assert zero["stage"] == choice.zero_stage
     assert (OFFLOADS[0] in zero) == choice.offload_optimizer
     assert (OFFLOADS[1] in zero) == choice.offload_param
@@ -176,18 +176,18 @@ def test_zero_pp_of_the_experiment_is_part_of_what_it_is() -> None:
     """So ``zero3`` beside ``zeropp`` is ZeRO 3 without it, whichever of them the experiment has."""
     base = base_of(ZEROPP_TEMPLATE, accelerator=CUDA)
     assert base.own.zeropp
-    plain = laid_over(base, replace(base.own, zeropp=False)).data
-    own = laid_over(base, base.own).data
+    plain = applied(base, replace(base.own, zeropp=False)).data
+    own = applied(base, base.own).data
     assert not json_in(plain)["zero_optimization"].keys() & set(ZEROPP)
     assert json_in(own)["zero_optimization"] == base.ds["zero_optimization"]
-    on_four = json_in(laid_over(base, replace(base.own, slots=4)).data)["zero_optimization"]
+    on_four = json_in(applied(base, replace(base.own, slots=4)).data)["zero_optimization"]
     assert [on_four[key] for key in ZEROPP] == [4, True, True]
 
 
 def test_offload_keeps_what_the_experiment_says_of_it() -> None:
     base = base_of(Path("experiments/gpt2/zero3_offload.yaml"), accelerator=CUDA)
     assert (base.own.offload_optimizer, base.own.offload_param) == (True, True)
-    zero = json_in(laid_over(base, base.own).data)["zero_optimization"]
+    zero = json_in(applied(base, base.own).data)["zero_optimization"]
     assert zero["offload_optimizer"] == base.ds["zero_optimization"]["offload_optimizer"]
     assert zero["offload_param"] == base.ds["zero_optimization"]["offload_param"]
 
@@ -203,9 +203,9 @@ def test_precision_is_one_of_three() -> None:
 
 def test_a_fused_optimizer_is_torchs() -> None:
     base = base_of()
-    params = json_in(laid_over(base, replace(base.own, fused_optimizer=True)).data)["optimizer"]["params"]
+    params = json_in(applied(base, replace(base.own, fused_optimizer=True)).data)["optimizer"]["params"]
     assert {key: params[key] for key in ("torch_adam", "fused")} == {"torch_adam": True, "fused": True}
-    plain = json_in(laid_over(base, replace(base.own, fused_optimizer=False)).data)["optimizer"]["params"]
+    plain = json_in(applied(base, replace(base.own, fused_optimizer=False)).data)["optimizer"]["params"]
     assert plain["torch_adam"]
     assert "fused" not in plain
 
@@ -213,7 +213,7 @@ def test_a_fused_optimizer_is_torchs() -> None:
 def test_what_a_model_reads_is_told_it_by_its_own_name() -> None:
     base = base_of(Path("experiments/causal_lm/const.yaml"))
     choice = replace(base.own, activation_checkpointing=True, sdpa_kernel="math", torch_compile=True)
-    hparams = laid_over(base, choice).data["hyperparameters"]
+    hparams = applied(base, choice).data["hyperparameters"]
     assert hparams["activation_checkpointing"] is True
     assert hparams["sdpa_kernel"] == "math"
     assert hparams["torch_compile"] is True
@@ -309,7 +309,7 @@ def test_an_entrypoint_of_words_stays_one(tmp_path: Path) -> None:
     (tmp_path / "trial.py").write_text(TRIALS.format(replicated="MineFlat", staged="MinePiped"))
     words = [*LAUNCH.split(), "trial:MineFlat"]
     base = base_in(tmp_path, EXPERIMENT.format(entrypoint=words))
-    piped = laid_over(base, Choice(zero_stage=0, slots=2, pipe_parallel_size=2)).data["entrypoint"]
+    piped = applied(base, Choice(zero_stage=0, slots=2, pipe_parallel_size=2)).data["entrypoint"]
     assert piped == [*LAUNCH.split(), "trial:MinePiped"]
 
 
@@ -319,7 +319,7 @@ def test_a_form_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
     )
     base = base_in(tmp_path, EXPERIMENT.format(entrypoint=f"{LAUNCH} trial:Mine"))
     with pytest.raises(ConfigError) as caught:
-        laid_over(base, Choice(zero_stage=0, slots=2, pipe_parallel_size=2))
+        applied(base, Choice(zero_stage=0, slots=2, pipe_parallel_size=2))
     [problem] = caught.value.problems
     assert problem.key == "entrypoint"
     assert problem.message == "Mine has no stages, and trial has no other that is a PipelineTrial"

@@ -1,4 +1,4 @@
-"""``study.journal``, looked at before Optuna reads it."""
+"""``study.journal``, checked before Optuna reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from determined_ds.errors import ConfigError, Problem
 
 CREATE_STUDY = 0  # JournalOperation of Optuna 5.0.0's optuna/storages/journal/_storage.py
-ANEW = "start anew in another --run-dir, or put the file back as it was"
+ANEW = "start again in another --run-dir, or restore the file"
 
 
 def study_problem(path: Path, message: str, fix: str = ANEW) -> ConfigError:
@@ -20,9 +20,9 @@ def study_problem(path: Path, message: str, fix: str = ANEW) -> ConfigError:
 
 
 def fix_study_file(path: Path) -> int:
-    """Check a study file line by line, and take away what a killed search was writing when it ended.
+    """Check a study file line by line, and remove a partial last line that a killed search left.
 
-    Whatever a search does, it does after the line that says so is whole on the disk: half a line was never acted on.
+    A search acts on a line only once it is whole on disk, so a partial line was never acted on.
 
     Args:
         path: The file; it is made where there is none. The caller holds the lock of its folder.
@@ -31,7 +31,7 @@ def fix_study_file(path: Path) -> int:
         How many lines it has; 0 where no study was begun.
 
     Raises:
-        ConfigError: it is no journal of Optuna's, is damaged, or cannot be opened.
+        ConfigError: it is not an Optuna journal, is damaged, or cannot be opened.
     """
     for left in path.parent.glob(f"{path.name}.lock*"):  # of a search that was killed while it wrote
         with contextlib.suppress(OSError):
@@ -47,13 +47,13 @@ def fix_study_file(path: Path) -> int:
     for number, line in enumerate(lines, start=1):
         record = _record(line)
         if record is None and number == 1:
-            raise study_problem(path, "is no study file: its first line is not Optuna's")
+            raise study_problem(path, "is not a study file: its first line is not Optuna's")
         if record is None:
             raise study_problem(path, f"is damaged: line {number} of {len(lines)} is not what was written")
         if number == 1 and record["op_code"] != CREATE_STUDY:
             raise study_problem(path, "is damaged: it does not begin with a study")
     if not lines and content.strip(b"\0") and not b'{"op_code":0'.startswith(content[:12]):
-        raise study_problem(path, "is no study file: its first line is not Optuna's")
+        raise study_problem(path, "is not a study file: its first line is not Optuna's")
     if whole < len(content):
         os.truncate(path, whole)
     return len(lines)
