@@ -59,5 +59,5 @@ def train_one_batch(dtype: torch.dtype) -> float:
 def test_what_goes_through_the_middle(three_ranks: Ranks) -> None:
     losses = three_ranks.run(train_one_batch, torch.float32)
     assert len(set(losses)) == 1
-    with pytest.raises(RanksFailed, match=r"stage 0 hands on torch\.int64"):
+    with pytest.raises(RanksFailed, match=r"stage 0 sends torch\.int64"):
         three_ranks.run(train_one_batch, torch.int64)
