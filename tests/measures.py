@@ -219,7 +219,7 @@ def documented() -> Iterator[Measure]:
             count += 1
             lacking += [label] if _lacks(function) else []
     yield Measure("exported functions and methods", count)
-    yield Measure("of them without Args, Returns or Raises", len(lacking), round(count / 10), lacking)
+    yield Measure("of them without Args or Returns", len(lacking), round(count / 10), lacking)
 
 
 def _lacks(function: Callable[..., Any]) -> bool:
