@@ -63,26 +63,21 @@ def measure(
     there = _known(variant, variant.document, run_dir, steps, warmup)
     if there is not None:
         return there
-    arguments = ["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine]
-    environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     process = TrialProcess(
         experiment=variant.document,
         context_dir=context_dir,
         run_dir=run_dir,
         accelerator=accelerator,
-        arguments=arguments,
-        environment=environment,
+        arguments=["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine],
+        environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
     )
     process.start()
     seconds: list[float] = []
     try:
         while (code := process.poll()) is None:
             time.sleep(POLL_S)
-            seconds += [
-                record["metrics"]["step_seconds"]
-                for record in process.new_metrics()
-                if record.get("group") == STEP_GROUP
-            ]
+            records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
+            seconds += [record["metrics"]["step_seconds"] for record in records]
             to_come = warmup + steps - len(seconds)
             cut = "interrupted" if interrupts.requested else watch(seconds) if watch and to_come > 0 else None
             if cut:
