@@ -1,4 +1,4 @@
-"""``python -m tests.worker``: in place of ``python``, for the workers of pytest-xdist, a fork (``forked.py``)."""
+"""``python tests/worker.py``: in place of ``python``, for the workers of pytest-xdist, a fork (``forked.py``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.forked import Forked
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # it is run by its path
+
+from tests.forked import Forked  # noqa: E402
 
 sys.exit(Forked("tests.forked:worker", env=os.environ, cwd=Path.cwd(), files=[0, 1, 2]).wait())
