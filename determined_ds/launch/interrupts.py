@@ -13,11 +13,13 @@ class Interrupts:
     """Counts the signals while it is entered.
 
     Args:
-        message: Printed at the first one.
+        message: What the first one begins.
+        announced: Whether it is printed as the signal arrives; else by :meth:`announce`.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, announced: bool = True) -> None:
         self._message = message
+        self._announced = announced
         self._before: dict[int, Any] = {}
         self.signals: list[int] = []
 
@@ -51,5 +53,10 @@ class Interrupts:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)
-        if len(self.signals) == 1:
-            print(f"\n{signal.Signals(number).name}: {self._message}; again ends at once", file=sys.stderr)
+        if len(self.signals) == 1 and self._announced:
+            self.announce()
+
+    def announce(self) -> None:
+        """Print the first signal and what it begins."""
+        name = signal.Signals(self.signals[0]).name
+        print(f"\n{name}: {self._message}; again ends at once", file=sys.stderr)

@@ -71,8 +71,10 @@ def test_without_it_deepspeed_is_given_the_same(path: Path, constant: KeyPath) -
     with_it, without_it = resolved(whole), resolved(without(whole, [constant]))
     assert without_it.ds_config == with_it.ds_config
     # All but what says where a value came from: a line of a file, or not.
-    origins = {"_filled": with_it._filled, "_stated": with_it._stated, "warnings": ()}
-    assert without_it._stated.data == with_it._stated.data
+    origins = {name: getattr(with_it, name) for name in ("ds", "stated", "hyperparameters")} | {
+        "warnings": ()
+    }
+    assert without_it.stated.data == with_it.stated.data
     assert dataclasses.replace(without_it, **origins) == dataclasses.replace(with_it, warnings=())
     assert [each.message for each in without_it.warnings] == [each.message for each in with_it.warnings]
 

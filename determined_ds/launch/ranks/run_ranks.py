@@ -119,7 +119,8 @@ def run_ranks(
         keep_open=keep_open,
     )
     watch = HangWatch(ranks, hang_timeout_s)
-    with Interrupts("stopping after this batch, with a checkpoint") as interrupts, ranks:
+    message = "stopping after this batch, with a checkpoint"
+    with Interrupts(message, announced=False) as interrupts, ranks:
         failures = ranks.wait(_SignalForwarder(interrupts, ranks).look, watch.look)
     if failures:
         remove_partial(there.checkpoints)
@@ -154,6 +155,7 @@ class _SignalForwarder:
         elif self._interrupts.requested and not self._is_requested:
             self._is_requested = True
             self._ranks.send(signal.SIGTERM)
+            self._interrupts.announce()  # once the ranks have it: who reads it may rely on that
 
 
 def environment_of_ranks(
