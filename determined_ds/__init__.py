@@ -32,7 +32,7 @@ _HOMES = {
     "compare": "determined_ds.tune.compare",
     "create_deepspeed_config": "determined_ds.config.deepspeed.create",
     "create_offload_config": "determined_ds.config.deepspeed.create",
-    "create_performance_visualizations": "determined_ds.report.files",
+    "create_performance_visualizations": "determined_ds.report.written",
     "get_gpu_memory_stats": "determined_ds.runtime.gpu_memory",
     "load_deepspeed_config": "determined_ds.config.deepspeed.files",
     "load_experiment": "determined_ds.experiment.experiment",
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
-    from determined_ds.report.files import create_performance_visualizations
     from determined_ds.report.results import Results, load_results
+    from determined_ds.report.written import create_performance_visualizations
     from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
     from determined_ds.runtime.gpu_memory import get_gpu_memory_stats
     from determined_ds.runtime.load_model import (

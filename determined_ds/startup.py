@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from determined_ds.cluster_log import NO_RESTART_HELPS, error_lines, warning_line
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
@@ -28,7 +29,6 @@ from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.experiment import words_of_entrypoint
 from determined_ds.experiment.launcher import launcher_problem
 from determined_ds.experiment.task import Task, decide_task, task_of_cluster
-from determined_ds.task_log import NO_RESTART_HELPS, error_lines, warning_line
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).

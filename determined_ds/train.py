@@ -23,10 +23,10 @@ from determined_ds.errors import (
     Problem,
     TrialError,
 )
+from determined_ds.protocol.conclusion import ERROR, EXHAUSTED
 from determined_ds.protocol.exhausted import exhausted, leave_reporting_to_main_thread
 from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.result import ERROR, EXHAUSTED
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
 from determined_ds.protocol.terminal import outlive_readers

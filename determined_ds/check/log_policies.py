@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
+from determined_ds.cluster_log import ERROR, LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.documents.document import Document
 from determined_ds.errors import Problem
-from determined_ds.task_log import ERROR, LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 
 # ``max_restarts`` of a YAML that has none, in determined 0.38.1's ``expconf/v0/experiment.json``.
 MAX_RESTARTS = 5

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.output import ERROR, WARNING, Finding, Share, findings_of
+from determined_ds.check.space.consistency import search_problems
 from determined_ds.check.space.judging import Judgement, judge_points
-from determined_ds.check.space.problems import search_problems
 from determined_ds.check.space.reasons import Reason, reasons_to_fail, reasons_to_warn
 from determined_ds.check.trial_class import (
     has_stages,

@@ -79,7 +79,7 @@ def check(
     cannot run, a missing trial, a metric that it does not report, secrets in the context directory. Each problem comes
     with its place and a fix.
     """
-    from determined_ds.check.files import check_files
+    from determined_ds.check.inputs import check_files
     from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
 
     version = version_to_check(determined_version)

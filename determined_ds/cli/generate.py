@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from determined_ds.memory.plan.choose import Plan
-    from determined_ds.memory.plan.files import GeneratedFiles
+    from determined_ds.memory.plan.rendered import GeneratedFiles
 
 EPILOG = """\b
 Examples:
@@ -72,8 +72,8 @@ def generate(
     from determined_ds.config.deepspeed.files import deepspeed_config_text
     from determined_ds.documents.writing import write_files
     from determined_ds.memory.plan.choose import choose_plan
-    from determined_ds.memory.plan.files import GPT2, GPT2_PIPELINE, default_name, files_of
     from determined_ds.memory.plan.needs import read_needs
+    from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, default_name, files_of
 
     plan = choose_plan(read_needs(**_answered(answers)))
     trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)

@@ -44,7 +44,7 @@ def new(name: str, kind: str | None, model: str | None, output: Path, force: boo
     """
     from determined_ds.documents.writing import write_files
     from determined_ds.scaffold.copies import copy_of
-    from determined_ds.scaffold.files import files_of
+    from determined_ds.scaffold.templates import files_of
 
     if kind and model:
         raise click.UsageError("--kind and --from exclude each other: the copy has the kind of its model.")

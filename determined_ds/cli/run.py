@@ -89,8 +89,8 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
         yield
     except DeterminedDSError as error:
         if options.parent is not None and options.run_dir is not None:
+            from determined_ds.protocol.conclusion import CONFIGURATION, ERROR, status_of, write_result
             from determined_ds.protocol.handed_on import shortened
-            from determined_ds.protocol.result import CONFIGURATION, ERROR, status_of, write_result
             from determined_ds.protocol.run_dir import RunDir
 
             cause = CONFIGURATION if isinstance(error, ConfigError) else ERROR

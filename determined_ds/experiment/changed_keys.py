@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.config.hyperparameters import TRIAL_SEED
-from determined_ds.config.keys.deepspeed_json import DEEPSPEED
-from determined_ds.config.keys.experiment_yaml import EXPERIMENT
 from determined_ds.config.keys.fate import Meaning, row_of
+from determined_ds.config.keys.of_json import DEEPSPEED
+from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.differences import Difference, differences, in_words
 from determined_ds.documents.document import Document, KeyPath, dotted, plain_copy

@@ -22,11 +22,11 @@ from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed
+from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import count, hang_timeout_s
 from determined_ds.protocol.header import decided
 from determined_ds.protocol.metrics_file import kept_until
-from determined_ds.protocol.result import COMPLETED, read_result, write_result
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
 from determined_ds.protocol.run_lock import RunLock
 

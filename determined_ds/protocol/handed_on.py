@@ -57,7 +57,7 @@ def report_failure(message: str, exit_code: int, *, cause: str, reason: str) -> 
     Args:
         message: For people, of any number of lines.
         exit_code: What the launcher should end with.
-        cause: A cause of :mod:`determined_ds.protocol.result`.
+        cause: A cause of :mod:`determined_ds.protocol.conclusion`.
         reason: The message in one sentence.
 
     Returns:

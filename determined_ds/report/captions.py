@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from determined_ds.report.formatting import ALIKE, byte_unit, label, name_of, number, percent, slots_text
 from determined_ds.report.results import Results
-from determined_ds.report.words import ALIKE, byte_unit, label, name_of, number, percent, slots_text
 
 
 def caption(name: str, results: Results) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from determined_ds.report.results import Results, Row
-from determined_ds.report.words import (
+from determined_ds.report.formatting import (
     between,
     byte_unit,
     difference,
@@ -20,6 +19,7 @@ from determined_ds.report.words import (
     shares,
     step_unit,
 )
+from determined_ds.report.results import Results, Row
 
 UNKNOWN = "–"
 

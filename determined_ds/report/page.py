@@ -15,6 +15,17 @@ from markupsafe import Markup
 
 from determined_ds.report.captions import caption
 from determined_ds.report.columns import COLUMNS, UNKNOWN, Column
+from determined_ds.report.formatting import (
+    label,
+    loss_text,
+    memory_note,
+    printable,
+    reason,
+    shortened,
+    squeezed,
+    unmeasured,
+    verdict,
+)
 from determined_ds.report.pictures import PICTURES
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import (
@@ -27,17 +38,6 @@ from determined_ds.report.style import (
     colours,
     palette_index,
     svg_of,
-)
-from determined_ds.report.words import (
-    label,
-    loss_text,
-    memory_note,
-    printable,
-    reason,
-    shortened,
-    squeezed,
-    unmeasured,
-    verdict,
 )
 
 LONGEST_NAME = 120

@@ -12,6 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.report.formatting import (
+    byte_unit,
+    label,
+    number,
+    percent,
+    printable,
+    slots_text,
+    squeezed,
+    unmeasured,
+)
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import (
     FONT_PT,
@@ -23,16 +33,6 @@ from determined_ds.report.style import (
     colours,
     drawing,
     figure_of,
-)
-from determined_ds.report.words import (
-    byte_unit,
-    label,
-    number,
-    percent,
-    printable,
-    slots_text,
-    squeezed,
-    unmeasured,
 )
 
 if TYPE_CHECKING:

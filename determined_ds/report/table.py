@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from determined_ds.report.columns import COLUMNS, CSV, UNKNOWN, Column
+from determined_ds.report.formatting import label, memory_note, percent, reason, shortened, squeezed
 from determined_ds.report.results import Results, Row
-from determined_ds.report.words import label, memory_note, percent, reason, shortened, squeezed
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,8 +15,8 @@ import determined as det
 import torch
 from determined import common
 
+from determined_ds.cluster_log import lines_of
 from determined_ds.devices import detect_accelerator
-from determined_ds.task_log import lines_of
 
 STACKS_EVERY_S = 30
 # A pipeline's engine and a schedule log this before their first step, in every run.

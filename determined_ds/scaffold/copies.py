@@ -10,7 +10,7 @@ from pathlib import Path
 
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.scaffold.files import PACKAGE, NewFiles, check_name
+from determined_ds.scaffold.templates import PACKAGE, NewFiles, check_name
 
 # A checkout, or site-packages: model_defs lies beside this package.
 ROOT = Path(__file__).resolve().parents[2]

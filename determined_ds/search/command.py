@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from determined_ds.check.space.problems import HALVING
+from determined_ds.check.space.consistency import HALVING
 from determined_ds.documents.writing import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.space.problems import HALVING
+from determined_ds.check.space.consistency import HALVING
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.space.rungs import rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.conclusion import COMPLETED as RUN_COMPLETED
+from determined_ds.protocol.conclusion import INVALID
 from determined_ds.protocol.metrics_file import read_records
-from determined_ds.protocol.result import COMPLETED as RUN_COMPLETED
-from determined_ds.protocol.result import INVALID
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
 from determined_ds.search.display import LineDisplay, SearchView, TrialView, in_words

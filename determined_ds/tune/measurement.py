@@ -15,7 +15,7 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
-from determined_ds.protocol.result import INVALID
+from determined_ds.protocol.conclusion import INVALID
 from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
 from determined_ds.report.results import (
     CANNOT_RUN,

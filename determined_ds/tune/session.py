@@ -19,8 +19,8 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory import ModelShape
 from determined_ds.protocol.run_dir import RUNS, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
-from determined_ds.report.files import write_report
 from determined_ds.report.results import Results, Row
+from determined_ds.report.written import write_report
 from determined_ds.tune.choice import Base, read_base
 from determined_ds.tune.measurement import Watch, measure
 from determined_ds.tune.variants import Variant

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from determined_ds.check.log_policies import missing_policies
+from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.documents.document import Document
-from determined_ds.task_log import LOG_POLICIES
 
 OURS, OUT_OF_MEMORY = LOG_POLICIES
 

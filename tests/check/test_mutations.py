@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
 from determined_ds.check.output import place
 from tests.check.mutants import mutant
 from tests.command import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
 from determined_ds.check.output import Report
 
 CONST = "experiments/gpt2/const.yaml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
 from determined_ds.check.output import Finding, place
 from tests.check.planted import PLANTED, Mistake
 

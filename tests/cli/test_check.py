@@ -299,7 +299,7 @@ def test_what_would_be_sent_is_told_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [file["kind"] for file in told["files"]] == ["experiment", "experiment", "context"]
     (secret,) = told["files"][2]["findings"]
     assert (secret["severity"], secret["code"], secret["file"]) == ("warning", "secret", ".env")
-    monkeypatch.setattr("determined_ds.check.context_dir.MAX_CONTEXT_BYTES", 1000)
+    monkeypatch.setattr("determined_ds.check.sent_files.MAX_CONTEXT_BYTES", 1000)
     (large, *_) = found("experiment.yaml")["files"][1]["findings"]
     assert (large["severity"], large["code"]) == ("error", "context-too-large")
     assert all(file["kind"] == "deepspeed" for file in found("ds.json")["files"])  # nothing of it is sent

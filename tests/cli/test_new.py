@@ -11,10 +11,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
 from determined_ds.cli.main import main
 from determined_ds.scaffold.copies import _modules_in as modules_in
-from determined_ds.scaffold.files import KINDS
+from determined_ds.scaffold.templates import KINDS
 from tests.command import ROOT, det_ds
 
 MODELS = sorted(trial.parent.name for trial in (ROOT / "model_defs").glob("*/trial.py"))

@@ -29,7 +29,7 @@ from determined_ds.protocol.checkpoint_files import (
     fingerprint,
     write_manifest,
 )
-from determined_ds.protocol.result import read_result
+from determined_ds.protocol.conclusion import read_result
 from determined_ds.protocol.run_dir import RunDir
 from tests.cli.conftest import OWN_MODEL
 from tests.command import ROOT, det_ds, det_ds_program

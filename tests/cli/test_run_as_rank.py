@@ -15,7 +15,7 @@ import torch
 
 from determined_ds import load_state_dict_from_checkpoint_path
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.result import read_result
+from determined_ds.protocol.conclusion import read_result
 from determined_ds.protocol.run_dir import RunDir
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds

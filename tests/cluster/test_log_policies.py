@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from determined_ds.task_log import NO_RESTART_HELPS
+from determined_ds.cluster_log import NO_RESTART_HELPS
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import SHORT
 from tests.cluster.log_policies import LEVEL, RANK

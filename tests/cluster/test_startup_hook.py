@@ -19,8 +19,8 @@ import pytest
 from determined.common import context
 
 from determined_ds import __version__
+from determined_ds.cluster_log import NO_RESTART_HELPS
 from determined_ds.devices import num_cores
-from determined_ds.task_log import NO_RESTART_HELPS
 from tests.command import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")

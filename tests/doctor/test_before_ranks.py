@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from determined_ds import startup
 from determined_ds.cli.main import main
+from determined_ds.cluster_log import NO_RESTART_HELPS
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.launch import prepare as local_run
-from determined_ds.task_log import NO_RESTART_HELPS
 from tests.command import ROOT
 
 GPUS = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)

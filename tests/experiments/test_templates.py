@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from determined.common import context, util
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
+from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
-from determined_ds.task_log import LOG_POLICIES
 from tests.command import ROOT, det_ds
 from tests.experiments.master_schemas import create_errors, errors
 
@@ -52,7 +52,7 @@ def test_it_says_what_it_shows_needs_and_gave(path: str) -> None:
 
 @pytest.mark.parametrize("path", [*TEMPLATES, *SCAFFOLDS])
 def test_what_no_restart_can_help_ends_at_the_first_start_and_labels_name_it(path: str) -> None:
-    """The policies say what ``determined_ds.task_log`` prints, word for word."""
+    """The policies say what ``determined_ds.cluster_log`` prints, word for word."""
     config = util.safe_load_yaml_with_exceptions((ROOT / path).read_text().replace("${name}", "model"))
     assert config["log_policies"] == list(LOG_POLICIES)
     model = Path(path).parent.name if path in TEMPLATES else "model"

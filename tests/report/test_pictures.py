@@ -232,7 +232,7 @@ def test_every_picture_has_a_caption() -> None:
 def test_matplotlib_is_loaded_where_something_is_drawn_and_pyplot_never() -> None:
     code = """
 import sys
-from determined_ds.report.files import create_performance_visualizations, write_report
+from determined_ds.report.written import create_performance_visualizations, write_report
 from determined_ds.report.table import results_table
 from tests.report.making import comparison
 results_table(comparison())

@@ -17,7 +17,7 @@ CONTINUOUS = ("double", "log")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class Region:
     """A part of a space: all points with certain values on some axes.
 
     Args:
@@ -50,7 +50,7 @@ class Reason:
     problem: Problem
     num_points: int
     share: float
-    where: tuple[Where, ...]
+    where: tuple[Region, ...]
     only: bool
     example: Point
 
@@ -172,7 +172,7 @@ class _Codes:
         held = [(axis, box[axis]) for axis in box]
         return [index for index in among if all(self.rows[index][axis] in codes for axis, codes in held)]
 
-    def where(self, box: Box) -> Where:
+    def where(self, box: Box) -> Region:
         axes, values, words = [], [], []
         for axis in sorted(box):
             own = [self.values[axis][code] for code in sorted(box[axis])]
@@ -180,7 +180,7 @@ class _Codes:
             axes.append(self.axes[axis])
             values.append(tuple(own))
             words.append(_in_words(own, others))
-        return Where(axes=tuple(axes), values=tuple(values), words=tuple(words))
+        return Region(axes=tuple(axes), values=tuple(values), words=tuple(words))
 
 
 def _described(codes: _Codes, members: set[int]) -> tuple[list[Box], bool]:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from determined_ds.config.keys.deepspeed_json import DEEPSPEED, switched
-from determined_ds.config.keys.experiment_yaml import EXPERIMENT
 from determined_ds.config.keys.fate import (
     CLUSTER,
     DDP,
@@ -23,6 +21,8 @@ from determined_ds.config.keys.fate import (
     Fate,
     keys_that_are,
 )
+from determined_ds.config.keys.of_json import DEEPSPEED, switched
+from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, Problem
 

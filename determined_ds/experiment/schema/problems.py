@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import Problem
 from determined_ds.experiment.additions import OLDEST, Addition, split_additions
-from determined_ds.experiment.schema.hyperparameters import uncounted
 from determined_ds.experiment.schema.locate import locate
+from determined_ds.experiment.schema.parameters import uncounted
 from determined_ds.experiment.schema.root import ExperimentConfig
 from determined_ds.experiment.schema.words import Words, worded
 

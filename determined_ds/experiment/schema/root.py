@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from determined_ds.experiment.experiment import ENTRYPOINT_FORM, LARGEST_SEED
 from determined_ds.experiment.schema.environment import Environment
-from determined_ds.experiment.schema.hyperparameters import Space
+from determined_ds.experiment.schema.parameters import Space
 from determined_ds.experiment.schema.searcher import AnySearcher, Duration
 from determined_ds.experiment.schema.section import (
     Flag,

@@ -44,9 +44,9 @@ from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome, environment_of_ranks
 from determined_ds.launch.resuming import completed
 from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
+from determined_ds.protocol.conclusion import CRASH
 from determined_ds.protocol.exhausted import allow_open_files
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, LAUNCHED_BY, REPORT, REPORTED, TERMINAL
-from determined_ds.protocol.result import CRASH
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.protocol.signals import STOP, stop_on_signal

@@ -18,9 +18,9 @@ from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.hang import HANG_TIMEOUT_S, Hang, HangWatch
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
+from determined_ds.protocol.conclusion import HANG, status_of
 from determined_ds.protocol.exhausted import allow_open_files
 from determined_ds.protocol.handed_on import HANG_TIMEOUT
-from determined_ds.protocol.result import HANG, status_of
 from determined_ds.protocol.run_dir import RunDir
 
 

@@ -24,7 +24,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from determined_ds.cluster_log import ERROR, lines_of
 from determined_ds.errors import EXIT_CRASHED
+from determined_ds.protocol.conclusion import HANG, LOST_MACHINE
 from determined_ds.protocol.handed_on import (
     HANG_TIMEOUT,
     LAST_ACTS,
@@ -33,9 +35,7 @@ from determined_ds.protocol.handed_on import (
     report_failure,
 )
 from determined_ds.protocol.heartbeat import HEART, SHOWN_FRAMES, WAITS
-from determined_ds.protocol.result import HANG, LOST_MACHINE
 from determined_ds.runtime.master.ending import on_cluster
-from determined_ds.task_log import ERROR, lines_of
 
 INTERVAL_S = 1.0  # between two signs of life
 # Signs in a row that a rank may miss before it counts as missing, once something has gone wrong.

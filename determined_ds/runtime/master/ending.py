@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 
+from determined_ds.cluster_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
 from determined_ds.errors import (
     EXIT_CRASHED,
     EXIT_TRAINING_FAILED,
@@ -23,10 +24,9 @@ from determined_ds.errors import (
     ConfigError,
     DeterminedDSError,
 )
-from determined_ds.protocol import result
+from determined_ds.protocol import conclusion as result
 from determined_ds.protocol.exhausted import chain
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.task_log import ERROR, NO_RESTART_HELPS, OUT_OF_MEMORY, error_lines, lines_of
 
 # Classes, and those derived from them, of errors from outside this process: another rank, the network, the master, a
 # disk or a device. The names are Python's, torch's, Determined's, and those of requests and httpx.

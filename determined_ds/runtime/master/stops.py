@@ -20,7 +20,7 @@ from typing import Any
 
 from determined.common.api import errors
 
-from determined_ds.task_log import warning_line
+from determined_ds.cluster_log import warning_line
 
 logger = logging.getLogger("determined_ds")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.check.space.judging import Judgement
-from determined_ds.check.space.reasons import Reason, Where, reasons_to_fail, reasons_to_warn
+from determined_ds.check.space.reasons import Reason, Region, reasons_to_fail, reasons_to_warn
 from determined_ds.errors import Problem
 from determined_ds.experiment.space.points import Point
 from determined_ds.experiment.space.space import Axis
@@ -172,6 +172,6 @@ def test_what_is_told_adds_up(sizes: list[int], data: st.DataObject) -> None:
         assert not reason.everywhere or reason.share == 1
 
 
-def inside(where: Where, space: list[Axis], point: Point) -> bool:
+def inside(where: Region, space: list[Axis], point: Point) -> bool:
     pairs = zip(where.axes, where.values, strict=True)
     return all(point.values[space.index(axis)] in values for axis, values in pairs)

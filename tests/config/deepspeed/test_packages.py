@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds.check.files import check_files
+from determined_ds.check.inputs import check_files
 from determined_ds.config.deepspeed import packages
 from determined_ds.config.deepspeed.packages import MONITORS, missing_packages
 from determined_ds.config.resolve import Where

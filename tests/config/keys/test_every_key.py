@@ -13,9 +13,9 @@ from pydantic import RootModel
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.deepspeed.old_names import NEW_NAMES
 from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
-from determined_ds.config.keys.deepspeed_json import DEEPSPEED
-from determined_ds.config.keys.experiment_yaml import EXPERIMENT
 from determined_ds.config.keys.fate import CLUSTER, IGNORED, PLACES, REFUSED, RUN, Fate, Meaning, row_of
+from determined_ds.config.keys.of_json import DEEPSPEED
+from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.experiment.schema import environment, searcher, storage
 from determined_ds.experiment.schema.root import ExperimentConfig

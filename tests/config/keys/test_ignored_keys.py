@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.keys import (
@@ -18,13 +19,12 @@ from determined_ds.config.keys import (
     ignored_keys,
     json_problems,
 )
-from determined_ds.config.keys.deepspeed_json import DEEPSPEED
 from determined_ds.config.keys.fate import REFUSED, Fate
+from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.reconcile import reconcile
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import ConfigError
-from determined_ds.task_log import LOG_POLICIES
 
 HERE = (RUN, SEARCH, MEASURE)
 CPU = Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False)

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from determined_ds.experiment import experiment as tables
-from determined_ds.experiment.schema import environment, hyperparameters, searcher, storage
+from determined_ds.experiment.schema import environment, searcher, storage
+from determined_ds.experiment.schema import parameters as hyperparameters
 from determined_ds.experiment.schema import root as experiment
 from determined_ds.experiment.schema.section import Section
 from determined_ds.experiment.space.space import SPEC_FIELDS

@@ -23,8 +23,8 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.memory import fits, format_bytes, memory_per_rank
 from determined_ds.memory.plan.choose import Plan, candidates, choose_plan, with_largest_micro_batch
-from determined_ds.memory.plan.files import GPT2, GPT2_PIPELINE, GeneratedFiles, default_name, files_of
 from determined_ds.memory.plan.needs import read_needs
+from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, GeneratedFiles, default_name, files_of
 from tests.experiments.master_schemas import create_errors, errors
 from tests.making import refusal, refusals
 
@@ -327,7 +327,7 @@ def test_gpt2_is_given_its_size(model_size: str, size: str, stands_in: bool) -> 
 
 
 def test_the_sizes_are_those_that_gpt2_comes_in() -> None:
-    from determined_ds.memory.plan.files import GPT2_SIZES
+    from determined_ds.memory.plan.rendered import GPT2_SIZES
     from model_defs.gpt2.model import MODEL_SIZES
 
     assert list(GPT2_SIZES) == list(MODEL_SIZES)

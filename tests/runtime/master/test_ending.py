@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from determined.common.api import errors as of_master
 
+from determined_ds.cluster_log import NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.errors import (
     EXIT_CONFIG,
     EXIT_CRASHED,
@@ -28,7 +29,6 @@ from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import explained
 from determined_ds.runtime.master import ending
 from determined_ds.runtime.master.ending import cause_of, exit_code_of, reason_of
-from determined_ds.task_log import NO_RESTART_HELPS, OUT_OF_MEMORY
 from tests.ranks import Ranks
 
 # As gloo of torch 2.13 has it, where a rank was killed.

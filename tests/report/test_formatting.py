@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.report.results import STOPPED, Results
-from determined_ds.report.words import (
+from determined_ds.report.formatting import (
     byte_unit,
     difference,
     label,
@@ -21,6 +20,7 @@ from determined_ds.report.words import (
     step_unit,
     verdict,
 )
+from determined_ds.report.results import STOPPED, Results
 from tests.report.making import MIB, any_results, comparison, failed, few, repetition, results, row
 
 

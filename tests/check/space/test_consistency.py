@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.check.space.problems import search_problems
+from determined_ds.check.space.consistency import search_problems
 from determined_ds.config.hyperparameters import FitOptions, Length, parse_hyperparameters
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml

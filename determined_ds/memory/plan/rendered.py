@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
 from determined_ds.config.deepspeed.files import plain
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.experiment.experiment import ENTRYPOINT_FORM
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.memory.plan.choose import Plan
-from determined_ds.task_log import LOG_POLICIES
 
 GPT2 = "model_defs.gpt2.trial:GPT2Trial"
 GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"

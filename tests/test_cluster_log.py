@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.task_log import (
+from determined_ds.cluster_log import (
     LOG_POLICIES,
     MAX_LINE_BYTES,
     NO_RESTART_HELPS,
@@ -17,6 +16,7 @@ from determined_ds.task_log import (
     error_lines,
     warning_line,
 )
+from determined_ds.errors import CheckpointError, ConfigError, Problem
 from tests.cluster.log_policies import shipped
 
 BATCH = Problem(
@@ -89,7 +89,7 @@ def test_the_master_knows_our_last_line_by_its_policy(prefix: str, line: str, na
         *(json.dumps(policy) for policy in LOG_POLICIES),
         *(policy["pattern"] for policy in LOG_POLICIES),
         *Path("experiments/gpt2/const.yaml").read_text().splitlines(),
-        *Path("determined_ds/task_log.py").read_text().splitlines(),
+        *Path("determined_ds/cluster_log.py").read_text().splitlines(),
         f"print({NO_RESTART_HELPS!r})",
         f"ValueError: {NO_RESTART_HELPS}",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",

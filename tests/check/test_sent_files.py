@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from determined.common import constants, context
 
-from determined_ds.check import context_dir
-from determined_ds.check.context_dir import context_problems, files_sent
+from determined_ds.check import sent_files as context_dir
+from determined_ds.check.sent_files import context_problems, files_sent
 from tests.command import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Determined's own

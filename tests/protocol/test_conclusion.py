@@ -13,7 +13,7 @@ from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.ranks.hang import Hang
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
-from determined_ds.protocol.result import read_result, write_result
+from determined_ds.protocol.conclusion import read_result, write_result
 from determined_ds.protocol.run_dir import RunDir
 
 KILLED = Failure(rank=1, code=-signal.SIGKILL, cause="killed", time=0.0)

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.check.context_dir import context_problems
 from determined_ds.check.one_experiment import Checked, CheckOptions, check_experiment
 from determined_ds.check.output import Report, findings_of, in_order
+from determined_ds.check.sent_files import context_problems
 from determined_ds.config.deepspeed.alone import problems_alone
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.documents.reading import read_json, read_yaml

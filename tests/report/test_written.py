@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.report.files import create_performance_visualizations, write_report
 from determined_ds.report.results import load_results, save_results
 from determined_ds.report.table import rows_csv
+from determined_ds.report.written import create_performance_visualizations, write_report
 from tests.making import refusal
 from tests.report.making import comparison, failed, repetition, results, row
 

@@ -10,8 +10,8 @@ entrypoint is a class (``determined/exec/harness.py``), and by no trial that a s
 
 from __future__ import annotations
 
+from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.config.keys.fate import ON_A_CLUSTER, rows, table_of
-from determined_ds.task_log import LOG_POLICIES
 
 NAMES = "only names things; kept in experiment.yaml"
 OF_CLASSES = "Determined reads it only for entrypoints that name a class, and this one is a script"
