@@ -129,7 +129,11 @@ FIRST = (
     "tests/runtime/",
     "tests/cli/",
     "tests/search/",
+    "tests/launch/",
     "tests/tune/",
+    "tests/doctor/",
+    "tests/protocol/",
+    "tests/test_readme.py",
 )
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -16,6 +16,9 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "cluster/test_log_policies.py::test_a_failure_that_another_start_cannot_help_is_started_once": (
         "configuration",
     ),
+    "experiments/test_lost_constants.py::test_without_any_of_them_its_model_is_the_same": (
+        "(gpt2|vit|causal_lm)-const",
+    ),
     "experiments/test_templates.py::test_it_runs": (
         ".*/const.yaml",
         ".*/(search|pipeline4|zero3_offload).yaml",
@@ -94,7 +97,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "ZeRO 2, accumulation 2",
         "pipeline, ZeRO 1",
     ),
-    "trial/test_torch_compile.py::test_compiled_it_trains_the_same": ("pipeline",),
 }
 LONG_CASE = pytest.mark.long("one more case of a test that has short ones: tests/short_cases.py")
 

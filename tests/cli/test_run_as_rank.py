@@ -125,6 +125,7 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
     assert "batch" not in ended[1][1]  # rank 0 shows it
 
 
+@pytest.mark.long("two machines once more; torchrun on two of them stays")
 def test_a_run_directory_that_is_not_shared_is_refused_before_training(
     machines: tuple[Machine, Machine], shared_model: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_training(
     assert json.loads((private / "run" / "result.json").read_text())["status"] == "invalid"
 
 
+@pytest.mark.long("torchrun starts ranks twice; test_resume has kills, another test here torchrun")
 def test_a_rank_that_is_killed_is_started_again_by_torchrun_and_the_run_goes_on(
     own_model: Path, tmp_path: Path
 ) -> None:

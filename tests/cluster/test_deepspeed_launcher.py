@@ -27,6 +27,7 @@ LAUNCHED = (
 )
 
 
+@pytest.mark.long("Determined's other launcher; launch/test_deepspeed has ours around it")
 def test_it_ends_as_under_torchs_launcher(cluster: Cluster, run_here: Callable[[str], RunHere]) -> None:
     number = cluster.create(CONST, *LAUNCHED)
     cluster.wait(number)

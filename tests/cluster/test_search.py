@@ -64,6 +64,7 @@ def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(cluster: Clust
         assert "stopped     batch 20 of 40, by the searcher (adaptive_asha)" in cluster.log(trial)
 
 
+@pytest.mark.long("trials of a search; test_stops has some, runtime/test_invalid_hp the dropped point")
 def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
     """That a point is impossible may be said twice."""
     config = yaml.safe_load((ROOT / SEARCH).read_text())

@@ -67,6 +67,7 @@ def test_what_it_copies_is_let_through_and_nothing_else_is() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
+@pytest.mark.long("installs packages; what it installs and copies is proved by the tests before")
 def test_its_install_runs_with_what_it_copies_and_takes_determineds_harness(tmp_path: Path) -> None:
     """The very step, with the packages of this environment in place of an index: it asks for no other version.
 

@@ -130,6 +130,7 @@ def test_a_configuration_that_runs_nowhere_is_refused_as_by_run(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long("python -m in a copy of the context; the tests before have the same probes")
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_in_a_task_it_runs_from_the_context_directory(tmp_path: Path) -> None:
     """As ``det cmd run --context . 'python3 -m determined_ds.doctor CONFIG'``; ``det-ds`` itself is not sent."""

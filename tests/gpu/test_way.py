@@ -54,6 +54,7 @@ def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:
     assert killed == whole
 
 
+@pytest.mark.long("a program for a GPU, tried without one; memory/test_measured has the estimate")
 def test_memory_is_set_beside_the_estimate_and_tokens_are_counted(tmp_path: Path) -> None:
     peak, estimated = one_card.peak_beside_estimate(tmp_path, "cpu", SMALL)
     assert min(peak, estimated) > 0  # of a process with torch in it, and of a GPU

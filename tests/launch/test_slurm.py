@@ -115,6 +115,7 @@ def slurm(tmp_path: Path) -> Slurm:
     return Slurm(tmp_path)
 
 
+@pytest.mark.long("a job twice; a shorter one stays, and test_stopping has signals")
 def test_a_job_that_is_signalled_checkpoints_is_requeued_and_goes_on_to_its_end(slurm: Slurm) -> None:
     first = slurm.start(max_length=1_000_000)
     deadline = time.monotonic() + TIMEOUT_S

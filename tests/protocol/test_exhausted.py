@@ -130,6 +130,7 @@ def test_shared_memory_that_is_full(tmp_path: Path) -> None:
     check_told(done, "no space left in shared memory, /dev/shm", "of 64 KiB are free")
 
 
+@pytest.mark.long("a run that opens hundreds of files; a short test has the system's words")
 def test_too_few_open_files(tmp_path: Path) -> None:
     """By the hard limit; a soft one, which a process may raise, is raised."""
     given = words(tmp_path, "WithWorkers", tmp_path / "run", max_length={"batches": 2})

@@ -98,6 +98,7 @@ def test_folders_that_are_made_are_for_their_user_only(tmp_path: Path) -> None:
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755, "what the user has made stays as it was"
 
 
+@pytest.mark.long("a whole run; the tests before have the lock and who inherits it")
 def test_a_run_holds_its_directory_and_so_do_its_ranks(tmp_path: Path) -> None:
     """Also against search, compare and autotune, which take the same lock."""
     process = process_in(tmp_path, experiment(slots=2))

@@ -286,6 +286,7 @@ def a_process_alone() -> None:
         print("done", flush=True)
 
 
+@pytest.mark.long("two processes that load torch; launch/ranks/test_group has the ports of a run")
 def test_two_runs_share_a_machine() -> None:
     mine = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in mine}

@@ -95,6 +95,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
+@pytest.mark.long("torch's compiler takes half a minute")
 @pytest.mark.parametrize(
     ("engine", "stages"), [("deepspeed", 1), ("ddp", 1), ("deepspeed", 2)], ids=["ZeRO 1", "ddp", "pipeline"]
 )

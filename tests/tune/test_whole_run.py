@@ -67,6 +67,7 @@ def test_it_is_the_training_that_det_ds_run_does(
     assert asdict(result)["method"] == "zero0"
 
 
+@pytest.mark.long("a run that fails; cli/test_run has failures")
 def test_a_training_that_fails_says_why(own_model: Path) -> None:
     trial = own_model / "trial.py"
     trial.write_text(trial.read_text().replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(3, 1)"))
@@ -77,6 +78,7 @@ def test_a_training_that_fails_says_why(own_model: Path) -> None:
     assert processes_below(own_model) == []
 
 
+@pytest.mark.long("one more run; protocol/test_metrics_file reads what is not finite")
 def test_losses_are_numbers_also_where_they_are_not_finite(own_model: Path) -> None:
     """``metrics.jsonl`` has them as a text."""
     trial = own_model / "trial.py"

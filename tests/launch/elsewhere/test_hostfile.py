@@ -63,6 +63,7 @@ def test_slots_that_are_not_the_experiments_are_refused_with_both(tmp_path: Path
     assert "add --slots 16" in done.stderr
 
 
+@pytest.mark.long("DeepSpeed's runner; launch/test_deepspeed starts it too")
 def test_deepspeeds_launcher_starts_the_ranks_with_every_argument_as_it_was_given(tmp_path: Path) -> None:
     binaries = tmp_path / "bin"
     binaries.mkdir()
