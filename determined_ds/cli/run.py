@@ -35,9 +35,9 @@ def run(**given: Any) -> None:
     deepspeed, it is one of the ranks and starts none.
     """
     from determined_ds import train
-    from determined_ds.launch.elsewhere.as_rank import be_rank
-    from determined_ds.launch.elsewhere.hostfile import run_on_hosts
-    from determined_ds.launch.elsewhere.placement import placement_here
+    from determined_ds.launch.external.as_rank import be_rank
+    from determined_ds.launch.external.hostfile import run_on_hosts
+    from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.protocol.handed_on import REPORT
     from determined_ds.protocol.signals import end_with

@@ -17,7 +17,7 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.elsewhere.placement import Placement
+from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restarts

@@ -19,7 +19,7 @@ from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.trial_file import check_trial_file
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import fitting_slots
-from determined_ds.launch.elsewhere.placement import Placement
+from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.resuming import check_storage, keeping_seed, start_in

@@ -36,7 +36,7 @@ from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
-from determined_ds.runtime.loop.reduced import plain_reduced
+from determined_ds.runtime.loop.custom_reducers import plain_reduced
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.base import completed_hparams

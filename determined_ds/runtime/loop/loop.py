@@ -27,11 +27,11 @@ from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
 from determined_ds.runtime.loop.boundaries import Due, Schedule
 from determined_ds.runtime.loop.calls import METHODS, TrainCalls
+from determined_ds.runtime.loop.custom_reducers import Reducers, is_same, searched
+from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.loop.reduced import Reducers, is_same, searched
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
-from determined_ds.runtime.loop.sums import MetricSums
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source

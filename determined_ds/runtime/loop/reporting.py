@@ -15,8 +15,8 @@ from determined import core, pytorch, tensorboard
 
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.loop.sums import MetricSums
 from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
 

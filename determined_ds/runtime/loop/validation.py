@@ -16,8 +16,8 @@ from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.data.loaders import build_loader
 from determined_ds.runtime.data.shares import CallPlan, ValidationBatches, validation_share
 from determined_ds.runtime.data.streams import check_first_rows
-from determined_ds.runtime.loop.reduced import Reducers, plain
-from determined_ds.runtime.loop.sums import MetricSums
+from determined_ds.runtime.loop.custom_reducers import Reducers, plain
+from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.trial import returned
 from determined_ds.trial.author import failed, method_of, metrics_source
 

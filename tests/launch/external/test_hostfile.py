@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import ConfigError
-from determined_ds.launch.elsewhere.hostfile import read_hostfile
+from determined_ds.launch.external.hostfile import read_hostfile
 from tests.cli.conftest import OWN_MODEL
 
 TIMEOUT_S = 300.0  # a guard against hangs

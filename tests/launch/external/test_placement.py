@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from determined_ds.errors import ConfigError
-from determined_ds.launch.elsewhere.placement import PORTS, Placement, placement_of
+from determined_ds.launch.external.placement import PORTS, Placement, placement_of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

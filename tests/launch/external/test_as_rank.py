@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from determined_ds.launch.elsewhere import as_rank
-from determined_ds.launch.elsewhere.placement import Placement
+from determined_ds.launch.external import as_rank
+from determined_ds.launch.external.placement import Placement
 from tests.ranks import ROOT
 
 # What torchrun does where nobody has set it.
 PARENT = """
 import os, subprocess, sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ask = "from determined_ds.launch.elsewhere.as_rank import _stated_by_user; print(_stated_by_user('OMP_NUM_THREADS'))"
+ask = "from determined_ds.launch.external.as_rank import _stated_by_user; print(_stated_by_user('OMP_NUM_THREADS'))"
 print(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout)
 """
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from determined_ds.errors import TrainingError
-from determined_ds.launch.elsewhere.placement import Placement
+from determined_ds.launch.external.placement import Placement
 
 # Ranks may start this much later than others: images are loaded, rank 0 reads a large checkpoint.
 PATIENCE = timedelta(minutes=30)

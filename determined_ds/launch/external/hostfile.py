@@ -15,7 +15,7 @@ from determined_ds.config.hyperparameters import AUTO
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.launch.elsewhere.placement import PORTS
+from determined_ds.launch.external.placement import PORTS
 from determined_ds.launch.options import RunOptions
 from determined_ds.protocol.handed_on import count
 

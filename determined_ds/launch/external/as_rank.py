@@ -1,6 +1,6 @@
 """``det-ds run`` as one rank of another launcher: torchrun, srun, mpirun, deepspeed.
 
-1. It finds its place (:mod:`~determined_ds.launch.elsewhere.placement`) and executes this command again, in place, with
+1. It finds its place (:mod:`~determined_ds.launch.external.placement`) and executes this command again, in place, with
    the environment of a rank of ours: torch is not loaded yet.
 2. Rank 0 decides the run, writes the run directory and sends its path to the others, through a store of torch's.
 3. The others answer whether they see it. Rank 0 reports what is wrong anywhere, and all end with the same code.
@@ -28,9 +28,9 @@ from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.experiment.variables import variables_for
-from determined_ds.launch.elsewhere.agreement import Agreement
-from determined_ds.launch.elsewhere.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
-from determined_ds.launch.elsewhere.shared_folder import (
+from determined_ds.launch.external.agreement import Agreement
+from determined_ds.launch.external.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
+from determined_ds.launch.external.shared_folder import (
     digest_of,
     not_shared,
     remove_tokens,
