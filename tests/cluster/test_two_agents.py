@@ -80,6 +80,7 @@ def test_a_cut_cable_is_reported_and_the_restart_resumes_from_the_shared_folder(
         machines[0].cut()
         cluster.wait_for(lambda: "no sign of life from rank 1 (machine1)" in cluster.log(trial))
         machines[0].plug_in()
+        cluster.wait_for(lambda: trial.allocations[0].exit_code is not None)
         held.set()
         cluster.wait(number)
         assert (trial.state, trial.run_id, trial.restarts) == ("COMPLETED", 2, 1)
