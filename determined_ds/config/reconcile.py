@@ -30,7 +30,7 @@ from determined_ds.config.keys import json_problems
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
-from determined_ds.documents.document import Document, KeyPath, dotted, get_path, plain_copy
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, nearest, plain_copy
 from determined_ds.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -138,6 +138,7 @@ def reconcile(
     layout = topology or _nearest_layout(hp, slots)
     wrong = {problem.key for problem in problems}
     faulty = written.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
+    faulty |= {(name,) for name in _misspelt_sizes(problems) if hyperparameters.get((name,)) is None}
     counted = layout.slots == slots and not faulty & {("pipe_parallel_size",), ("model_parallel_size",)}
     batch = None
     if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
@@ -154,6 +155,12 @@ def reconcile(
     return ResolvedConfig(
         **known, fit=hp.fit, sdpa_kernel=hp.sdpa_kernel, warnings=tuple(warnings), stated=ds
     )
+
+
+def _misspelt_sizes(problems: Iterable[Problem]) -> set[str]:
+    """The sizes that an unknown key was probably meant to be: that they are missing is no second mistake."""
+    unknown = (problem.key.rpartition(".")[2] for problem in problems if problem.code == "unknown-key")
+    return {size for key in unknown if (size := nearest(key, SIZES))}
 
 
 def _filled(

@@ -27,6 +27,7 @@ __all__ = ["dump_yaml", "parse_json", "parse_yaml", "parse_yaml_value", "read_js
 
 MAX_BYTES = 4 * 2**20
 DEPTH_SHOWN = 2  # folders below that are searched for the intended file
+ENOUGH_SHOWN = 4  # files, beyond which no deeper folder is searched
 MAX_LOOKED_AT = 2_000
 
 
@@ -75,15 +76,17 @@ def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -
 
 
 def _siblings(path: Path) -> str:
-    """A fix for a missing file: what there is in the nearest folder that exists, or in the folders below it."""
+    """A fix for a missing file: what there is in the nearest folder that exists, and in the folders below it."""
     folder = path.parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
+    names: list[str] = []
     for depth in range(1 + DEPTH_SHOWN):
-        names = _configurations(folder, "*/" * depth)
-        if names:
-            return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
-    return "check the path"
+        if len(names) < ENOUGH_SHOWN:
+            names += _configurations(folder, "*/" * depth)
+    if not names:
+        return "check the path"
+    return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
 
 
 def _configurations(folder: Path, between: str) -> list[str]:

@@ -298,3 +298,10 @@ def test_a_json_that_is_read_for_two_experiments_keeps_their_places_apart() -> N
         resolved = reconcile(hp, ds, slots=2, accelerator=CPU)
         line = before.count("\n") + 2
         assert resolved.origins["zero_optimization.stage"] == f"overwrite_deepspeed_args, hp.yaml:{line}"
+
+
+@pytest.mark.parametrize("misspelt", ["global_batchsize", "gobal_batch_size"])
+def test_a_misspelt_size_is_one_mistake(misspelt: str) -> None:
+    """That the size is missing follows from it."""
+    [problem] = refusals(lambda: decide({misspelt: 32}))
+    assert (problem.code, problem.fix) == ("unknown-key", "did you mean 'global_batch_size'?")
