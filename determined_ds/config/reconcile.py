@@ -158,7 +158,7 @@ def reconcile(
 
 
 def _misspelt_sizes(problems: Iterable[Problem]) -> set[str]:
-    """The sizes that an unknown key was probably meant to be: that they are missing is no second mistake."""
+    """The sizes that an unknown key was probably meant to be; their absence is the same mistake."""
     unknown = (problem.key.rpartition(".")[2] for problem in problems if problem.code == "unknown-key")
     return {size for key in unknown if (size := nearest(key, SIZES))}
 
