@@ -13,7 +13,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
     name: str
     found: float
     most: float | None = None
-    names: list[str] = []  # noqa: RUF012
+    names: Sequence[str] = ()
 
     @property
     def is_missed(self) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # it is run by its path
-
-from tests.forked import Forked  # noqa: E402
-
+Forked = importlib.import_module("tests.forked").Forked
 sys.exit(Forked("tests.forked:worker", env=os.environ, cwd=Path.cwd(), files=[0, 1, 2]).wait())

@@ -130,10 +130,8 @@ def decide(
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    given = found.need(
-        lambda: parse_hyperparameters(hyperparameters)
-    )  # a misspelt name hides what follows from it
-    if given.fit.max_length is None:
+    given = found.of(lambda: parse_hyperparameters(hyperparameters))
+    if given is not None and given.fit.max_length is None:
         found.problems.append(no_length(hyperparameters))
     resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
     if here and resolved is not None:

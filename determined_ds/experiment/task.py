@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.hyperparameters import parse_hyperparameters, stated_seed
+from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
@@ -107,12 +107,10 @@ def decide_task(task: Task, where: Where) -> ResolvedConfig:
     Raises:
         ConfigError: every reason why it cannot run.
     """
-    parse_hyperparameters(task.hyperparameters)  # a misspelt name hides what follows from it
     resolved = resolve(task.hyperparameters, where)
     missing = missing_packages(resolved.ds)
     if missing:
         raise ConfigError(missing)
-    odd = (
-        exponents_in(task.exp_conf or {}) if task.on_cluster else []
-    )  # elsewhere det-ds run has reported them
+    # Elsewhere det-ds run has reported them.
+    odd = exponents_in(task.exp_conf or {}) if task.on_cluster else []
     return replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved

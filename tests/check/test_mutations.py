@@ -1,4 +1,4 @@
-"""500 good files spoilt at random: never a traceback, never a hang, always the place and a fix."""
+"""Good files damaged at random: never a traceback, never a hang, always the place and a fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A context directory to spoil a file of."""
+    """A context directory to damage a file in."""
     folder = tmp_path_factory.mktemp("context")
     for name in ("experiments", "model_defs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -47,22 +47,22 @@ def _no_hang() -> Iterator[None]:
 @pytest.mark.parametrize("seed", range(NUM_MUTANTS))
 def test_whatever_stands_in_it(folder: Path, seed: int) -> None:
     good = GOOD[seed % len(GOOD)]
-    spoilt = folder / good.relative_to(ROOT)
+    damaged = folder / good.relative_to(ROOT)
     content = mutant(good, seed)
-    spoilt.write_bytes(content)
+    damaged.write_bytes(content)
     try:
         # A JSON by itself, and in an experiment; an experiment by itself.
-        files = [spoilt]
+        files = [damaged]
         if good.suffix == ".json":
             files.append(folder / "experiments" / "gpt2" / f"{good.stem}.yaml")
         reports = check_files(files, context_dir=folder)
     finally:
-        shutil.copy(good, spoilt)
+        shutil.copy(good, damaged)
     for report in reports:
         for finding in report.findings:
             assert finding.problem.message
             assert finding.problem.fix, finding
             where, line, column = place(finding, report.file)
-            text = content if Path(where) == spoilt else Path(where).read_bytes()
+            text = content if Path(where) == damaged else Path(where).read_bytes()
             assert 1 <= line <= text.count(b"\n") + 1, (finding, line)
             assert column >= 1

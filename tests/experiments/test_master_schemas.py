@@ -22,7 +22,7 @@ from tests.experiments.master_schemas import (
 Json = Any
 
 LAUNCH = "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train"
-STORAGE = {"type": "shared_fs", "host_path": "/tmp"}
+STORAGE = {"type": "shared_fs", "host_path": "/ckpt"}
 SINGLE = {"name": "single", "metric": "loss"}
 ASHA = {"name": "adaptive_asha", "metric": "loss", "max_trials": 8, "max_time": 100, "time_metric": "batches"}
 GRID = {"name": "grid", "metric": "loss"}
@@ -306,13 +306,13 @@ class TestCompareProperties:
         assert sanity_errors({"begin_on_batch": 6}, schema="profiling.json") == []
 
     @pytest.mark.parametrize(
-        "storage_path", [None, "runs", "/tmp/runs", "/tmp", "//tmp/runs", "a/../b", "/tmpfile"]
+        "storage_path", [None, "runs", "/ckpt/runs", "/ckpt", "//ckpt/runs", "a/../b", "/ckptfile"]
     )
     def test_storage_path_within(self, storage_path: str | None) -> None:
-        """``/tmpfile`` too: the master compares the strings."""
+        """``/ckptfile`` too: the master compares the strings."""
         assert sanity_errors(STORAGE | {"storage_path": storage_path}, schema="shared-fs.json") == []
 
-    @pytest.mark.parametrize("storage_path", ["..", "../runs", "a/../../b", "/runs", "/tmp/a/../../runs"])
+    @pytest.mark.parametrize("storage_path", ["..", "../runs", "a/../../b", "/runs", "/ckpt/a/../../runs"])
     def test_storage_path_outside(self, storage_path: str) -> None:
         [error] = sanity_errors(STORAGE | {"storage_path": storage_path}, schema="shared-fs.json")
         assert "must either be a relative directory or a subdirectory of host_path" in error
@@ -405,7 +405,7 @@ class TestCheckpointStorage:
     @pytest.mark.parametrize(
         "storage",
         [
-            {"type": "shared_fs", "host_path": "/tmp"},
+            {"type": "shared_fs", "host_path": "/ckpt"},
             {"type": "directory", "container_path": "/tmp"},
             {"type": "s3", "bucket": "b", "prefix": "a/./b"},
             {"type": "gcs", "bucket": "b", "prefix": None},
@@ -421,9 +421,9 @@ class TestCheckpointStorage:
             {"type": "hdfs"},
             {"type": "s3", "bucket": "b", "prefix": "a/../b"},
             {"type": "gcs", "bucket": "b", "prefix": ".."},
-            {"type": "gcs", "bucket": "b", "host_path": "/tmp"},
+            {"type": "gcs", "bucket": "b", "host_path": "/ckpt"},
             {"type": "azure", "connection_string": "s", "credential": "c"},
-            {"type": "shared_fs", "host_path": "/tmp", "save_trial_best": -1},
+            {"type": "shared_fs", "host_path": "/ckpt", "save_trial_best": -1},
             {"bucket_name": "b"},
         ],
     )

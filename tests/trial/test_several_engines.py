@@ -149,7 +149,7 @@ def build(run_dir: Path) -> dict[str, Any]:
 
         def build_validation_data_loader(self) -> DataLoader: ...  # type: ignore[empty-body]
 
-    hparams = {**HYPERPARAMETERS, "critic_learning_rate": 0.2, "torch_compile": True}
+    hparams = {**HYPERPARAMETERS, "critic_learning_rate": 0.2, "torch_compile": True, "sdpa_kernel": "math"}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         trial = Pair(context)
         first, second = trial.engines.values()
@@ -159,6 +159,7 @@ def build(run_dir: Path) -> dict[str, Any]:
             "wrapped": context.models == [first, second],
             "engine": trial.engine is first,
             "compiled": [engine.is_compiled for engine in (first, second)],
+            "kernels": [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()],
             "model": trial.build_model().out_features,
             "written": written
             == {
@@ -175,6 +176,7 @@ def test_a_trial_of_two_engines(one_rank: Ranks, tmp_path: Path) -> None:
     assert found["wrapped"]
     assert found["engine"]
     assert found["compiled"] == [True, True]
+    assert found["kernels"] == [False, True]
     assert found["model"] == 2
     assert found["written"]
     assert found["accumulation"] == [2, 2]
