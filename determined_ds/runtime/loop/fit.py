@@ -13,8 +13,9 @@ from determined import pytorch
 
 from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.runtime.loop.loop import LENGTHS, LoopOptions, TrainingLoop
+from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
+from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from determined_ds.errors import CheckpointError, NotFiniteError
+from determined_ds.errors import NotFiniteError
 from determined_ds.protocol.best import is_better, not_finite
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import check_callbacks
-from determined_ds.runtime.checkpoints.saving import Checkpoints, scramble
+from determined_ds.runtime.checkpoints.saving import Checkpoints
 from determined_ds.runtime.checkpoints.trial_state import TrialState
 from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import METHOD, DataPlace, training_data
@@ -27,10 +27,12 @@ from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
 from determined_ds.runtime.loop.boundaries import Due, Schedule
 from determined_ds.runtime.loop.calls import METHODS, TrainCalls
-from determined_ds.runtime.loop.custom_reducers import Reducers, is_same, searched
+from determined_ds.runtime.loop.custom_reducers import Reducers, searched
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
+from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.reporting import Reporter
+from determined_ds.runtime.loop.settings import LoopOptions
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
@@ -39,36 +41,8 @@ from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")
 
-# Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.
-GPU_TOLERANCE = 0.01
 # How long ranks wait for each other after an error; one without an error waits in a collective, and never comes.
 AGREE_S = 10.0
-LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """How a trial is trained; see :meth:`Trainer.fit`, whose arguments have these names.
-
-    Args:
-        lengths: Name of :data:`LENGTHS` -> ``TrainUnit`` or None.
-        metric: The validation metric that ``checkpoint_policy: best`` goes by.
-        smaller_is_better: Of that metric.
-        trial_id: Of the trial, 0 off-cluster.
-        time_metric: Of the searcher: what it reads from each validation as the trial's progress.
-    """
-
-    lengths: dict[str, Any] = field(default_factory=dict)
-    checkpoint_policy: str = "best"
-    step_zero_validation: bool = False
-    test_mode: bool = False
-    stop_on_nan: bool = True
-    save_total_limit: int | None = None
-    warm_start: str = "weights"
-    metric: str = ""
-    smaller_is_better: bool = True
-    trial_id: int = 0
-    time_metric: str = ""
 
 
 class TrainingLoop:
@@ -98,6 +72,9 @@ class TrainingLoop:
         self._state = TrialState(trial_id=options.trial_id)
         self._best_at = -1
         self._status = ""
+        self._generators: dict[str, Any] = {}
+        self._is_stopped = False
+        self._closing = contextlib.ExitStack()
         self._data_place = DataPlace()
         self._checkpoints = Checkpoints(
             trial,
@@ -126,41 +103,49 @@ class TrainingLoop:
             latest_checkpoint: Uuid of the checkpoint to resume from.
             fork: Folder of a checkpoint of another run to start from; ignored with the former.
         """
-        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._progress.stop)
-            for callback in self.callbacks:
-                callback.on_trial_startup(self._context.get_initial_batch(), begins_with)
-                stack.callback(callback.on_trial_shutdown)
-            batches, generators = self._prepare(latest_checkpoint, fork)
-            for model in self._context.models:
-                model.train()
-            # Nothing is built from here on: the generators continue from where the checkpoint was made.
-            if generators:
-                set_rng_state(generators, self._context.device)
-            else:  # replicas began alike, to build the same model; their dropout differs
-                seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
-            with self._context.profiler or contextlib.nullcontext():
-                self._train(batches)
-            print_communication()
-            if self._options.test_mode:
-                self._prove_checkpoint()
-            else:
-                self._progress.end(self._state, best_at=self._best_at)
-            HEART.rest()
+        with self:
+            self.load(latest_checkpoint, fork)
+            batches = self.begin()
+            self._calls = TrainCalls(self._trial, self._context, batches)
+            while self.goes_on:
+                self._train_one()
+                self.end_step()
+            self.end()
 
-    def _prepare(
-        self, latest_checkpoint: str | None, fork: Path | None
-    ) -> tuple[Iterator[Any] | None, dict[str, Any]]:
-        """Load the checkpoint and open the data. Returns the micro-batches, and the state of the generators."""
-        test_mode, note = self._options.test_mode, self._progress.note
-        self._validator = Validator(self._trial, self._context, test_mode=test_mode, note=note)
+    def __enter__(self) -> TrainingLoop:
+        """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
+        self._closing.callback(self._progress.stop)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closing.__exit__(*error)
+
+    def load(self, latest_checkpoint: str | None, fork: Path | None = None) -> None:
+        """Load the checkpoint, if there is one; a collective. Its arguments are those of :meth:`run`."""
+        begins_with = latest_checkpoint or (fork.name if fork is not None else None)
+        for callback in self.callbacks:
+            callback.on_trial_startup(self._context.get_initial_batch(), begins_with)
+            self._closing.callback(callback.on_trial_shutdown)
+        self._validator = self._make_validator()
         self._context.reset_reducers()
-        generators: dict[str, Any] = {}
         if latest_checkpoint is not None:
-            self._state, generators = self._checkpoints.load(latest_checkpoint, trial_id=self._state.trial_id)
+            self._read(latest_checkpoint)
         elif fork is not None:
             self._checkpoints.fork(fork)
+
+    def _read(self, uuid: str) -> None:
+        self._state, self._generators = self._checkpoints.load(uuid, trial_id=self._state.trial_id)
+
+    def _make_validator(self) -> Any:
+        note = self._progress.note
+        return Validator(self._trial, self._context, test_mode=self._options.test_mode, note=note)
+
+    def begin(self) -> Iterator[Any] | None:
+        """Open the data, and do all that comes before the first batch; a collective.
+
+        Returns:
+            The micro-batches of this rank, from the one to train next; None where it loads none.
+        """
         batches = self._open_training_data()
         self._context.adopt()
         self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
@@ -168,7 +153,29 @@ class TrainingLoop:
         check_callbacks(self._callbacks)
         if self._options.step_zero_validation and self._state.batches_trained == 0:
             self._validate()
-        return batches, generators
+        for model in self._context.models:
+            model.train()
+        # Nothing is built from here on: the generators continue from where the checkpoint was made.
+        if self._generators:
+            set_rng_state(self._generators, self._context.device)
+        else:  # replicas began alike, to build the same model; their dropout differs
+            seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
+        self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
+        self._set_status("training")
+        self._stops.start(self._state.batches_trained)
+        at_the_end = self._state.batches_trained == self._schedule.num_batches
+        if at_the_end and self._state.last_validation != self._state.batches_trained:
+            self._validate()  # it failed at the end of an earlier process
+        return batches
+
+    def end(self) -> None:
+        """What comes after the last batch; a collective."""
+        print_communication()
+        if self._options.test_mode:
+            self._prove_checkpoint()
+        else:
+            self._progress.end(self._state, best_at=self._best_at)
+        HEART.rest()
 
     def _open_training_data(self) -> Iterator[Any] | None:
         context, mpu = self._context, self._context._mpu
@@ -196,31 +203,17 @@ class TrainingLoop:
         self._schedule = Schedule(**self._options.lengths, batches_per_epoch=per_epoch)
         return data.batches if data else None
 
-    def _train(self, batches: Iterator[Any] | None) -> None:
-        self._set_status("training")
-        self._stops.start(self._state.batches_trained)
-        self._calls = TrainCalls(self._trial, self._context, batches)
-        at_the_end = self._state.batches_trained == self._schedule.num_batches
-        if at_the_end and self._state.last_validation != self._state.batches_trained:
-            self._validate()  # it failed at the end of an earlier process
-        while self._state.batches_trained < self._schedule.num_batches:
-            self._train_one()
-            due = self._schedule.due(self._state.batches_trained)
-            if due:
-                self._do(due)
-            if due.end:
-                return
-            if self._stops.due(self._state.batches_trained):
-                self._stops.ask(self._state.batches_trained)
-            if self._stops.requested:
-                self._checkpoint()
-                done, total = self._state.batches_trained, self._schedule.num_batches
-                self._progress.note(f"stopped     batch {done} of {total}, {self._stops.reason}")
-                return
+    # ------------------------------------------------------------------------------------ a step
 
-    def _train_one(self) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is another batch to train: neither is the schedule at its end, nor was a stop requested."""
+        return not self._is_stopped and self._state.batches_trained < self._schedule.num_batches
+
+    def begin_step(self) -> None:
+        """A batch is about to be trained."""
         index = self._state.batches_trained
-        epoch, is_first, is_last = self._schedule.epoch_of(index)
+        epoch, is_first, _ = self._schedule.epoch_of(index)
         self._context._current_batch_idx = index
         if is_first:
             for callback in self.callbacks:
@@ -229,19 +222,49 @@ class TrainingLoop:
                 callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
         self._reporter.batch_begins()
         self._context._loss_ids = {}
-        for metrics in self._calls.train(epoch, index):
-            self._sums.add(metrics)
+
+    def take(self, metrics: dict[str, Any]) -> None:
+        """Add the training metrics of a micro-batch."""
+        self._sums.add(metrics)
+
+    def _train_one(self) -> None:
+        self.begin_step()
+        index = self._state.batches_trained
+        for metrics in self._calls.train(self._schedule.epoch_of(index)[0], index):
+            self.take(metrics)
+        self._count_step()
+
+    def _count_step(self) -> None:
+        epoch, _, is_last = self._schedule.epoch_of(self._state.batches_trained)
+        self._state.batches_trained += 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.
-        self._guard.look(self._sums.running("loss"), index + 1)
+        self._guard.look(self._sums.running("loss"), self._state.batches_trained)
         TRAINED.set()
         if self._context.profiler is not None:
             self._context.profiler.step()
-        self._state.batches_trained += 1
         if is_last:
             self._state.epochs_trained = epoch + 1
             self._call_back("on_training_epoch_end", epoch)
         self._progress.step(self._state.batches_trained)
         HEART.step(self._state.batches_trained)
+
+    def end_step(self) -> None:
+        """Do what is due after a batch, and stop where that is requested; a collective where something is."""
+        due = self._due()
+        if due:
+            self._do(due)
+        if due.end:
+            return
+        if self._stops.due(self._state.batches_trained):
+            self._stops.ask(self._state.batches_trained)
+        if self._stops.requested:
+            self._is_stopped = True
+            self._checkpoint()
+            done, total = self._state.batches_trained, self._schedule.num_batches
+            self._progress.note(f"stopped     batch {done} of {total}, {self._stops.reason}")
+
+    def _due(self) -> Due:
+        return self._schedule.due(self._state.batches_trained)
 
     # ------------------------------------------------------------------------------------ what is due
 
@@ -360,17 +383,8 @@ class TrainingLoop:
         self._set_status("training")
 
     def _prove_checkpoint(self) -> None:
-        """Scramble the weights, load the checkpoint back, and validate to the same number."""
-        before = self._validator.run([])
-        scramble(self._context.models)
-        self._checkpoints.load(self._last_uuid, trial_id=self._state.trial_id)
-        after = self._validator.run([])
-        on_gpu = self._context.device.type == "cuda"
-        if not is_same(before, after, tolerance=GPU_TOLERANCE if on_gpu else 0.0):
-            raise CheckpointError(
-                f"validated {before} before the checkpoint and {after} after loading it back"
-            )
-        same = f"the same number within {GPU_TOLERANCE:.1%}" if on_gpu else "the same number"
+        load = functools.partial(self._checkpoints.load, self._last_uuid, trial_id=self._state.trial_id)
+        same = prove_checkpoint(self._context, lambda: self._validator.run([]), load)
         self._progress.note(f"test passed: trained, validated, saved, loaded back, validated to {same}")
 
     def _set_status(self, status: str) -> None:

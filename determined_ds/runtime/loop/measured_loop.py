@@ -20,8 +20,9 @@ from determined_ds.runtime.group.collectives import reduce_over_ranks
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.loop.boundaries import Due
 from determined_ds.runtime.loop.fit import section_of
-from determined_ds.runtime.loop.loop import LoopOptions, TrainingLoop
+from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
+from determined_ds.runtime.loop.settings import LoopOptions
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDP, engine_name
 
