@@ -2,7 +2,7 @@
 
 A method receives events and returns actions::
 
-    search = make_searcher(config)
+    search = make_search(searcher, space)
     todo = search.start()                       # [Create, ...]
     todo = search.created(trial_id, create)
     todo = search.validated(trial_id, {"batches": 50, "validation_loss": 2.3})
@@ -22,12 +22,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from determined_ds.documents.document import Document
-from determined_ds.documents.values import Findings
-from determined_ds.errors import ConfigError
 from determined_ds.experiment.space.master_random import MasterRandom
 from determined_ds.experiment.space.rungs import DIVISOR, MAX_RUNGS, MODE, brackets, rungs
-from determined_ds.experiment.space.space import SearchSpace, read_space
+from determined_ds.experiment.space.space import SearchSpace
 
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
@@ -317,22 +314,3 @@ def with_defaults(searcher: Mapping[str, Any]) -> dict[str, Any]:
 def make_search(searcher: Mapping[str, Any], space: SearchSpace) -> Search:
     """The search of a ``searcher`` section, defaults filled in, over a space."""
     return METHODS[searcher["name"]](searcher, Draws(space))
-
-
-def make_searcher(config: Mapping[str, Any]) -> Search:
-    """The search of an experiment config, defaults filled in.
-
-    Raises:
-        ConfigError: its hyperparameters are none.
-    """
-    searcher = config["searcher"]
-    found = Findings(Document(name="config", data=dict(config)))
-    space, _ = read_space(
-        found,
-        config.get("hyperparameters") or {},
-        searcher=searcher["name"],
-        seed=int(config["reproducibility"]["experiment_seed"]),
-    )
-    if found.problems:
-        raise ConfigError(found.problems)
-    return make_search(searcher, space)

@@ -117,12 +117,6 @@ class CostModel:
             for mean, deviation in zip(known + rows @ self._mean, deviations, strict=True)
         ]
 
-    def effect(self, name: str) -> tuple[float, float]:
-        """What an effect multiplies the step's time by, and the standard deviation of its logarithm."""
-        index = NAMES.index(name)
-        covariance = np.linalg.inv(self._precision)
-        return math.exp(float(self._mean[index])), math.sqrt(float(covariance[index, index]))
-
     def _row(self, variant: Variant, shape: ModelShape) -> tuple[Vector, float]:
         """A variant's effects, and the logarithm of its arithmetic."""
         if id(variant) not in self._rows:

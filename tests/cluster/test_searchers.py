@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from determined_ds.search.methods import Create, make_searcher
+from determined_ds.search.methods import Create, make_search
 from tests.cluster.configs import as_go
 from tests.cluster.searchers import Searcher, Wanted
+from tests.search.test_methods import space_of
 
 HYPERPARAMETERS = {
     "optimizer": {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1, "count": 3}, "name": "adam"},
@@ -61,7 +62,8 @@ def test_both_search_alike(name: str, seed: int) -> None:
         "hyperparameters": HYPERPARAMETERS,
         "reproducibility": {"experiment_seed": seed},
     }
-    ours, theirs = make_searcher(config), Searcher(config)
+    ours = make_search(searcher, space_of(HYPERPARAMETERS, searcher["name"], seed))
+    theirs = Searcher(config)
     trained: dict[int, int] = {}
     running: list[int] = []
     todo: tuple[list[Any], list[Any]] = (ours.start(), theirs.start())

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from determined_ds.documents.document import Document
 from determined_ds.documents.values import Findings
-from determined_ds.errors import ConfigError
 from determined_ds.experiment.space.points import points_of
 from determined_ds.experiment.space.space import SearchSpace, read_space
 from determined_ds.search.methods import (
@@ -23,7 +22,6 @@ from determined_ds.search.methods import (
     brackets_of,
     grid,
     make_search,
-    make_searcher,
     with_defaults,
 )
 
@@ -160,16 +158,6 @@ def test_a_trial_that_replaces_another_draws_on() -> None:
     [second] = search.exited(1)
     at_once = search_of({"name": "random", "max_trials": 2}, seed=3).start()
     assert [first, second] == at_once
-
-
-def test_hyperparameters_that_are_none_are_refused() -> None:
-    config = {
-        "searcher": {"name": "single"},
-        "hyperparameters": {"x": {"type": "int", "minval": 3}},
-        "reproducibility": {"experiment_seed": 0},
-    }
-    with pytest.raises(ConfigError, match=r"hyperparameters\.x"):
-        make_searcher(config)
 
 
 def test_what_is_not_said_is_what_the_master_fills_in() -> None:

@@ -166,9 +166,6 @@ def test_what_one_choice_gains_is_expected_of_it_elsewhere() -> None:
     model.learn(candidates[0].variant, SHAPE, 1.0)
     model.learn(of("zero1 micro 16 bf16").variant, SHAPE, 0.5)
     model.learn(of("zero0 micro 16").variant, SHAPE, 0.9)
-    multiplied, deviation = model.effect("bf16")
-    assert 0.45 < multiplied < 0.65
-    assert deviation < 0.15
     left = [each for each in candidates if each.name not in ("zero1 micro 16 bf16", "zero0 micro 16")][1:]
     times = model.predict([each.variant for each in left], [each.shape for each in left])
     first = min(zip(times, left, strict=True), key=lambda item: item[0].log_seconds)
