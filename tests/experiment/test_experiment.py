@@ -23,7 +23,8 @@ from determined_ds.experiment.experiment import (
     trial_of_entrypoint,
     with_override,
 )
-from tests.experiments.master_schemas import SCHEMA_DIR, create_errors, sanity_errors
+from tests.experiments.master_code import create_errors
+from tests.experiments.master_schemas import SCHEMA_DIR, sanity_errors
 from tests.making import ENTRYPOINT, EXPERIMENTS, refusal, refusals
 
 SINGLE = {"name": "single", "metric": "validation_loss"}

@@ -9,7 +9,7 @@ The master validates a config twice, with the same schemas (``expconf/v0``) and 
 The schemas are JSON Schema draft-07 with seven keywords of Determined's own, each a function below. Two facts
 shape the rest: a null counts as absent wherever a field is optional, and ``$ref`` hides its neighbours.
 
-What the master refuses in code, with no schema saying so, is :func:`create_errors`.
+What the master refuses in code, with no schema saying so, is in ``master_code.py``.
 
 Source: determined v0.38.1, ``master/pkg/schemas/{schema,defaults,merge}.go``, ``extensions/*.go`` and
 ``expconf/*.go`` there; ``master/internal/core_experiment.go``.
@@ -21,7 +21,6 @@ import copy
 import json
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,45 +35,40 @@ Errors = Iterator[ValidationError]
 
 SCHEMA_DIR = Path(__file__).parent / "expconf" / "v0"
 BASE_URL = "http://determined.ai/schemas/expconf/v0/"
-EXPERIMENT = "experiment.json"
 
 
 # --- What may be asked --------------------------------------------------------------------------------------
 
 
-def sanity_errors(config: Json, *, schema: str = EXPERIMENT) -> list[str]:
+def sanity_errors(config: Json) -> list[str]:
     """What the master refuses in a config as submitted.
 
     Args:
         config: The config, as parsed from YAML.
-        schema: File name of the schema to judge by; a part of a config can be judged by the part's schema.
 
     Returns:
         Every error, sorted, in the master's form ``<config>.dotted.path[0]: what is wrong``.
     """
     try:
-        return _judge(_SanityValidator, _as_json(config), schema)
+        return _judge(_SanityValidator, _as_json(config))
     except (TypeError, ValueError) as error:
         return [_not_json(error)]
 
 
-def completeness_errors(
-    config: Json, *, schema: str = EXPERIMENT, checkpoint_storage: Mapping[str, Json] | None = None
-) -> list[str]:
+def completeness_errors(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> list[str]:
     """What the master refuses in a config once its defaults are filled.
 
     What is not sane is not complete either: those errors are listed here too.
 
     Args:
         config: The config, as parsed from YAML; defaults need not be in it.
-        schema: As for :func:`sanity_errors`.
         checkpoint_storage: The cluster's own, where the config may lean on it; see :func:`fill_defaults`.
     """
     try:
-        filled = fill_defaults(config, schema=schema, checkpoint_storage=checkpoint_storage)
+        filled = fill_defaults(config, checkpoint_storage=checkpoint_storage)
     except (TypeError, ValueError) as error:
         return [_not_json(error)]
-    return _judge(_CompletenessValidator, filled, schema)
+    return _judge(_CompletenessValidator, filled)
 
 
 def errors(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> list[str]:
@@ -83,9 +77,7 @@ def errors(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None
     return sorted({*sanity_errors(config), *complete})
 
 
-def fill_defaults(
-    config: Json, *, schema: str = EXPERIMENT, checkpoint_storage: Mapping[str, Json] | None = None
-) -> Json:
+def fill_defaults(config: Json, *, checkpoint_storage: Mapping[str, Json] | None = None) -> Json:
     """The config with the defaults that the master would fill in; the argument is left as it was.
 
     Defaults that the master makes up as it goes (name, seed) are fixed here. Short forms that defaults hang
@@ -93,7 +85,6 @@ def fill_defaults(
 
     Args:
         config: The config, as parsed from YAML.
-        schema: As for :func:`sanity_errors`.
         checkpoint_storage: What the cluster (master or workspace) has under ``checkpoint_storage``; without
             it, a config must bring its own to be complete.
     """
@@ -103,20 +94,8 @@ def fill_defaults(
         filled["checkpoint_storage"] = _merged_storage({} if given is None else given, checkpoint_storage)
     # Go's structs of this one have no fields to fill; its schema refuses those of a storage.
     tensorboard = filled.pop("tensorboard_storage", None) if isinstance(filled, dict) else None
-    whole = _filled(_schema(schema), filled)
+    whole = _filled(EXPERIMENT, filled)
     return whole if tensorboard is None else whole | {"tensorboard_storage": tensorboard}
-
-
-def create_errors(config: Mapping[str, Json]) -> list[str]:
-    """What the master's code refuses on creating an experiment from a config that its schemas accept.
-
-    Only what the config alone can tell, read from the source and not measured on a master. A config that is
-    not sane gets sanity's errors instead.
-    """
-    if insane := sanity_errors(config):
-        return insane
-    given = _as_json(config)
-    return sorted([*_field_refusals(given), *_searcher_refusals(given.get("searcher") or {})])
 
 
 # --- The extensions: one function a keyword, called as jsonschema calls its own -----------------------------
@@ -245,17 +224,14 @@ def _load_schemas(directory: Path) -> dict[str, Json]:
 
 
 SCHEMAS = _load_schemas(SCHEMA_DIR)
+EXPERIMENT = SCHEMAS[BASE_URL + "experiment.json"]
 _REGISTRY: Any = Registry().with_resources(
     (url, DRAFT7.create_resource(schema)) for url, schema in SCHEMAS.items()
 )
 
 
-def _schema(name: str) -> Json:
-    return SCHEMAS[BASE_URL + name]
-
-
-def _judge(validator_class: Any, instance: Json, schema: str) -> list[str]:
-    found = validator_class(_schema(schema), registry=_REGISTRY).iter_errors(instance)
+def _judge(validator_class: Any, instance: Json) -> list[str]:
+    found = validator_class(EXPERIMENT, registry=_REGISTRY).iter_errors(instance)
     return sorted({f"<config>{_dotted(error.absolute_path)}: {error.message}" for error in found})
 
 
@@ -386,38 +362,3 @@ def _merged_storage(given: Json, cluster: Mapping[str, Json]) -> Json:
     if "connection_string" in mine or "account_url" in mine:  # Azure: credentials come from one place
         cluster = {key: value for key, value in cluster.items() if key not in AZURE_CREDENTIALS}
     return {**cluster, **mine}
-
-
-# --- What code refuses --------------------------------------------------------------------------------------
-
-REMOVED_SEARCHERS = ("adaptive", "adaptive_simple", "custom", "sync_halving")
-TIMED_SEARCHERS = ("adaptive_asha", "async_halving")
-
-
-def _field_refusals(config: dict[str, Json]) -> Iterator[str]:
-    resources = config.get("resources") or {}
-    seed = (config.get("reproducibility") or {}).get("experiment_seed")
-    names = Counter(policy.get("name") for policy in config.get("log_policies") or [])
-    if config.get("entrypoint") is None:
-        yield "<config>.entrypoint: managed experiments require entrypoint"
-    if bool(config.get("workspace")) != bool(config.get("project")):
-        yield "<config>: workspace and project must both be included in config if one is provided"
-    if resources.get("slots") is not None:
-        yield '<config>.resources: additionalProperties "slots" not allowed'
-    if isinstance(resources.get("shm_size"), str):
-        yield "<config>.resources.shm_size: is read as a number of bytes, though the schema takes a string"
-    if seed is not None and seed >= 2**32:
-        yield "<config>.reproducibility.experiment_seed: is read as a uint32"
-    for device in resources.get("devices") or []:
-        if isinstance(device, str) and device.count(":") > 2:
-            yield f"<config>.resources.devices: {device} has more than three parts"
-    for name in (name for name, count in names.items() if name is not None and count > 1):
-        yield f'<config>.log_policies: log_policies have duplicated names "{name}"'
-
-
-def _searcher_refusals(searcher: dict[str, Json]) -> Iterator[str]:
-    name = searcher.get("name")
-    if name in REMOVED_SEARCHERS:
-        yield f"<config>.searcher: the '{name}' searcher has been removed, not valid for new experiments"
-    if name in TIMED_SEARCHERS and None in (searcher.get("max_time"), searcher.get("time_metric")):
-        yield f"<config>.searcher: the `{name}` searcher requires `max_time` and `time_metric` to be set"

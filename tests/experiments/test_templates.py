@@ -17,7 +17,8 @@ from determined_ds.experiment.experiment import load_experiment
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
 from tests.command import ROOT, det_ds
-from tests.experiments.master_schemas import create_errors, errors
+from tests.experiments.master_code import create_errors
+from tests.experiments.master_schemas import errors
 
 EXPERIMENTS = ROOT / "experiments"
 TEMPLATES = sorted(str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*/*.yaml"))

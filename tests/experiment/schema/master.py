@@ -1,6 +1,6 @@
 """The oracle's verdict of a config, where the cluster completes its ``checkpoint_storage``.
 
-The oracle re-implements the master (tests/experiments/master_schemas.py).
+The oracle re-implements the master (tests/experiments).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.experiments import master_schemas as master
+from tests.experiments.master_code import create_errors, refusals_of_code
 
 Json = Any
 
@@ -33,8 +34,7 @@ def refusals(config: dict[str, Json]) -> Iterator[str]:
     if not sanity.is_valid(config):
         yield "is not sane"
         return
-    yield from master._field_refusals(config)
-    yield from master._searcher_refusals(config.get("searcher") or {})
+    yield from refusals_of_code(config)
     kind = (config.get("checkpoint_storage") or CLUSTERS[0]).get("type")
     clusters = [cluster for cluster in CLUSTERS if kind in (None, cluster["type"])]
     if not any(completeness.is_valid(master.fill_defaults(config, checkpoint_storage=c)) for c in clusters):
@@ -43,9 +43,9 @@ def refusals(config: dict[str, Json]) -> Iterator[str]:
 
 @functools.cache
 def _validator(kind: Any) -> Any:
-    return kind(master._schema(master.EXPERIMENT), registry=master._REGISTRY)
+    return kind(master.EXPERIMENT, registry=master._REGISTRY)
 
 
 def slow_refusals(config: dict[str, Json], cluster: dict[str, Json]) -> list[str]:
     """As the oracle itself says it."""
-    return [*master.errors(config, checkpoint_storage=cluster), *master.create_errors(config)]
+    return [*master.errors(config, checkpoint_storage=cluster), *create_errors(config)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from determined_ds.documents.document import Document, get_path
 from determined_ds.experiment.schema import experiment_problems
 from tests.experiment.schema.making import Maker
 from tests.experiment.schema.master import CLUSTERS, refusals, slow_refusals
-from tests.experiments import test_master_schemas as stand_in
+from tests.experiments.test_master_schemas import CASES
 
 Json = Any
 NUM_CONFIGS = 10 * settings().max_examples
@@ -95,69 +93,6 @@ def test_nothing_raises(config: dict[str, Json]) -> None:
     agree(BASE | config)
 
 
-# ------------------------------------------------------------------------------- the cases of the stand-in's tests
-
-PLACES: dict[str, tuple[Any, ...]] = {
-    "experiment.json": (),
-    "azure.json": ("checkpoint_storage",),
-    "bind-mount.json": ("bind_mounts", 0),
-    "hyperparameter-int.json": ("hyperparameters", "h"),
-    "length.json": ("min_validation_period",),
-    "profiling.json": ("profiling",),
-    "resources.json": ("resources",),
-    "security.json": ("security",),
-    "shared-fs.json": ("checkpoint_storage",),
-}
-
-
-def _calls(method: Any) -> Iterator[dict[str, Any]]:
-    """The arguments of every run of a parametrized test."""
-    choices = []
-    for mark in getattr(method, "pytestmark", ()):
-        names, values = mark.args
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        choices.append(
-            [dict(zip(names, value if len(names) > 1 else [value], strict=True)) for value in values]
-        )
-    for combination in itertools.product(*choices):
-        yield {name: value for chosen in combination for name, value in chosen.items()}
-
-
-def _cases() -> list[dict[str, Json]]:
-    """Every config, or part of one in its place, that the stand-in's tests judge."""
-    cases: list[dict[str, Json]] = []
-
-    def recorder(judge: Any) -> Any:
-        def judged(config: Json, *, schema: str = "experiment.json", **options: Any) -> Any:
-            whole = config
-            for step in reversed(PLACES[schema]):
-                whole = [whole] if step == 0 else {step: whole}
-            if isinstance(whole, dict):
-                cases.append(whole if schema == "experiment.json" else BASE | whole)
-            options |= {"schema": schema} if schema != "experiment.json" else {}
-            return judge(config, **options)
-
-        return judged
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("errors", "sanity_errors", "completeness_errors", "create_errors"):
-            patch.setattr(stand_in, name, recorder(getattr(stand_in, name)))
-        for kind in vars(stand_in).values():
-            tests = vars(kind).items() if isinstance(kind, type) and kind.__name__.startswith("Test") else ()
-            for name, method in tests:
-                if name.startswith("test_") and name != "test_config_must_be_json":
-                    for arguments in _calls(method):
-                        method(kind(), **arguments)
-    return cases
-
-
-CASES = _cases()
-
-
 @pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
 def test_the_cases_of_the_oracles_own_tests(case: dict[str, Json]) -> None:
     agree(case)
-
-
-def test_there_are_cases() -> None:
-    assert len(CASES) > 150

@@ -25,7 +25,8 @@ from determined_ds.memory import fits, format_bytes, memory_per_rank
 from determined_ds.memory.plan.choose import Plan, candidates, choose_plan, with_largest_micro_batch
 from determined_ds.memory.plan.needs import read_needs
 from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, GeneratedFiles, default_name, files_of
-from tests.experiments.master_schemas import create_errors, errors
+from tests.experiments.master_code import create_errors
+from tests.experiments.master_schemas import errors
 from tests.making import refusal, refusals
 
 ISSUE: dict[str, Any] = {
