@@ -15,9 +15,9 @@ from tests.making import refusal
 DOCUMENT = Document(name="x.yaml", data={"entrypoint": "python3 -m determined_ds.train trial:T"})
 
 
-def checked(folder: Path, source: str) -> None:
+def checked(folder: Path, source: str, trial: str = "trial:T") -> None:
     (folder / "trial.py").write_text(source)
-    check_trial_file("trial:T", folder, DOCUMENT)
+    check_trial_file(trial, folder, DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,42 @@ def test_deepspeed_trial_is_not_where_pytorch_trial_is(tmp_path: Path, source: s
 
 
 @pytest.mark.parametrize(
+    ("trial", "source", "said", "fix"),
+    [
+        ("trail:T", "class T: ...", "no module trail", "did you mean trial?"),
+        ("trial.py:T", "class T: ...", "no module trial.py", "did you mean trial?"),
+        ("..:T", "class T: ...", "..", "my_model.trial:MyTrial"),
+        ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail", "did you mean MyTrial?"),
+        (
+            "trial:T",
+            "import torch\nclass T(object)",
+            "trial.py:2 is not Python: expected ':'",
+            "fix trial.py:2",
+        ),
+        ("trial:T", "\0\1", "trial.py is not Python", "fix trial.py"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(
+    tmp_path: Path, trial: str, source: str, said: str, fix: str
+) -> None:
+    problem = refusal(lambda: checked(tmp_path, source, trial))
+    assert (problem.key, problem.value) == ("entrypoint", trial)
+    assert said in problem.message
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "from determined.pytorch.deepspeed import DeepSpeedTrial\nclass T(DeepSpeedTrial): pass\n",
         "from determined.pytorch import deepspeed\nclass T(deepspeed.DeepSpeedTrial): pass\n",
         "from .pytorch import DeepSpeedTrial\nclass T(DeepSpeedTrial): pass\n",
         "try:\n    from determined.pytorch import DeepSpeedTrial\nexcept ImportError:\n    pass\nclass T: pass\n",
+        "from elsewhere import T",
+        "from elsewhere import *",
+        "import elsewhere\n\nT = elsewhere.make()",
+        "try:\n    import torch\nexcept ImportError:\n    raise\nelse:\n    class T:\n        ...",
+        "def __getattr__(name):\n    return object",
     ],
 )
 def test_what_may_well_be_there_is_left_alone(tmp_path: Path, source: str) -> None:
