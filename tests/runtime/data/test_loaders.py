@@ -113,11 +113,6 @@ def test_its_other_options_are_kept() -> None:
     assert steps(loader, 2)[1] == [[102, 103, 106, 107], [110, 111, 114, 115]]
 
 
-def test_another_batch_size_than_the_micro_batch_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"16.*micro-batch size 2"):
-        steps(torch_data.DataLoader(NUMBERS, batch_size=16), 1)
-
-
 @pytest.mark.parametrize("distributed", [False, True])
 def test_a_validation_is_split_to_the_last_sample(distributed: bool) -> None:
     """In an order that all replicas share, although each stands at another place in its generators."""

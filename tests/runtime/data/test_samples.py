@@ -17,6 +17,7 @@ from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
 from determined_ds.runtime.data.samples import training_data
 from determined_ds.runtime.data.shares import CallPlan, IndexedShare, ValidationBatches
+from determined_ds.trial.stream_loader import StreamLoader
 
 SEED = 7
 
@@ -266,9 +267,11 @@ def test_too_few_batches_of_a_batch_sampler_are_refused() -> None:
         training_data(loader, batch=batch, replica=0, seed=SEED, start_batch=0)
 
 
-def test_another_batch_size_than_the_micro_batch_is_refused() -> None:
+@pytest.mark.parametrize(
+    "loader", [DataLoader(Numbers(100), batch_size=16), StreamLoader(lambda: iter(range(100)), 16)]
+)
+def test_another_batch_size_than_the_micro_batch_is_refused(loader: Any) -> None:
     batch = split(2, 2, 4)
-    loader = DataLoader(Numbers(100), batch_size=16, shuffle=True)
     with pytest.raises(ConfigError, match=r"16.*micro-batch size 4") as raised:
         training_data(loader, batch=batch, replica=0, seed=SEED, start_batch=0)
     assert "training_loader" in raised.value.problems[0].fix

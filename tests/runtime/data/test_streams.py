@@ -18,11 +18,8 @@ from torch.utils import data as torch_data
 from determined_ds.config.batch import Batch
 from determined_ds.errors import CheckpointError, ConfigError, DataError
 from determined_ds.runtime.data.samples import TrainingData, training_data
-from determined_ds.runtime.data.shares import CallPlan, UncountedShare, ValidationBatches
-from determined_ds.runtime.data.streams import FirstRow, check_first_rows, digest
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
-
-SEED = 7
+from tests.runtime.data.test_samples import SEED, split
 
 
 class Count(torch_data.IterableDataset):
@@ -137,15 +134,6 @@ def read() -> Iterator[int]:
     yield from range(20)
 
 
-def split(replicas: int, accumulation: int, micro: int) -> Batch:
-    return Batch(
-        global_batch_size=replicas * accumulation * micro,
-        micro_batch_size=micro,
-        accumulation=accumulation,
-        replicas=replicas,
-    )
-
-
 def opened(dataset: Any, batch: Batch, *, replica: int = 0, start: int = 0, **more: Any) -> TrainingData:
     """A replica's training data."""
     options = {name: more.pop(name) for name in ("place", "note") if name in more}
@@ -153,26 +141,28 @@ def opened(dataset: Any, batch: Batch, *, replica: int = 0, start: int = 0, **mo
     return training_data(loader, batch=batch, replica=replica, seed=SEED, start_batch=start, **options)
 
 
+def in_steps(batches: list[list[Any]], batch: Batch) -> list[list[Any]]:
+    """The samples of each step, of micro-batches one after the other."""
+    steps = range(0, len(batches), batch.accumulation)
+    return [list(itertools.chain(*batches[i : i + batch.accumulation])) for i in steps]
+
+
+def taken(data: TrainingData, batch: Batch, steps: int) -> list[list[Any]]:
+    return [each.tolist() for each in itertools.islice(data.batches, steps * batch.accumulation)]
+
+
 def steps_of(data: TrainingData, batch: Batch, steps: int) -> list[list[Any]]:
     """The samples that a replica is given in each of the next steps."""
-    taken = [each.tolist() for each in itertools.islice(data.batches, steps * batch.accumulation)]
-    return [
-        list(itertools.chain(*taken[i : i + batch.accumulation]))
-        for i in range(0, len(taken), batch.accumulation)
-    ]
+    return in_steps(taken(data, batch, steps), batch)
 
 
 def all_replicas(make: Callable[[], Any], batch: Batch, steps: int, **more: Any) -> list[list[Any]]:
     """The samples of each step in the order of one replica."""
     shares = [
-        [each.tolist() for each in itertools.islice(data.batches, steps * batch.accumulation)]
-        for data in (opened(make(), batch, replica=replica, **more) for replica in range(batch.replicas))
+        taken(opened(make(), batch, replica=replica, **more), batch, steps)
+        for replica in range(batch.replicas)
     ]
-    rows = [list(itertools.chain(*row)) for row in zip(*shares, strict=True)]
-    return [
-        list(itertools.chain(*rows[i : i + batch.accumulation]))
-        for i in range(0, len(rows), batch.accumulation)
-    ]
+    return in_steps([list(itertools.chain(*row)) for row in zip(*shares, strict=True)], batch)
 
 
 # ------------------------------------------------------------------------------------ one stream for all
@@ -287,34 +277,29 @@ def test_resumed_it_goes_on_as_if_never_stopped(kind: Any, workers: int, stop: i
             assert steps_of(after, batch, 12 - stop) == whole[stop:]
 
 
-def test_a_dataset_with_a_state_reads_nothing_again() -> None:
-    batch = split(1, 1, 4)
-    data = opened(Placed(20), batch)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Placed, ""),
+        (ByEpoch, "data        ByEpoch has no state_dict: reading and skipping 12 samples"),
+        (Count, "skipping 32 samples, to resume after batch 8"),
+    ],
+)
+def test_as_little_is_read_again_as_the_dataset_allows(kind: Any, said: str) -> None:
+    """Nothing, the last pass, or all: eight batches of four are one pass of 20 samples, and 12 more."""
+    batch, notes = split(1, 1, 4), []
+    data = opened(kind(20), batch)
     steps_of(data, batch, 8)
-    dataset, said = Placed(20), []
-    steps_of(opened(dataset, batch, start=8, place=data.place.state_dict(), note=said.append), batch, 1)
-    assert dataset.yielded == 4
-    assert said == []
+    dataset = kind(20)
+    after = opened(dataset, batch, start=8, place=data.place.state_dict(), note=notes.append)
+    steps_of(after, batch, 1)
+    assert getattr(dataset, "yielded", 36) == {Placed: 4, ByEpoch: 12 + 4, Count: 36}[kind]
+    assert [said in note for note in notes if "reading and skipping" in note] == [True] * bool(said)
 
 
-def test_one_that_is_told_the_epoch_reads_its_last_pass_again() -> None:
-    batch = split(1, 1, 4)
-    data = opened(ByEpoch(20), batch)
-    steps_of(data, batch, 8)
-    dataset, said = ByEpoch(20), []
-    steps_of(opened(dataset, batch, start=8, place=data.place.state_dict(), note=said.append), batch, 1)
-    assert dataset.yielded == 12 + 4
-    assert said[0].startswith("data        ByEpoch has no state_dict: reading and skipping 12 samples")
-
-
-def test_any_other_reads_all_again_and_says_so() -> None:
-    batch, said = split(1, 1, 4), []
-    data = opened(Count(20), batch)
-    steps_of(data, batch, 8)
-    after = opened(Count(20), batch, start=8, place=data.place.state_dict(), note=said.append)
-    assert "skipping 32 samples, to resume after batch 8" in said[0]
-    without = opened(Count(20), batch, start=8)  # of a checkpoint that knows no place
-    assert steps_of(after, batch, 2) == steps_of(without, batch, 2) == [[12, 13, 14, 15], [16, 17, 18, 19]]
+def test_a_checkpoint_that_knows_no_place_reads_all_again() -> None:
+    without = opened(Count(20), split(1, 1, 4), start=8)
+    assert steps_of(without, split(1, 1, 4), 2) == [[12, 13, 14, 15], [16, 17, 18, 19]]
 
 
 class Locked(Placed):
@@ -412,100 +397,3 @@ def test_what_a_stream_cannot_do_is_refused_with_the_fix(
     with pytest.raises(ConfigError) as raised:
         StreamLoader(dataset, 4, **options)
     assert fix in raised.value.problems[0].fix
-
-
-def test_another_batch_size_than_the_micro_batch_is_refused() -> None:
-    batch = split(2, 2, 4)
-    with pytest.raises(ConfigError, match=r"16.*micro-batch size 4"):
-        training_data(StreamLoader(Count(99), 16), batch=batch, replica=0, seed=SEED, start_batch=0)
-
-
-# --------------------------------------------------------------------------------- replicas that differ
-
-
-def first_rows(make: Callable[[int], Any], **options: Any) -> list[FirstRow | None]:
-    batch = split(2, 1, 2)
-    return [opened(make(replica), batch, replica=replica, **options).first for replica in range(2)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_that_is_not_the_same_on_all_replicas_is_refused(workers: int) -> None:
-    """One that splits itself by rank, or is shuffled by a generator that nobody seeded."""
-    check_first_rows(first_rows(lambda replica: Shuffled(20), num_workers=workers), print)
-    with pytest.raises(DataError, match="other samples on one replica than on another") as raised:
-        check_first_rows(first_rows(lambda replica: range_of(replica, 20), num_workers=workers), print)
-    assert "sharded=True" in raised.value.problems[0].fix
-
-
-def test_a_sharded_stream_that_is_the_same_on_all_replicas_is_warned_of() -> None:
-    said: list[str] = []
-    check_first_rows(first_rows(lambda replica: range_of(replica, 20), sharded=True), said.append)
-    assert said == []
-    check_first_rows(first_rows(lambda replica: Count(20), sharded=True), said.append)
-    assert "first samples are the same on every replica" in said[0]
-
-
-def test_a_digest_tells_samples_apart_and_not_processes() -> None:
-    image = np.zeros((2, 3), dtype=np.uint8)
-    samples = [{"image": image, "label": 1, "text": "a"}, (torch.zeros(2, dtype=torch.bfloat16), None, b"x")]
-    assert digest(samples) == digest([{**samples[0], "image": image.copy()}, samples[1]])
-    for other in (image + 1, image.T, image.astype(np.int16)):
-        assert digest(samples) != digest([{**samples[0], "image": other}, samples[1]])
-    assert digest([object()]) == digest([object()]), "what has no value that can be compared"
-
-
-# ---------------------------------------------------------------------------------------------- validation
-
-
-@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_every_validation_sample_counts_once_and_all_replicas_make_as_many_calls(
-    size: int, micro: int, replicas: int, at_most: int
-) -> None:
-    loader = StreamLoader(Count(size), micro)
-    readings = [
-        UncountedShare(loader, replica=replica, replicas=replicas, seed=SEED, length_of=len).open()
-        for replica in range(replicas)
-    ]
-    agreed: list[CallPlan] = []
-
-    def plans(number: int) -> Iterator[CallPlan]:
-        """As a collective: the first replica that asks has all of them read ahead."""
-        for index in itertools.count():
-            if index == len(agreed):
-                agreed.append(CallPlan([each.ahead(3) for each in readings], at_most=at_most))
-            if not agreed[index].num_batches:
-                return
-            yield agreed[index]
-
-    batches = [ValidationBatches(reading, plans(i), len) for i, reading in enumerate(readings)]
-    seen: list[int] = []
-    while any(counts := [each.next_call() for each in batches]):
-        assert len(set(counts)) == 1, "a forward pass may be collective"
-        for each in batches:
-            each.start_call()
-            taken = [next(each) for _ in range(counts[0])]
-            assert len({len(batch) for batch in taken}) == 1, "an engine averages over them"
-            assert len(set(each.weights)) == 1
-            seen += [
-                number
-                for batch, weight in zip(taken, each.weights, strict=True)
-                if weight
-                for number in batch.tolist()
-            ]
-    assert sorted(seen) == list(range(size))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_validation_can_be_repeated(workers: int) -> None:
-    share = UncountedShare(
-        StreamLoader(Shuffled(11), 2, num_workers=workers), replica=1, replicas=2, seed=SEED, length_of=len
-    )
-    first, second = ([batch.tolist() for batch in share] for _ in range(2))
-    assert first == second
-    assert [len(batch) for batch in first] == [2, 2, 1]
-
-
-def test_an_empty_validation_stream_is_refused() -> None:
-    share = UncountedShare(StreamLoader(Count(0), 2), replica=0, replicas=2, seed=SEED, length_of=len)
-    with pytest.raises(DataError, match="yields no samples"):
-        share.open().ahead(1)
