@@ -13,44 +13,19 @@ import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from determined.common import context
 
 from determined_ds import __version__
 from determined_ds.cluster_log import NO_RESTART_HELPS
-from determined_ds.devices import num_cores
 from tests.command import ROOT
+from tests.test_startup import BAD_BATCH, ON_TWO, trial
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
-CONFIG = {
-    "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:Trial",
-    "resources": {"slots_per_trial": 2},
-    "searcher": {"name": "single", "metric": "validation_loss"},
-}
-HPARAMS = {
-    "global_batch_size": 8,
-    "deepspeed_config": {"zero_optimization": {"stage": 1}},
-    "fit": {"max_length": {"batches": 4}},
-}
-
-
-def trial(hparams: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> dict[str, str]:
-    """What a cluster puts into the environment of a trial's container, but for its slots."""
-    return {
-        "DET_TASK_TYPE": "TRIAL",
-        "DET_TRIAL_ID": "7",
-        "DET_TRIAL_SEED": "3",
-        "DET_STEPS_COMPLETED": "0",
-        "DET_HPARAMS": json.dumps({**HPARAMS, **(hparams or {})}),
-        "DET_EXPERIMENT_CONFIG": json.dumps({**CONFIG, **(config or {})}),
-    }
-
-
 TRIAL = trial()
-TORCH_LEVEL = "TORCH_CPP_LOG_LEVEL"
 LIGHT = "attrdict3"
 LOST = ("attrdict", LIGHT)  # what begins the names of its files
 Hook = Callable[..., subprocess.CompletedProcess[str]]
@@ -122,54 +97,10 @@ def test_sourced_as_determined_does_it_goes_on(hook: Hook, options: str) -> None
     assert (done.returncode, done.stdout.strip()) == (0, "went on")
 
 
-@pytest.mark.parametrize(
-    ("given", "local_size"),
-    [
-        ({}, "unset"),
-        ({"DET_SLOT_IDS": "[0, 1]"}, "2"),
-        ({"DET_SLOT_IDS": "[]"}, "1"),
-        ({"DET_SLOT_IDS": "null"}, "1"),
-        ({"DET_SLOT_IDS": "[0, 1]", "LOCAL_SIZE": "4"}, "4"),
-    ],
-)
-def test_the_slots_of_a_machine_are_told_to_the_launcher(
-    hook: Hook, given: dict[str, str], local_size: str
-) -> None:
-    script = "set -eu; source startup-hook.sh; bash -c 'echo ${LOCAL_SIZE-unset}'"
-    done = hook(script=script, **given)
-    assert (done.returncode, done.stdout.strip()) == (0, local_size), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("given", "threads"),
-    [
-        ({}, "unset"),
-        ({"DET_SLOT_IDS": "[0, 1]"}, "unset"),  # of a notebook, in which nothing is launched
-        ({"DET_SLOT_IDS": "[0]", **TRIAL}, str(num_cores())),
-        ({"DET_SLOT_IDS": "[0, 1]", **TRIAL}, str(max(1, num_cores() // 2))),
-        ({"DET_SLOT_IDS": json.dumps(list(range(64))), **TRIAL}, "1"),
-        ({"DET_SLOT_IDS": "[0, 1]", "OMP_NUM_THREADS": "7", **TRIAL}, "7"),
-    ],
-)
-def test_ranks_of_a_machine_divide_its_cores_as_under_det_ds_run(
-    hook: Hook, given: dict[str, str], threads: str
-) -> None:
-    script = "set -eu; source startup-hook.sh; bash -c 'echo ${OMP_NUM_THREADS-unset}'"
-    done = hook(script=script, **given)
-    assert (done.returncode, done.stdout.strip()) == (0, threads), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("config", "set_before", "level"),
-    [({}, {}, "ERROR"), ({}, {TORCH_LEVEL: "INFO"}, "INFO"), ({"debug": True}, {}, "unset")],
-)
-def test_what_says_nothing_is_said_under_debug_alone(
-    hook: Hook, config: dict[str, Any], set_before: dict[str, str], level: str
-) -> None:
-    """Torch's warning of a host without a name, of each process."""
-    script = f"set -eu; source startup-hook.sh; bash -c 'echo ${{{TORCH_LEVEL}-unset}}'"
-    done = hook(script=script, DET_SLOT_IDS="[0, 1]", **trial({}, config), **set_before)
-    assert (done.returncode, done.stdout.strip()) == (0, level), done.stderr
+def test_the_ranks_find_the_variables_in_their_environment(hook: Hook) -> None:
+    script = "set -eu; source startup-hook.sh; bash -c 'echo $LOCAL_SIZE ${OMP_NUM_THREADS:+stated}'"
+    done = hook(script=script, DET_SLOT_IDS="[0, 1]", **TRIAL)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 stated\n", "")
 
 
 def test_determined_ds_comes_from_the_context_and_not_from_the_image(
@@ -191,9 +122,6 @@ def test_determined_ds_comes_from_the_context_and_not_from_the_image(
 
 # ------------------------------------------------------------------------------------------- what cannot run
 
-BAD_BATCH = {"global_batch_size": 9}
-ON_TWO = {"DET_SLOT_IDS": "[0, 1]"}
-
 
 def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook) -> None:
     """As the last lines of the task's log, although Determined has the shell trace its commands."""
@@ -205,63 +133,6 @@ def test_what_cannot_run_is_refused_before_the_ranks_start(hook: Hook) -> None:
     assert "is not a multiple of data_parallel_world_size 2" in reason
     assert reason.endswith("; fix: use global_batch_size 8 or 10")
     assert last == NO_RESTART_HELPS
-
-
-def test_every_reason_has_a_line(hook: Hook) -> None:
-    ds = {"zero_optimization": {"stage": 7}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
-    done = hook(**ON_TWO, **trial({**BAD_BATCH, "deepspeed_config": ds, "fit": {}}))
-    assert done.returncode == 2
-    *reasons, _ = done.stderr.splitlines()
-    assert all(reason.startswith("ERROR: ") for reason in reasons)
-    for key in ("global_batch_size", "zero_optimization.stage", "lr"):
-        assert any(key in reason for reason in reasons), reasons
-
-
-@pytest.mark.parametrize(
-    ("hparams", "config", "said"),
-    [
-        ({"fit": {}}, {}, "fit.max_length (hyperparameters): missing"),
-        ({"deepspeed_config": "no/such.json"}, {}, "deepspeed_config = 'no/such.json'"),
-        ({}, {"resources": {"slots_per_trial": 0}}, "resources.slots_per_trial = 0: "),
-        ({}, {"environment": {"environment_variables": ["A=<secret A, not stored>"]}}, "A"),
-    ],
-)
-def test_so_is_what_the_ranks_find_first(
-    hook: Hook, hparams: dict[str, Any], config: dict[str, Any], said: str
-) -> None:
-    done = hook(**ON_TWO, **trial(hparams, config))
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ON_TWO | TRIAL,
-        # Of all machines it is known how many there are, and of this one how many slots it has.
-        {"DET_SLOT_IDS": "[0]"} | TRIAL,
-        ON_TWO | trial(BAD_BATCH, {"entrypoint": "python3 train.py"}),
-        ON_TWO | trial(BAD_BATCH) | {"DET_TASK_TYPE": "NOTEBOOK"},
-        ON_TWO | trial({"fit": {}}, {"entrypoint": f"{CONFIG['entrypoint']} --test"}),
-    ],
-)
-def test_what_can_run_goes_on_and_so_does_what_is_not_ours(hook: Hook, given: dict[str, str]) -> None:
-    done = hook(script="set -e; source startup-hook.sh; echo went on", **given)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
-
-
-@pytest.mark.parametrize(("slots", "is_told"), [("[0]", True), ("[0, 1]", False)])
-def test_determineds_launcher_of_deepspeed_is_warned_of_on_two_machines(
-    hook: Hook, slots: str, is_told: bool
-) -> None:
-    entrypoint = CONFIG["entrypoint"].replace("torch_distributed", "deepspeed")
-    assert "determined.launch.deepspeed" in entrypoint
-    done = hook(DET_SLOT_IDS=slots, **trial({}, {"entrypoint": entrypoint}))
-    assert done.returncode == 0
-    said = (
-        "WARNING: entrypoint: on several machines determined.launch.deepspeed changes environment variables"
-    )
-    assert (said in done.stderr) == is_told
 
 
 class Master(http.server.BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from determined_ds.cluster_log import NO_RESTART_HELPS
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.launch import prepare as local_run
 from tests.command import ROOT
+from tests.test_startup import trial
 
 GPUS = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
 ON_HOST = "hyperparameters.overwrite_deepspeed_args.optimizer.params.torch_adam=false"
@@ -46,19 +46,7 @@ def lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def task(ds_config: dict[str, Any]) -> dict[str, str]:
-    """What the hook reads of a trial's environment."""
-    config = {
-        "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:Trial",
-        "resources": {"slots_per_trial": 2},
-        "searcher": {"name": "single", "metric": "loss"},
-    }
-    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config, "fit": {"max_length": {"batches": 4}}}
-    return {
-        "DET_TRIAL_SEED": "3",
-        "DET_STEPS_COMPLETED": "0",
-        "DET_HPARAMS": json.dumps(hparams),
-        "DET_EXPERIMENT_CONFIG": json.dumps(config),
-    }
+    return trial({"deepspeed_config": ds_config})
 
 
 @pytest.mark.usefixtures("no_toolkit")
