@@ -19,6 +19,7 @@ from determined_ds.check.trial_class import (
     metric_unknown,
     optimizer_problem,
     reported_metrics,
+    scheduler_problem,
     stages_problem,
 )
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
@@ -205,6 +206,7 @@ def _judged(
         if problem is None and resolved is not None:
             trained = experiment.trained(resolved.topology.pipe_parallel_size)
             problem = optimizer_problem(trained, context_dir, resolved)
+            problem = problem or scheduler_problem(trained, context_dir, resolved)
         if problem is None and resolved is not None and options.gpu_memory is not None:
             problem = options.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []

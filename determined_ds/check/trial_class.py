@@ -120,6 +120,35 @@ def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -
     return Problem(key="", origin=origin, message=message, fix=fix, code="zero-untested-optimizer")
 
 
+def scheduler_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -> Problem | None:
+    """The problem of a trial that always builds its own schedule, beside one in the JSON; None where none is shown."""
+    kind = resolved.ds.get(("scheduler", "type"))
+    if kind is None:
+        return None
+    module, _, name = trial.partition(":")
+    for found, source in _bases(module, name, context_dir):
+        if isinstance(found, str) or source is None:
+            return None
+        methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+        own = methods.get("build_scheduler")
+        if own is None:
+            continue
+        returned = [node.value for node in _own_nodes(own) if isinstance(node, ast.Return)]
+        if not returned or any(_is_none(value) for value in returned):
+            return None
+        origin = Origin(f"{source}:{own.lineno}", file=str(source), line=own.lineno, column=1)
+        message = (
+            f"build_scheduler of {name} returns a schedule, and the DeepSpeed JSON has {kind}: one must go"
+        )
+        fix = "remove scheduler from the JSON, or write overwrite_deepspeed_args: {scheduler: null}"
+        return Problem(key="", origin=origin, message=message, fix=fix, code="two-schedulers")
+    return None
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
 def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None:
     """The class of ``torch.optim`` that ``build_optimizer`` returns, and where; None where no source shows it."""
     module, _, name = trial.partition(":")
@@ -153,12 +182,14 @@ def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> R
         return ReportedMetrics(names=MEASURED)
     module, _, name = trial.partition(":")
     loss: ast.FunctionDef | None = None
+    reductions: tuple[str, ...] = ()
     for found, _ in _bases(module, name, context_dir):
         if isinstance(found, str):
-            return _of_library(found, loss)
-        declared = _declared(found)
-        if declared:
+            return _with(reductions, _of_library(found, loss))
+        declared, is_all = _declared(found)
+        if declared and is_all:
             return ReportedMetrics(names=declared)
+        reductions = reductions or declared
         if any(isinstance(node, ast.Attribute) and node.attr == "wrap_reducer" for node in ast.walk(found)):
             return None
         methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
@@ -166,8 +197,17 @@ def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> R
         own = methods.get("evaluate") or methods.get("evaluate_batch")
         if own:
             names = _returned_keys(own)
-            return ReportedMetrics(names=names) if names else None
-    return None
+            return _with(reductions, ReportedMetrics(names=names) if names else None)
+    return _with(reductions, None)
+
+
+def _with(reductions: tuple[str, ...], known: ReportedMetrics | None) -> ReportedMetrics | None:
+    """With the names that a mapping declares, which need not have all of them."""
+    if not reductions:
+        return known
+    if known is None:
+        return ReportedMetrics(names=reductions, prefix="")
+    return ReportedMetrics(names=tuple(dict.fromkeys((*known.names, *reductions))), prefix=known.prefix)
 
 
 def _of_library(name: str, loss: ast.FunctionDef | None) -> ReportedMetrics | None:
@@ -187,16 +227,22 @@ def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _declared(found: ast.ClassDef) -> tuple[str, ...]:
+def _declared(found: ast.ClassDef) -> tuple[tuple[str, ...], bool]:
+    """The names that a class declares, and whether they are all: a mapping may leave out means."""
     for node in found.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
         if any(isinstance(target, ast.Name) and target.id == DECLARED for target in targets):
             value = getattr(node, "value", None)
-            items = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+            items: list[ast.expr | None] = []
+            if isinstance(value, ast.Dict):
+                items += value.keys
+            elif isinstance(value, (ast.Tuple, ast.List)):
+                items += value.elts
             constants = [item.value for item in items if isinstance(item, ast.Constant)]
-            return tuple(name for name in constants if type(name) is str)
-    return ()
+            names = tuple(name for name in constants if type(name) is str)
+            return names, not isinstance(value, ast.Dict)
+    return (), True
 
 
 def _returned_keys(function: ast.FunctionDef) -> tuple[str, ...]:

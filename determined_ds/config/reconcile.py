@@ -31,9 +31,11 @@ from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, nearest, plain_copy
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
 T = TypeVar("T")
+# Sections of the DeepSpeed JSON that a trial may build itself.
+REMOVABLE: tuple[KeyPath, ...] = (("scheduler",), ("optimizer",))
 MOST_KNOWN = 1_000  # overwrites of a DeepSpeed JSON whose result is kept
 # Section, its path, and whether it is written to where none is given.
 WRITTEN = (
@@ -276,6 +278,8 @@ def _overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -
 def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> Document:
     """Overwrite the JSON by ``overwrite_deepspeed_args``, leaf by leaf, and by the shorthands.
 
+    Null in place of a section of :data:`REMOVABLE` removes it.
+
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
     over = hp.overwrite_deepspeed_args
@@ -288,6 +292,10 @@ def _with_overwrites(ds: Document, hyperparameters: Document, hp: Hyperparameter
         origin = hyperparameters.origin(place)
         if not origin.startswith("--"):
             origin = origin.reworded(f"{place[0]}, {origin}")
+        if value is None and path in REMOVABLE:
+            if ds.get(path) is None:
+                continue
+            value = NOT_GIVEN
         changes.append((path, value, origin))
     return ds.overwritten_all(changes)
 

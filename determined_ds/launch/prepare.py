@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from determined_ds.check.trial_class import metric_problem, optimizer_problem
+from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
 from determined_ds.config.hyperparameters import AUTO
 from determined_ds.config.keys import RUN, ignored_keys
 from determined_ds.config.reconcile import ResolvedConfig
@@ -111,7 +111,8 @@ def _decided(
     if resolved is not None:
         found.warn(resolved.warnings)
         trained = experiment.trained(resolved.topology.pipe_parallel_size)
-        problems = [optimizer_problem(trained, context_dir, resolved)]
+        known = (trained, context_dir, resolved)
+        problems = [optimizer_problem(*known), scheduler_problem(*known)]
         if not options.is_measured:
             problems.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
         found.problems += filter(None, problems)

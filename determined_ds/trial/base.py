@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from determined_ds.trial import returned
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine
+from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
 
@@ -35,12 +37,15 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         resolved: The configuration that was decided before anything ran.
         engine: The DeepSpeed engine.
         validation_metrics: Names of the metrics that validation reports, which ``det-ds check`` compares with
-            ``searcher.metric``; declare them where the code does not show them.
+            ``searcher.metric``; declare them where the code does not show them. Or name -> how the values of all
+            batches become one: ``mean`` (over samples), ``sum``, ``max``, ``min``; a function of all predictions,
+            such as ``sklearn.metrics.roc_auc_score``; or an object with ``update``, ``compute`` and ``reset``, such as
+            one of torchmetrics. Metrics that it does not name are means.
         is_whole: Whether :meth:`build_model` makes the whole model on every rank; false in a pipeline.
     """
 
     engine: Any
-    validation_metrics: tuple[str, ...] = ()
+    validation_metrics: Sequence[str] | Mapping[str, Any] = ()
     is_whole = True
     # Method -> the arguments that it is called with.
     called_with: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -48,6 +53,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "build_model": (),
         "build_optimizer": ("model",),
         "build_parameters": ("model",),
+        "build_scheduler": ("optimizer",),
+        "on_step_end": ("batch_idx", "metrics"),
         "build_training_data_loader": (),
         "build_validation_data_loader": (),
         "build_callbacks": (),
@@ -117,6 +124,48 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Build your own learning-rate schedule, in place of the one in the DeepSpeed JSON.
+
+        It steps once an optimizer step, and not where fp16 skips that; ``ReduceLROnPlateau`` steps at each validation,
+        by ``searcher.metric``. Checkpoints hold it. A ``scheduler`` in the JSON beside it is refused;
+        ``overwrite_deepspeed_args: {scheduler: null}`` removes that.
+
+        Args:
+            optimizer: What steps: that of :meth:`build_optimizer`, or the one that DeepSpeed built from the JSON. Its
+                groups are those of :meth:`build_parameters`.
+
+        Returns:
+            E.g. ``torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)``; None
+            takes the one in the JSON.
+        """
+        return None
+
+    def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
+        """Called after each optimizer step, before what is due after it: reports, validations, checkpoints.
+
+        Args:
+            batch_idx: The step just taken, from 0.
+            metrics: What :meth:`train_batch` returned, each the mean over this rank's micro-batches, on the device:
+                reading one waits for the device. Empty on ranks that report none (all but the last pipeline stage).
+        """
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole training, for a schedule: ``hyperparameters.fit.max_length`` in batches.
+
+        Raises:
+            ConfigError: the length is in epochs, or missing.
+        """
+        length = self.resolved.fit.max_length
+        if length is None or length.unit != "batches" or not isinstance(length.value, int):
+            message = "total_steps needs the length of training in batches"
+            value = None if length is None else f"{length.value} {length.unit}"
+            fix = "write fit: {max_length: {batches: N}}"
+            key = "hyperparameters.fit.max_length"
+            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="total-steps"))
+        return length.value
+
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
         """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine.
 
@@ -136,6 +185,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         parameters = None
         if optimizer is None:
             parameters = returned.parameters(self, self.build_parameters(model))
+        check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
         if self.by_ddp:
             engine = initialize_ddp(model, optimizer, parameters, ds_config, self.context.device)
@@ -146,6 +196,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 model=model, optimizer=optimizer, model_parameters=parameters, config=ds_config
             )
             fix_engine(engine)
+        give_schedule(self, engine, ds_config)
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
         return self.context.wrap_model_engine(engine)

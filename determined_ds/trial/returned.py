@@ -196,7 +196,7 @@ def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:
 
 
 def _warn_of_hooks(callback: pytorch.PyTorchCallback) -> None:
-    hooks = [hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_")]
+    hooks = ["on_step_end", *(hook for hook in dir(pytorch.PyTorchCallback) if hook.startswith("on_"))]
     for method in dir(callback):
         if method.startswith("on_") and method not in hooks:
             guess = nearest(method, hooks)

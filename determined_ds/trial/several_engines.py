@@ -55,10 +55,12 @@ class SeveralEnginesTrial(ReconciledTrial):
         engines: Name -> engine, in the order of :meth:`build_models`.
         engine: The first of them, whose learning rate and gradient norm are reported.
         ds_configs: Name -> the DeepSpeed configuration.
+        building: The engine that is being built, for ``build_optimizer``, ``build_parameters`` and ``build_scheduler``.
     """
 
     engines: dict[str, Any]
     ds_configs: dict[str, dict[str, Any]]
+    building: str
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         context.disable_auto_grad_accumulation()
@@ -68,7 +70,9 @@ class SeveralEnginesTrial(ReconciledTrial):
         models = returned.models(self, self.build_models())
         self.ds_configs = engine_configs(_hyperparameters(self.context), self.resolved, tuple(models))
         self._write_ds_configs()
-        self.engines = {name: self.initialize(model, self.ds_configs[name]) for name, model in models.items()}
+        self.engines = {}
+        for self.building, model in models.items():
+            self.engines[self.building] = self.initialize(model, self.ds_configs[self.building])
         self.engine = next(iter(self.engines.values()))
 
     @abc.abstractmethod

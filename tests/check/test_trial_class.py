@@ -15,6 +15,7 @@ from determined_ds.check.trial_class import (
     metric_unknown,
     optimizer_problem,
     reported_metrics,
+    scheduler_problem,
     stages_problem,
 )
 from determined_ds.documents.document import Document
@@ -54,6 +55,16 @@ SOURCES = {
         "class T(determined_ds.DeepSpeedTrial):\n    def evaluate_batch(self, it, idx):\n"
         "        return {'my_loss': 1}\n",
         ReportedMetrics(names=("my_loss",)),
+    ),
+    "declared with reductions, beside evaluate": (
+        "class T(DataParallelTrial):\n    validation_metrics = {'auc': f, 'errors': 'sum'}\n"
+        "    def evaluate(self, model, batch):\n        return {'auc': g(batch), 'other': 1, 'errors': 2}\n",
+        ReportedMetrics(names=("auc", "other", "errors")),
+    ),
+    "declared with reductions, beside what is not shown": (
+        "class T(DataParallelTrial):\n    validation_metrics = {'auc': f}\n"
+        "    def evaluate(self, model, batch):\n        return self.metrics(batch)\n",
+        ReportedMetrics(names=("auc",), prefix=""),
     ),
     "declared": (
         "class T(DataParallelTrial):\n    validation_metrics = ('f1', 'accuracy')\n"
@@ -208,6 +219,29 @@ def test_an_optimizer_of_the_trial_that_zero_refuses(
     if problem and said:
         assert said in problem.message
         assert problem.origin == f"{tmp_path / 'trial.py'}:6"
+
+
+@pytest.mark.parametrize(
+    ("returned", "scheduler", "refused"),
+    [
+        ("torch.optim.lr_scheduler.StepLR(optimizer, 2)", {"type": "WarmupLR"}, True),
+        ("self.mine(optimizer)", {"type": "WarmupLR"}, True),
+        ("None", {"type": "WarmupLR"}, False),
+        ("self.mine(optimizer)", None, False),
+    ],
+)
+def test_a_schedule_of_the_trial_beside_one_in_the_json(
+    tmp_path: Path, returned: str, scheduler: dict[str, Any] | None, refused: bool
+) -> None:
+    method = f"    def build_scheduler(self, optimizer):\n        return {returned}\n"
+    source = f"{IMPORT}class Base(DataParallelTrial):\n{method}class T(Base):\n    pass\n"
+    (tmp_path / "trial.py").write_text(source)
+    ds: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    ds |= {"scheduler": scheduler} if scheduler else {}
+    problem = scheduler_problem("trial:T", tmp_path, decide("global_batch_size: 2", ds))
+    assert (problem is not None) == refused
+    if problem:
+        assert problem.origin == f"{tmp_path / 'trial.py'}:4"
 
 
 @pytest.mark.parametrize(

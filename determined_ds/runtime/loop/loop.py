@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import NotFiniteError
-from determined_ds.protocol.best import is_better, not_finite
+from determined_ds.protocol.best import finite, is_better, not_finite
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import check_callbacks
@@ -33,11 +33,13 @@ from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.settings import LoopOptions
+from determined_ds.runtime.loop.step_end import StepEnd
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source
 from determined_ds.trial.engine import print_communication
+from determined_ds.trial.schedules import drive_by_validation
 
 logger = logging.getLogger("determined_ds")
 
@@ -66,6 +68,7 @@ class TrainingLoop:
         self._callbacks = returned.callbacks(trial, trial.build_callbacks())
         warned: set[str] | None = set() if self._is_chief else None
         self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), warned=warned)
+        self._step_end = StepEnd(trial, self.callbacks)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context)
         self._reporter = Reporter(trial, context, progress)
@@ -226,6 +229,7 @@ class TrainingLoop:
     def take(self, metrics: dict[str, Any]) -> None:
         """Add the training metrics of a micro-batch."""
         self._sums.add(metrics)
+        self._step_end.take(metrics)
 
     def _train_one(self) -> None:
         self.begin_step()
@@ -245,6 +249,7 @@ class TrainingLoop:
         if is_last:
             self._state.epochs_trained = epoch + 1
             self._call_back("on_training_epoch_end", epoch)
+        self._step_end.call(self._state.batches_trained - 1)
         self._progress.step(self._state.batches_trained)
         HEART.step(self._state.batches_trained)
 
@@ -327,6 +332,8 @@ class TrainingLoop:
         # Only the chief knows what was best before.
         better = as_chief(self._context.distributed, lambda: self._judge(metrics))
         self._check_validation(metrics)
+        if self._options.metric:
+            drive_by_validation(self._context.models, finite(metrics.get(self._options.metric)))
         if better:
             self._best_at = self._state.batches_trained
         policy = self._options.checkpoint_policy

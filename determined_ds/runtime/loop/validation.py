@@ -18,6 +18,7 @@ from determined_ds.runtime.data.shares import CallPlan, ValidationBatches, valid
 from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.loop.custom_reducers import Reducers, plain
 from determined_ds.runtime.loop.metric_sums import MetricSums
+from determined_ds.runtime.loop.predictions import DeclaredMetrics
 from determined_ds.trial import returned
 from determined_ds.trial.author import failed, method_of, metrics_source
 
@@ -51,6 +52,8 @@ class Validator:
         self._context = context
         self._note = note
         self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
+        in_batches = not (self._full_dataset or context.use_pipeline_parallel)
+        self._declared = DeclaredMetrics(trial, in_batches=in_batches)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
         self._test_mode = test_mode
         self._checked_first = False
@@ -115,6 +118,7 @@ class Validator:
             # Every rank takes part: a custom reducer gathers from all of them.
             metrics.update(self._context.reduce_metrics(for_training=False) or {})
         metrics = self._context.distributed.broadcast(metrics)
+        self._declared.check_reported(metrics)
         for model in self._context.models:
             model.train()
         return metrics
@@ -137,13 +141,16 @@ class Validator:
             callback.on_validation_epoch_start()
         reading = self._share.open() if self._share is not None else None
         batches = ValidationBatches(reading, self._plans(reading), self._batch_length)
-        reducers = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
+        stated = returned.evaluation_reducer(self._trial, self._trial.evaluation_reducer())
+        reducers = self._declared.with_reducers(stated)
+        self._declared.forget()
         source = metrics_source(self._trial, *METHODS)
         sums = MetricSums(self._context.device, reducers, source=source, warned=self._warned)
         outputs: list[Any] = []
         index = 0
         while count := batches.next_call():
             metrics, weight = self._evaluate(batches, count, index)
+            metrics = self._declared.take(metrics, index, counts=weight > 0)
             sums.add(metrics, weight)
             if sum(batches.weights):
                 outputs.append(metrics)
@@ -154,8 +161,11 @@ class Validator:
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
         metrics = dict(sums.reduce())
-        if isinstance(reducers, Mapping):
-            self._check_reduced(reducers, metrics)
+        metrics.update(
+            self._declared.compute(self._context.distributed, self._context._mpu.data_parallel_rank)
+        )
+        if isinstance(stated, Mapping):
+            self._check_reduced(stated, metrics)
         return metrics
 
     def _batch_length(self, batch: Any) -> int:
