@@ -82,7 +82,7 @@ def test_reductions_join_those_of_evaluation_reducer() -> None:
 
 @pytest.mark.parametrize(("how", "in_batches"), [("median", True), (3, True), (joined, False)])
 def test_what_cannot_be_declared(how: Any, in_batches: bool) -> None:
-    with pytest.raises(TrialError, match="Mine.validation_metrics"):
+    with pytest.raises(TrialError, match=r"Mine\.validation_metrics"):
         declared({"mine": how}, in_batches=in_batches)
 
 
@@ -109,9 +109,10 @@ def test_the_step_s_metrics_are_means_over_micro_batches() -> None:
     seen: list[Any] = []
     callback = SimpleNamespace(on_step_end=lambda batch, metrics: seen.append((batch, metrics)))
     loss = torch.tensor(1.0, requires_grad=True)
-    StepEnd(object(), [object(), callback]).call(
-        4, [{"loss": loss, "hits": 1}, {"loss": loss * 3, "hits": 2}]
-    )
+    step_end = StepEnd(object(), [object(), callback])
+    for metrics in ({"loss": loss, "hits": 1}, {"loss": loss * 3, "hits": 2}):
+        step_end.take(metrics)
+    step_end.call(4)
     assert seen == [(4, {"loss": torch.tensor(2.0), "hits": 1.5})]
     assert not seen[0][1]["loss"].requires_grad
     assert mean_of([]) == {}
