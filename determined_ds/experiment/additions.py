@@ -1,7 +1,7 @@
 """What the experiment configuration gained after Determined 0.38.1: one table, a row a key.
 
 Determined's own releases end with 0.38.1; the community fork WU-CVGL/determined continues from there. A version
-difference is a row here and no branch elsewhere: the models of ``experiment/schema`` are those of 0.38.1, and what a
+difference is a row here and no branch elsewhere: the schemas in ``experiment/schema`` are those of 0.38.1, and what a
 newer master takes beyond them is judged by this table.
 """
 

@@ -30,10 +30,12 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
+from determined_ds.experiment.schema import of_master
+
 Json = Any
 Errors = Iterator[ValidationError]
 
-SCHEMA_DIR = Path(__file__).parent / "expconf" / "v0"
+SCHEMA_DIR = of_master.FOLDER
 BASE_URL = "http://determined.ai/schemas/expconf/v0/"
 
 

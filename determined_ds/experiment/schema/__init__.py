@@ -1,7 +1,6 @@
-"""Determined's experiment configuration, typed: what its master would say, before it is asked.
+"""Determined's experiment configuration, judged by its own schemas: what its master would say, before it is asked.
 
-The models are those of 0.38.1; what newer masters take beyond them is in ``config/additions.py``. They are pydantic's,
-which is loaded when the first configuration is judged and not before.
+The schemas are those of 0.38.1; what newer masters take beyond them is in ``experiment/additions.py``.
 """
 
 from __future__ import annotations

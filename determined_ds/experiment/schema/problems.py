@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from pydantic import ValidationError
 
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import Problem
 from determined_ds.experiment.additions import OLDEST, Addition, split_additions
-from determined_ds.experiment.schema.locate import locate
-from determined_ds.experiment.schema.parameters import uncounted
-from determined_ds.experiment.schema.root import ExperimentConfig
+from determined_ds.experiment.schema.judge import Fault, faults
+from determined_ds.experiment.schema.of_master import STORAGES, keys_of, schema
 from determined_ds.experiment.schema.words import Words, worded
 
 MAX_PROBLEMS = 20
@@ -20,22 +17,52 @@ MAX_PROBLEMS = 20
 
 def problems(document: Document, version: str = OLDEST) -> list[Problem]:
     """All that a master of a version would refuse, at most ``MAX_PROBLEMS``; the last then counts the rest."""
-    errors = []
     config, added = split_additions(document.data)
     try:
-        ExperimentConfig.model_validate(config)
-    except ValidationError as refused:
-        errors = refused.errors(include_url=False)
-    places = [locate(ExperimentConfig, error["loc"]) for error in errors]
-    order = sorted(range(len(errors)), key=lambda index: _line(document, places[index].path))
+        refused = _refused(config)
+    except RecursionError:  # beyond what a reader lets pass
+        return [document.problem((), "is nested too deep to be judged", "write it more plainly", "invalid")]
+    order = sorted(refused, key=lambda path: _line(document, path))
     # A file may have thousands of unknown keys. Each costs a search for the nearest, so that few are worded.
-    found = {places[index].path: worded(errors[index], places[index]) for index in order[:MAX_PROBLEMS]}
+    found: dict[KeyPath, Words] = {}
+    for path in order[:MAX_PROBLEMS]:
+        found[path] = worded(refused[path])
     if len(order) <= MAX_PROBLEMS:
-        refused_at = frozenset(found)
         for path, words in (*_between_sections(config), *_added(added, version)):
-            if not any(path[:end] in refused_at for end in range(len(path) + 1)):
+            if not _is_below(path, found):
                 found[path] = words
     return _limited(document, _without_echoes(document, found), num_all=max(len(order), len(found)))
+
+
+def _refused(config: dict[str, Any]) -> dict[KeyPath, Fault]:
+    """The fault of each place: the last is the most exact, but for a key that is not known at all."""
+    storage = _typed(config.get("checkpoint_storage"))
+    found: dict[KeyPath, Fault] = {}
+    for fault in faults(schema("experiment"), {**config, "checkpoint_storage": storage}):
+        if fault.path not in found or found[fault.path].keyword != "unknown" or fault.keyword == "unknown":
+            found[fault.path] = fault
+    searcher, hyperparameters = config.get("searcher"), config.get("hyperparameters")
+    if isinstance(searcher, dict) and searcher.get("name") == "grid" and isinstance(hyperparameters, dict):
+        for key, value in hyperparameters.items():
+            for fault in faults(schema("check-grid-hyperparameter"), value, ("hyperparameters", key)):
+                if not _is_below(fault.path, found):
+                    found[fault.path] = fault
+    return found
+
+
+def _typed(storage: Any) -> Any:
+    """A storage with a type: where it has none, the one that fits; nulls then stand for the cluster's values."""
+    if not isinstance(storage, dict) or "type" in storage:
+        return storage
+    known = keys_of("checkpoint-storage")
+    given = {key: value for key, value in storage.items() if value is not None or key not in known}
+    fits = max(STORAGES, key=lambda kind: len(given.keys() & keys_of(kind)))
+    return {**given, "type": fits}
+
+
+def _is_below(path: KeyPath, found: Mapping[KeyPath, Any]) -> bool:
+    """Whether there is something at ``path``, or at what it is in."""
+    return any(path[:end] in found for end in range(len(path) + 1))
 
 
 def _line(document: Document, path: KeyPath) -> tuple[int, int]:
@@ -81,14 +108,18 @@ def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[Ke
 def _between_sections(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Words]]:
     yield from _workspace_and_project(config)
     yield from _repeated_policies(config.get("log_policies"))
-    searcher = config.get("searcher")
-    hyperparameters = config.get("hyperparameters")
-    if isinstance(searcher, dict) and searcher.get("name") == "grid" and isinstance(hyperparameters, dict):
-        for key, value in hyperparameters.items():
-            for path in uncounted(value, ("hyperparameters", key)):
-                message = "has no count, and a grid search needs one of every range"
-                fix = "write count: N, the number of values to try"
-                yield path, Words(code="hyperparameter-spec", message=message, fix=fix)
+    yield from _azure_credentials(config.get("checkpoint_storage"))
+
+
+def _azure_credentials(storage: Any) -> Iterator[tuple[KeyPath, Words]]:
+    """They come from one place; the schema's check of it spans the cluster's own storage."""
+    if isinstance(storage, dict) and storage.get("connection_string") is not None:
+        others = [key for key in ("account_url", "credential") if storage.get(key) is not None]
+        if others:
+            message = f"is given beside {' and '.join(others)}, and one of them is to be used"
+            fix = "keep connection_string, or account_url with credential"
+            path = ("checkpoint_storage", "connection_string")
+            yield path, Words(code="invalid", message=message, fix=fix)
 
 
 def _workspace_and_project(config: dict[str, Any]) -> Iterator[tuple[KeyPath, Words]]:

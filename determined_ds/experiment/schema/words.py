@@ -1,53 +1,20 @@
-"""An error of pydantic's in this package's words: what is wrong, and how to fix it."""
+"""What a schema refuses, in this package's words: what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from pydantic_core import ErrorDetails
-
 from determined_ds.documents.document import known_here, nearest
 from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_fix
-from determined_ds.experiment.experiment import ELSEWHERE
-from determined_ds.experiment.schema import searcher, storage
-from determined_ds.experiment.schema.environment import Environment
-from determined_ds.experiment.schema.locate import Located
-from determined_ds.experiment.schema.root import (
-    ExperimentConfig,
-    Optimizations,
-    Profiling,
-    RetentionPolicy,
-)
-from determined_ds.experiment.schema.section import Section
-
-WRONG_TYPES: dict[str, type] = {
-    "string_type": str,
-    "int_type": int,
-    "float_type": float,
-    "bool_type": bool,
-    "list_type": list,
-    "dict_type": dict,
-    "model_type": dict,
-}
-BOUNDS = {
-    "greater_than_equal": ("ge", "must be {} or more", "write {} or more"),
-    "greater_than": ("gt", "must be more than {}", "write more than {}"),
-    "less_than_equal": ("le", "must be at most {}", "write {} or less"),
-}
-SEARCHERS: dict[str, type[Section]] = {
-    "single": searcher.Single,
-    "random": searcher.Random,
-    "grid": searcher.Grid,
-    "adaptive_asha": searcher.AdaptiveASHA,
-    "async_halving": searcher.AsyncHalving,
-}
-
-
-NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
+from determined_ds.experiment.experiment import ELSEWHERE, ENTRYPOINT_FORM, SEARCHERS
+from determined_ds.experiment.schema.judge import Fault, kinds_of
+from determined_ds.experiment.schema.of_master import STORAGES, keys_of, schema
+from determined_ds.experiment.space.space import invalid_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,59 +31,213 @@ class Words:
     meant: str = ""
 
 
-def worded(error: ErrorDetails, at: Located) -> Words:
-    """The words of an error at its place."""
-    kind, context = error["type"], error.get("ctx", {})
-    key, value = at.path[-1] if at.path else "", error["input"]
-    if kind == "extra_forbidden":
-        return _unknown(at)
-    if kind == "missing" or (value is None and at.field is not None and at.field.is_required()):
-        return _missing(at, "missing" if kind == "missing" else "null")
-    if kind in WRONG_TYPES:
-        expected = WRONG_TYPES[kind]
-        message = f"must be {KINDS[expected]}, not {kind_of(value)}"
-        fix = _type_fix(expected, key, value)
-        if context.get("class_name") in ("Duration", "PositiveDuration") and isinstance(value, int):
-            fix = f"write {key}: {{batches: {value}}}"
-        elif expected is dict and at.field is not None and at.field.examples:
-            fix = f"write {key}: {at.field.examples[0]}"
-        return Words(code="wrong-type", message=message, fix=fix)
-    if kind in BOUNDS:
-        bound, message, fix = BOUNDS[kind]
-        number = f"{context[bound]:g}" if context[bound] < 1e6 else str(context[bound])
-        if key == "slots_per_trial":  # the master takes 0, and nothing is trained on it
-            fix = "write 1 or more"
-        return Words(code="out-of-range", message=message.format(number), fix=fix.format(number))
-    if kind == "literal_error":
-        return _choice(re.findall("'([^']*)'", context["expected"]), value)
-    if kind == "none_required":
-        return Words(code="removed-key", message="has been removed from Determined", fix="remove it")
-    if kind == "wrong-kind":
-        message = f"must be {context['expected']}, not {kind_of(value)}"
-        return Words(code="wrong-type", message=message, fix=str(context["fix"]))
-    if (
-        "fix" not in context
-    ):  # half a character for a key; mappings in mappings beyond what a reader lets pass
-        return Words(code="invalid", message=f"cannot be read: {error['msg']}", fix="write it more plainly")
-    return Words(code=kind, message=context["message"], fix=context["fix"])
+TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+BOUNDS = {
+    "minimum": ("must be {} or more", "write {} or more"),
+    "exclusiveMinimum": ("must be more than {}", "write more than {}"),
+    "maximum": ("must be at most {}", "write {} or less"),
+}
+# A key that is needed -> why, and an example of its value.
+NEEDED = {
+    "base": ("the range is of its powers", "10"),
+    "bucket": ("this type of storage needs one", "my-bucket"),
+    "container_path": ("it is the path inside the container", "/data"),
+    "entrypoint": ("it says which trial to train", ENTRYPOINT_FORM),
+    "host_path": ("it is the path on the machine", "/data"),
+    "log_retention_days": ("-1 keeps the logs for ever", "90"),
+    "max_time": ("trials are stopped at that much of time_metric", "1000"),
+    "max_trials": ("it is the number of trials to run", "16"),
+    "maxval": ("a range has two ends", "10"),
+    "metric": ("it names the validation metric to search by", "validation_loss"),
+    "minval": ("a range has two ends", "1"),
+    "name": ("it says how hyperparameters are chosen", "single"),
+    "num_rungs": ("it is the number of rungs to stop at", "3"),
+    "proxy_port": ("it is the port to expose", "8080"),
+    "searcher": ("it names the metric to judge trials by", "{name: single, metric: validation_loss}"),
+    "time_metric": ("it names the metric that max_time is in", "batches"),
+    "type": ("it decides the rest", ""),
+    "val": ("a constant has a value", "1"),
+    "vals": ("it lists the values to try", "[1, 2]"),
+}
+# A key with values of several kinds -> what it takes, and how to write it.
+DEVICE_FORM = "write e.g. /dev/infiniband:/dev/infiniband:rwm"
+SEVERAL = {
+    "action": ("cancel_retries or exclude_node", "write action: cancel_retries"),
+    "devices": ("a string or a mapping of host_path and container_path", DEVICE_FORM),
+    "entrypoint": ("a command, as a string or a list of strings", f"write: {ENTRYPOINT_FORM}"),
+    "environment_variables": (
+        "a list of NAME=VALUE, or a mapping of cpu, cuda or rocm to such lists",
+        "write e.g. environment_variables: [OMP_NUM_THREADS=1]",
+    ),
+    "image": (
+        "a string or a mapping of cpu, cuda or rocm",
+        "write e.g. image: determinedai/pytorch-ngc:0.38.1",
+    ),
+    "max_length": ("an integer or {batches: N}", "write {batches: N}"),
+}
+# How the schemas' own messages begin, of what they check beside types and bounds -> what is said instead.
+IN_OWN_CONTAINER = "is Determined's to set in its own container"
+ANOTHER_CONTAINER = "or, if another container is intended, give that another name"
+CHECKS = {
+    "host_path must": Words(
+        code="out-of-range", message="must be an absolute path", fix="write /{value}, or where it is"
+    ),
+    "container_path must": Words(
+        code="out-of-range",
+        message="must not be the working directory itself",
+        fix="write the path of a folder, e.g. data",
+    ),
+    "prefix cannot": Words(
+        code="out-of-range", message="climbs by ..", fix="write a prefix without .. in it"
+    ),
+    '"name" must': Words(
+        code="missing-key", message="a log policy needs a name", fix="write name: ..., beside pattern"
+    ),
+    "grid search": Words(
+        code="hyperparameter-spec",
+        message="has no count, and a grid search needs one of every range",
+        fix="write count: N, the number of values to try",
+    ),
+    "pod": Words(code="out-of-range", message="is Determined's to set in a pod", fix="remove it"),
+    "container Image is": Words(
+        code="out-of-range", message=IN_OWN_CONTAINER, fix=f"set environment.image, {ANOTHER_CONTAINER}"
+    ),
+    "container": Words(code="out-of-range", message=IN_OWN_CONTAINER, fix=f"remove it, {ANOTHER_CONTAINER}"),
+    "this field": Words(
+        code="unknown-key", message="unknown key: it is for checkpoint_storage", fix="remove it"
+    ),
+}
+# A searcher or a storage that was removed -> the one to use.
+REMOVED = {
+    "adaptive": "adaptive_asha",
+    "adaptive_simple": "adaptive_asha",
+    "custom": "random",
+    "sync_halving": "async_halving",
+    "hdfs": "shared_fs",
+}
+NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
+LARGEST_SIZE = 2**63 - 1
+SIZE = re.compile(r"(\d{0,20}\.?\d{1,20}) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
 
-def _choice(choices: list[str], value: Any) -> Words:
-    one_of = ", ".join(choices)
+def worded(fault: Fault) -> Words:
+    """The words of a fault."""
+    return BY_KEYWORD[fault.keyword](fault)
+
+
+def _key(fault: Fault) -> str:
+    """The key of a value, or of the list that it is in."""
+    return next((step for step in reversed(fault.path) if isinstance(step, str)), "")
+
+
+def _missing(fault: Fault) -> Words:
+    key = _key(fault)
+    why, example = NEEDED.get(key, ("it is needed", "..."))
+    example = fault.detail[0] if fault.detail else example
+    return Words(code="missing-key", message=f"{fault.keyword}: {why}", fix=f"write {key}: {example}")
+
+
+def _choice(fault: Fault) -> Words:
+    choices = fault.detail or [text for text in fault.schema["enum"] if text is not None]
+    one_of, value = ", ".join(choices), fault.value
     if not isinstance(value, str):
         fix = f"use one of {one_of}"
         return Words(code="wrong-type", message=f"must be one of {one_of}, not {kind_of(value)}", fix=fix)
+    if REMOVED.get(value) in choices:
+        what = "searcher" if value != "hdfs" else "storage"
+        fix = f"use {REMOVED[value]}, or another of {one_of}"
+        return Words(
+            code="removed-key", message=f"the {value} {what} has been removed from Determined", fix=fix
+        )
     guess = nearest(value, choices)
     fix = f"did you mean {guess!r}? use one of {one_of}" if guess else f"use one of {one_of}"
     return Words(code="out-of-range", message=f"must be one of {one_of}", fix=fix)
 
 
-def _missing(at: Located, how: str) -> Words:
-    field, key = at.field, at.path[-1]
-    assert field is not None
-    why = f": {field.description}" if field.description else ", and it is needed"
-    example = field.examples[0] if field.examples else "..."
-    return Words(code="missing-key", message=f"{how}{why}", fix=f"write {key}: {example}")
+def _out_of_bounds(fault: Fault) -> Words:
+    message, fix = BOUNDS[fault.keyword]
+    bound = fault.schema[fault.keyword]
+    number = f"{bound:g}" if bound < 1e6 else str(bound)
+    if _key(fault) == "slots_per_trial":  # the master takes 0, and nothing is trained on it
+        fix = "write 1 or more"
+    return Words(code="out-of-range", message=message.format(number), fix=fix.format(number))
+
+
+def _compared(fault: Fault) -> Words:
+    """The end of a range or of what is profiled, and a path."""
+    (other, bound), relation = fault.detail, fault.schema["compareProperties"]["type"]
+    if relation == "a_is_subdir_of_b":
+        message, fix = f"lies outside {other}", f"write a relative path without .., or one below {other}"
+    elif relation == "a<=b":
+        message, fix = f"must not be before {other}, which is {bound:g}", f"write {bound} or more"
+    else:
+        message = f"must be more than {other}, which is {bound:g}"
+        fix = f"write a number above {bound:g}, or a smaller {other}"
+    return Words(code="out-of-range", message=message, fix=fix)
+
+
+def _checked(fault: Fault) -> Words:
+    for beginning, words in CHECKS.items():
+        if fault.detail.startswith(beginning):
+            return replace(words, fix=words.fix.replace("{value}", str(fault.value)))
+    message, fix = invalid_spec(fault.value)
+    return Words(code="hyperparameter-spec", message=message, fix=fix)
+
+
+def _no_device(_: Fault) -> Words:
+    message = "names no device on the host and in the container"
+    return Words(code="out-of-range", message=message, fix=DEVICE_FORM)
+
+
+def _of_no_item(fault: Fault) -> Words:
+    if not isinstance(fault.value, dict):
+        return _of_several(fault)
+    given = " and ".join(sorted(fault.value)) or "none"
+    fix = "write one of {batches: N}, {records: N}, {epochs: N}"
+    return Words(code="invalid", message=f"must be given in one unit, and is in {given}", fix=fix)
+
+
+def _of_several(fault: Fault) -> Words:
+    expected, fix = SEVERAL[_key(fault)]
+    return Words(code="wrong-type", message=f"must be {expected}, not {kind_of(fault.value)}", fix=fix)
+
+
+def _wrong_type(fault: Fault) -> Words:
+    key, value = fault.path[-1] if fault.path else "", fault.value
+    kinds = [TYPES[kind] for kind in kinds_of(fault.schema) if kind != "null"]
+    if len(kinds) > 1:
+        return _of_several(fault)
+    if key == "slots":
+        message = "unknown key: it is for notebooks and commands, not for experiments"
+        return Words(code="unknown-key", message=message, fix="did you mean resources.slots_per_trial?")
+    if not kinds:
+        return Words(code="removed-key", message="has been removed from Determined", fix="remove it")
+    if key == "shm_size" and isinstance(value, str):
+        message = "must be a number of bytes, not a string"
+        return Words(code="wrong-type", message=message, fix=_bytes_fix(value))
+    if kinds == [str] and "environment_variables" in fault.path and isinstance(value, dict):
+        name, given = next(iter(value.items()), ("NAME", "VALUE"))
+        message = "must be NAME=VALUE, not a mapping"
+        return Words(code="wrong-type", message=message, fix=f"write {name}={given}")
+    fix = _type_fix(kinds[0], key, value)
+    if fault.schema.get("optionalRef", "").endswith("length.json") and isinstance(value, int):
+        fix = f"write {key}: {{batches: {value}}}"
+    elif kinds[0] is dict and key in NEEDED:
+        fix = f"write {key}: {NEEDED[str(key)][1]}"
+    return Words(code="wrong-type", message=f"must be {KINDS[kinds[0]]}, not {kind_of(value)}", fix=fix)
+
+
+def _bytes_fix(size: str) -> str:
+    found = SIZE.fullmatch(size)
+    num_bytes = int(Fraction(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")) if found else 0
+    return f"write {num_bytes}" if 0 < num_bytes <= LARGEST_SIZE else "write e.g. 8589934592"
 
 
 def _type_fix(expected: type, key: str | int, value: Any) -> str:
@@ -142,20 +263,18 @@ def _type_fix(expected: type, key: str | int, value: Any) -> str:
 # --- Unknown keys -------------------------------------------------------------------------------------------
 
 
-def _unknown(at: Located) -> Words:
-    assert at.owner is not None
-    *above, word = (str(step) for step in at.path)
-    kinds = _kinds(at.owner)
-    having = [kind for kind, model in kinds.items() if word in model.model_fields]
-    if having and at.tag in kinds:
-        what = "searcher" if kinds is SEARCHERS else "storage"
-        message = f"unknown key: the {at.tag} {what} does not have it"
+def _unknown(fault: Fault) -> Words:
+    *above, word = (str(step) for step in fault.path)
+    what, kinds = _kinds(above)
+    having = [kind for kind, keys in kinds.items() if word in keys]
+    own = fault.schema["properties"].get(DECIDING.get(what, ""), {})
+    if having and own.get("const") in kinds:
+        message = f"unknown key: the {own['const']} {what} does not have it"
         fix = f"remove it, or use {what} {' or '.join(having)}"
         return Words(code="unknown-key", message=message, fix=fix)
-    known = sorted(at.owner.model_fields.keys() - NOT_ADVISED)
+    known = sorted(fault.schema["properties"].keys() - NOT_ADVISED)
     place = _elsewhere().get(word, "")
-    of_any_kind = sorted({key for model in kinds.values() for key in model.model_fields})
-    guess = nearest(word, known) or nearest(word, of_any_kind)
+    guess = nearest(word, known) or nearest(word, sorted(frozenset().union(*kinds.values())))
     if " " in place:
         fix, meant = place, ""
     elif place and place.rpartition(".")[0] != ".".join(above):
@@ -168,22 +287,43 @@ def _unknown(at: Located) -> Words:
     return Words(code="unknown-key", message="unknown key", fix=fix, meant=meant)
 
 
-def _kinds(owner: type[Section]) -> Mapping[str, type[Section]]:
-    if issubclass(owner, searcher.Searcher):
-        return SEARCHERS
-    return storage.KINDS if issubclass(owner, storage.Saves) else {}
+DECIDING = {"searcher": "name", "storage": "type"}
+
+
+def _kinds(above: list[str]) -> tuple[str, dict[str, frozenset[str]]]:
+    """Of a section that is of one of several kinds: what it is, and the keys of each kind."""
+    if above == ["searcher"]:
+        return "searcher", {name: keys_of(f"searcher-{name}") for name in SEARCHERS}
+    if above == ["checkpoint_storage"]:
+        return "storage", {name: keys_of(name) for name in STORAGES}
+    return "", {}
 
 
 @cache
 def _elsewhere() -> dict[str, str]:
     """A key -> where it belongs, for those that belong in one place."""
-    sections: dict[str, type[Section]] = {
-        "environment": Environment,
-        "optimizations": Optimizations,
-        "profiling": Profiling,
-        "retention_policy": RetentionPolicy,
-        "checkpoint_storage": storage.Saves,
+    sections = ("environment", "optimizations", "profiling", "retention-policy", "checkpoint-storage")
+    below = {
+        key: f"{name.replace('-', '_')}.{key}"
+        for name in sections
+        for key, sub in schema(name)["properties"].items()
+        if sub is not True  # of one type of storage
     }
-    below = {key: f"{name}.{key}" for name, model in sections.items() for key in model.model_fields}
-    top = {key: key for key in ExperimentConfig.model_fields if key != "name"}
+    top = {key: key for key in keys_of("experiment") if key != "name"}
     return {**below, **ELSEWHERE, **top}
+
+
+BY_KEYWORD: dict[str, Callable[[Fault], Words]] = {
+    "unknown": _unknown,
+    "missing": _missing,
+    "null": _missing,
+    "type": _wrong_type,
+    "enum": _choice,
+    "choice": _choice,
+    **dict.fromkeys(BOUNDS, _out_of_bounds),
+    "compared": _compared,
+    "checks": _checked,
+    "disallowed": _checked,
+    "pattern": _no_device,
+    "union": _of_no_item,
+}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any
 
 import pytest
-from pydantic import RootModel
 
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.deepspeed.old_names import NEW_NAMES
@@ -17,44 +14,28 @@ from determined_ds.config.keys.fate import CLUSTER, IGNORED, PLACES, REFUSED, RU
 from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.documents.document import KeyPath, dotted
-from determined_ds.experiment.schema import environment, searcher, storage
-from determined_ds.experiment.schema.root import ExperimentConfig
-from determined_ds.experiment.schema.section import Section
-
-# Models of what is refused as a whole, by its name or type; of others the keys are known.
-OF_NOTHING = (
-    searcher.UnknownSearcher,
-    searcher.RemovedSearcher,
-    storage.UnknownStorage,
-    storage.UnknownTensorboard,
-    environment.OwnContainer,  # its keys are Kubernetes's
-)
-
-
-def models_in(annotation: Any) -> Iterator[type[Section]]:
-    """The sections that a value may be, whatever wraps them: unions, lists, null, validators."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    elif isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return  # hyperparameters: any
-    elif get_origin(annotation) in (Annotated, Union, types.UnionType, list):
-        for inner in get_args(annotation):
-            yield from models_in(inner)
+from determined_ds.experiment.schema.of_master import schema
 
 
 def experiment_keys() -> set[KeyPath]:
     """Every key of the experiment configuration, of every kind of searcher, storage and environment."""
     found: set[KeyPath] = set()
 
-    def walk(model: type[Section], path: KeyPath) -> None:
-        for name, field in model.model_fields.items():
-            here = (*path, name)
-            found.add(here)
-            for inner in models_in(field.annotation):
-                if inner not in OF_NOTHING:
-                    walk(inner, here)
+    def walk(node: Any, path: KeyPath) -> None:
+        if not isinstance(node, dict):
+            return
+        for name, sub in node.get("properties", {}).items():
+            found.add((*path, name))
+            if name != "hyperparameters":
+                walk(sub, (*path, name))
+        further = [schema(node[ref]) for ref in ("$ref", "optionalRef") if ref in node]
+        further += [node.get("items"), node.get("then"), *node.get("allOf", ())]
+        for sub in (*further, *node.get("union", {}).get("items", ())):
+            walk(sub, path)
 
-    walk(ExperimentConfig, ())
+    walk(schema("experiment"), ())
+    # Known to the schema of any searcher, and to none that is left.
+    found -= {("searcher", key) for key in ("budget", "train_stragglers", "unit")}
     own = {("hyperparameters", key) for key in OWN_KEYS}
     fit = {("hyperparameters", "fit", field.name) for field in dataclasses.fields(FitOptions)}
     return found | own | fit

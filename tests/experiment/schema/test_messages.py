@@ -222,12 +222,12 @@ def test_what_no_reader_lets_pass_is_a_problem_too() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "code", "said"),
     [
-        ("searcher: {name: singel, metric: a}", "searcher.name", "searcher", "mean 'single'?"),
+        ("searcher: {name: singel, metric: a}", "searcher.name", "out-of-range", "mean 'single'?"),
         ("searcher: {metric: a}", "searcher.name", "missing-key", "missing: it says how"),
         ("searcher: {name: single}", "searcher.metric", "missing-key", "missing: it names"),
         ("searcher: {name: single, metric: null}", "searcher.metric", "missing-key", "null: it names"),
         ("searcher:", "searcher", "missing-key", "null: "),
-        ("searcher: {name: custom, unit: x}", "searcher.name", "removed-key", "use random"),
+        ("searcher: {name: custom, metric: a}", "searcher.name", "removed-key", "use random"),
         ("searcher: {name: 3, metric: a}", "searcher.name", "wrong-type", "use one of single, random"),
         ("searcher: {name: random, metric: a}", "searcher.max_trials", "missing-key", "max_trials: 16"),
         (
