@@ -26,7 +26,7 @@ from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
 from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.decide import no_length
-from determined_ds.experiment.experiment import words_of_entrypoint
+from determined_ds.experiment.entrypoint import TrialEntrypoint, read_entrypoint
 from determined_ds.experiment.launcher import launcher_problem
 from determined_ds.experiment.task import Task, decide_task, task_of_cluster
 
@@ -84,8 +84,12 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     """
     config = json.loads(environment["DET_EXPERIMENT_CONFIG"])
     try:
-        words = words_of_entrypoint(config.get("entrypoint"))
-    except EntrypointError:  # the user's own script, which may do anything
+        entrypoint = read_entrypoint(config.get("entrypoint"))
+    except EntrypointError:  # the user's own command, which may do anything
+        return None
+    if (
+        not isinstance(entrypoint, TrialEntrypoint) or entrypoint.legacy
+    ):  # its code may state what it trains with
         return None
     ranks = (config.get("resources") or {}).get("slots_per_trial") or slots
     machines = -(-ranks // slots)
@@ -101,7 +105,7 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
             steps_completed=int(environment["DET_STEPS_COMPLETED"]),
         )
         _check_slots(config)
-        _decide(task, words, ranks=ranks, machines=machines)
+        _decide(task, entrypoint.options, ranks=ranks, machines=machines)
     except ConfigError as error:
         drops = task is not None and task.drops_point(error)
         is_first = machines == 1 or _is_first()
@@ -115,14 +119,14 @@ def refused(environment: Mapping[str, str], slots: int) -> int | None:
     return None
 
 
-def _decide(task: Task, words: list[str], *, ranks: int, machines: int) -> None:
+def _decide(task: Task, words: tuple[str, ...], *, ranks: int, machines: int) -> None:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--accelerator")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--measure")
     parser.add_argument("--engine", default="deepspeed")
     try:
-        options, _ = parser.parse_known_args(words[1:])
+        options, _ = parser.parse_known_args(words)
     except argparse.ArgumentError:
         return
     accelerator = detect_without_torch(options.accelerator)

@@ -11,62 +11,26 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from determined_ds.errors import (
-    EXIT_TRAINING_FAILED,
-    ConfigError,
-    DeterminedDSError,
-    EntrypointError,
-    Problem,
-    TrialError,
-)
-from determined_ds.protocol.conclusion import ERROR, EXHAUSTED
-from determined_ds.protocol.exhausted import exhausted, leave_reporting_to_main_thread
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, copy_to_terminal, report_failure
-from determined_ds.protocol.heartbeat import HEART
+from determined_ds.errors import ConfigError, EntrypointError, Problem, TrialError
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
-from determined_ds.protocol.signals import die_with_parent, end_with, let_workers_end, stop_on_signal
-from determined_ds.protocol.terminal import outlive_readers
-from determined_ds.runtime.master.ending import (
-    came_of_other_ranks,
-    cause_of,
-    exit_code_of,
-    on_cluster,
-    reason_of,
-    said_by_chief,
-    say_in_task_log,
-)
-from determined_ds.runtime.tracebacks import AuthorsFiles, exit_of_author, os_exit_reported, trimmed_traceback
+from determined_ds.runtime.rank_process import RankProcess, end_process
+from determined_ds.runtime.tracebacks import exit_of_author, os_exit_reported
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train one rank. Returns the exit code."""
     options = _parser().parse_args(argv)
-    if options.run_dir is not None:
-        _listen_to_launcher(RunDir(options.run_dir))
-    files = AuthorsFiles(os.getcwd())
-    try:
-        try:
-            with os_exit_reported(files, _report_exit):
-                _train(options)
-        finally:
-            let_workers_end()
-    except KeyboardInterrupt:
-        return 130
-    except GeneratorExit:
-        raise
-    except SystemExit as error:
-        message = exit_of_author(error, files)
-        if message is None:
-            raise
-        _report_exit(message, EXIT_TRAINING_FAILED)
-        return EXIT_TRAINING_FAILED
-    except BaseException as error:  # Determined's InvalidExperimentException is not an Exception
-        return _failed(error, files, options)
-    return 0
+    rank = RankProcess(options.run_dir)
+    files = rank.files
+
+    def train() -> None:
+        with os_exit_reported(files, rank.report_exit):
+            _train(options, rank)
+
+    return rank.run(train, exit_of=lambda error: exit_of_author(error, files))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,25 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _listen_to_launcher(run_dir: RunDir) -> None:
-    if PARENT in os.environ:
-        end_with(int(os.environ[PARENT]))
-    else:
-        die_with_parent()
-    stop_on_signal()
-    outlive_readers()
-    leave_reporting_to_main_thread(run_dir.path)
-    HEART.listen_for_questions(run_dir.log(_rank()))
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 # ------------------------------------------------------------------------------------------- training
 
 
-def _train(options: argparse.Namespace) -> None:
+def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
 
     from determined_ds.experiment.experiment import load_experiment
@@ -126,8 +75,8 @@ def _train(options: argparse.Namespace) -> None:
         there = RunDir(options.run_dir)
         experiment = load_experiment(there.current(there.experiment), name=EXPERIMENT)
     config = experiment.config if experiment is not None else info.trial._config if info is not None else {}
-    options.debug = bool(config.get("debug"))
-    if info is not None and not options.debug:
+    rank.debug = bool(config.get("debug"))
+    if info is not None and not rank.debug:
         log_in_task(options.accelerator)
 
     from determined_ds.runtime.context import open_context
@@ -135,7 +84,7 @@ def _train(options: argparse.Namespace) -> None:
     from determined_ds.runtime.upstream import debugging
 
     with (
-        debugging(options.debug),
+        debugging(rank.debug),
         open_context(
             experiment=experiment,
             run_dir=options.run_dir,
@@ -215,53 +164,5 @@ def load_trial(spec: str) -> Any:
     return trial
 
 
-# ------------------------------------------------------------------------------------------- failures
-
-
-def _failed(error: BaseException, files: AuthorsFiles, options: argparse.Namespace) -> int:
-    """Report why this rank ends. Returns its exit code."""
-    run_dir = None if options.run_dir is None else RunDir(options.run_dir)
-    used_up = None if run_dir is None else exhausted(error, run_dir.path)
-    if used_up:  # first: it may look like an error of the trial
-        _report(used_up, EXIT_TRAINING_FAILED, EXHAUSTED, used_up)
-        return EXIT_TRAINING_FAILED
-    if isinstance(error, DeterminedDSError):
-        message = str(error) if isinstance(error, ConfigError) else f"error: {error}"
-    elif getattr(options, "debug", False):
-        message = "".join(traceback.format_exception(error))
-    else:  # from the author's first line on
-        message = trimmed_traceback(error, files, None if run_dir is None else run_dir.traceback(_rank()))
-    code = exit_code_of(error)
-    _report(message, code, cause_of(error), reason_of(error), error)
-    return code
-
-
-def _report_exit(message: str, exit_code: int) -> None:
-    _report(message, exit_code, ERROR, message)
-
-
-def _report(
-    message: str, exit_code: int, cause: str, reason: str, error: BaseException | None = None
-) -> None:
-    """Report why this rank ends: to our launcher, in the task's log on a cluster, or else on stderr."""
-    # Errors of destructors say nothing new.
-    sys.unraisablehook = lambda _: None
-    peers = sys.modules.get("determined_ds.runtime.group.peers")
-    if error is not None and peers is not None and came_of_other_ranks(error):
-        peers.say_missing_peers()
-    if report_failure(message, exit_code, cause=cause, reason=reason):
-        return
-    if on_cluster():
-        say_in_task_log(message, exit_code, error)
-    else:
-        print(message, file=sys.stderr, flush=True)
-        if LAUNCHED_BY in os.environ and not said_by_chief(message):
-            copy_to_terminal(message)
-
-
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of the process group may wait for a peer that is gone.
-    os._exit(code)
+    end_process(main())

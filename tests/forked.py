@@ -284,9 +284,8 @@ def fork_rank(
     log: Path | None,
     keep_open: Sequence[int],
 ) -> Child:
-    """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` does."""
-    from determined_ds.train import main
-
+    """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` or ``determined_ds.script`` does."""
+    main = importlib.import_module(command[2]).main
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return Child(main, command, environment, cwd, output.fileno() if output else None)
 

@@ -25,16 +25,18 @@ from determined_ds.check.trial_class import (
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import SHORTHANDS, read_hyperparameters
-from determined_ds.config.keys import CLUSTER, ignored_keys
+from determined_ds.config.keys import CLUSTER
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
 from determined_ds.experiment.decide import no_length
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.launcher import launcher_problems
+from determined_ds.experiment.legacy import ignored_keys_of
 from determined_ds.experiment.schema import experiment_problems
+from determined_ds.experiment.script_file import OWN_DRIVER, check_script, find_script
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.space.exponents import exponents
 from determined_ds.experiment.space.points import Points, points_of
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 SPACE = "hyperparameters."
 # Codes of problems that follow from an invalid hyperparameter, which is treated as absent.
-OF_ABSENCE = ("auto-undetermined", "batch", "max-length")
+OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
 STRATEGY = tuple(f"{SPACE}{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *SHORTHANDS))
 
 
@@ -104,13 +106,12 @@ def check_experiment(document: Document, options: CheckOptions) -> Checked:
     reported = {problem.key for problem in refused}
     findings = findings_of(refused, warned)
     covered = reported | {problem.key for problem in warned}
-    ignored = [each for each in ignored_keys(document, options.place) if not _covered(each.key, covered)]
+    ignored = [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, covered)]
     findings += findings_of((each for each in problems if not _covered(each.key, reported)), ignored)
     if options.place == CLUSTER:
         findings += findings_of([], [*missing_policies(document), *launcher_problems(document)])
     context_dir = options.context_dir or _context_of(experiment, Path(document.name))
-    if experiment.trial:
-        findings += _trial_findings(experiment, context_dir)
+    findings += _entrypoint_findings(experiment, context_dir)
     wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}
     broken = {key for key in wrong if key.startswith(SPACE)}
     if not broken and not any(key.startswith("searcher") for key in wrong):
@@ -124,6 +125,8 @@ def check_experiment(document: Document, options: CheckOptions) -> Checked:
     except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
         findings += findings_of([], error.problems)
         verdicts = _judged(experiment, points, context_dir, dataclasses.replace(options, gpu_memory=None))
+    if not any(verdict.problems or verdict.resolved for verdict in verdicts):
+        findings += findings_of([], notes=[_left_open(experiment)])
     findings += [
         finding
         for finding in _point_findings(experiment, points, verdicts)
@@ -159,15 +162,38 @@ def _context_of(experiment: Experiment, config: Path) -> Path:
     A folder that has the DeepSpeed JSON, too, is preferred.
     """
     here = Path()
-    module = experiment.trial.partition(":")[0]
     ds_config = experiment.hyperparameters.get(("deepspeed_config",))
-    with_trial = [
-        folder
-        for folder in (here, *config.absolute().parents)
-        if module and source_of(module, folder) is not None
-    ]
+    with_trial = [folder for folder in (here, *config.absolute().parents) if _has_code(experiment, folder)]
     whole = (folder for folder in with_trial if isinstance(ds_config, str) and (folder / ds_config).is_file())
     return next(whole, with_trial[0] if with_trial else here)
+
+
+def _has_code(experiment: Experiment, folder: Path) -> bool:
+    """Whether a folder has the trial or the script."""
+    if experiment.script is not None:
+        return find_script(experiment.script, folder) is not None
+    return source_of(experiment.trial.partition(":")[0], folder) is not None
+
+
+def _entrypoint_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+    if experiment.trial:
+        return _trial_findings(experiment, context_dir)
+    if experiment.script is None:
+        return []
+    try:
+        check_script(experiment.script, context_dir, experiment.document)
+    except ConfigError as error:  # Determined's own driver runs on a cluster
+        own = [problem for problem in error.problems if problem.code == OWN_DRIVER]
+        return findings_of((each for each in error.problems if each not in own), own)
+    return []
+
+
+def _left_open(experiment: Experiment) -> Problem:
+    """The note about what code decides."""
+    whose = "the script" if experiment.script else "the trial"
+    message = f"could not check batch and strategy: {whose} decides them"
+    fix = "state hyperparameters.deepspeed_config and global_batch_size, and they are checked"
+    return experiment.document.problem(("entrypoint",), message, fix, "left-open", value=NOT_GIVEN)
 
 
 def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
@@ -184,7 +210,12 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
     """What is the same at every point: the length of the training, and the search itself."""
     middle, _ = read_hyperparameters(experiment.hyperparameters)
     findings = []
-    if middle.fit.max_length is None and experiment.hyperparameters.get(("fit", "max_length")) is None:
+    own_loop = experiment.script is not None
+    if (
+        not own_loop
+        and middle.fit.max_length is None
+        and experiment.hyperparameters.get(("fit", "max_length")) is None
+    ):
         findings += findings_of([no_length(experiment.hyperparameters)])
     metrics = None
     if experiment.trial:

@@ -149,7 +149,7 @@ def _proc(name: str) -> Callable[[str], Any]:
 def _checked_name(name: str, trial: str) -> str:
     """The name, a valid file name; the trial must be a MODULE:CLASS."""
     from determined_ds.errors import ConfigError, Problem
-    from determined_ds.experiment.experiment import ENTRYPOINT_FORM, trial_of_entrypoint
+    from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, read_entrypoint
 
     problems = []
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
@@ -160,7 +160,7 @@ def _checked_name(name: str, trial: str) -> str:
             Problem(key="--name", value=name, message="is not a valid file name", fix=fix, code="name")
         )
     try:
-        trial_of_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
+        read_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
     except ConfigError as error:
         message = error.problems[0].message
         fix = "write e.g. model_defs.mine.trial:MyTrial"

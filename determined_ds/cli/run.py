@@ -34,7 +34,6 @@ def run(**given: Any) -> None:
     The arguments are those of `det experiment create CONFIG CONTEXT_DIR`. Started by torchrun, srun, mpirun or
     deepspeed, it is one of the ranks and starts none.
     """
-    from determined_ds import train
     from determined_ds.launch.external.as_rank import be_rank
     from determined_ds.launch.external.hostfile import run_on_hosts
     from determined_ds.launch.external.placement import placement_here
@@ -46,7 +45,7 @@ def run(**given: Any) -> None:
     options = RunOptions(**given)
     placed = None if options.parent is not None else placement_here()
     if placed is not None:
-        be_rank(placed, options, before_ranks=_before_ranks, train=train.main)
+        be_rank(placed, options, before_ranks=_before_ranks, train=_be_rank)
     if options.hostfile is not None:
         run_on_hosts(options.hostfile, options)
     if options.parent is not None:
@@ -68,7 +67,7 @@ def run(**given: Any) -> None:
         # A command that starts many runs has shown what applies to all of them.
         for warning in (
             *warnings,
-            *(prepared.warnings if options.parent is None else prepared.resolved.warnings),
+            *(prepared.warnings if options.parent is None else prepared.own_warnings),
         ):
             click.echo(f"warning: {warning}", err=True)
         if prepared.complete:
@@ -80,6 +79,14 @@ def run(**given: Any) -> None:
 
 
 run.params += click_options()
+
+
+def _be_rank(words: list[str]) -> int:
+    """Do what ``python3 -m WORDS`` does, in this process."""
+    from determined_ds import script, train
+
+    module, *arguments = words
+    return {"determined_ds.train": train.main, "determined_ds.script": script.main}[module](arguments)
 
 
 @contextlib.contextmanager
@@ -108,7 +115,7 @@ def _before_ranks(prepared: LocalRun) -> list[str]:
     from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
     from determined_ds.doctor.surroundings import Host
 
-    if prepared.options.engine != "deepspeed":
+    if prepared.options.engine != "deepspeed" or prepared.resolved is None:
         return []
     machine = Host(working_dir=prepared.context_dir).with_variables(prepared.variables.values)
     missing = missing_compiler(prepared.resolved, machine)

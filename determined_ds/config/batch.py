@@ -108,7 +108,7 @@ def _too_little(missing: list[str]) -> Problem:
         key="hyperparameters.global_batch_size" if "global_batch_size" in missing else NAMES[missing[0]],
         message=f"the batch is not determined: {absent}",
         fix="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
-        code="batch",
+        code="batch-missing",
     )
 
 

@@ -87,7 +87,7 @@ def settings_of(
             **(experiment.config.get("environment") or {}),
             "environment_variables": names_of(experiment.config) or None,
         },
-        "entrypoint": [experiment.trial, *experiment.train_options],
+        "entrypoint": list(experiment.entrypoint.words),
         "hyperparameters": {
             **DEFAULTS,
             **experiment.hyperparameters.data,

@@ -25,6 +25,9 @@ T = TypeVar("T")
 # A JSON that has one of these is an experiment, which Determined reads too; any other is DeepSpeed's.
 OF_EXPERIMENTS = frozenset({"entrypoint", "hyperparameters", "searcher", "resources"})
 
+# Codes of problems with what code may state: the batch, and what a DeepSpeed JSON leaves open.
+LEFT_OPEN = ("batch-missing", "auto-undetermined")
+
 
 class Problems:
     """Collects every problem of several steps, to report all of them at once, and the warnings beside them."""
@@ -131,7 +134,7 @@ def decide(
     """
     found = Problems()
     given = found.of(lambda: parse_hyperparameters(hyperparameters))
-    if given is not None and given.fit.max_length is None:
+    if given is not None and given.fit.max_length is None and experiment.script is None:
         found.problems.append(no_length(hyperparameters))
     resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
     if here and resolved is not None:
@@ -140,6 +143,70 @@ def decide(
     assert resolved is not None
     odd = exponents(experiment.space.axes, experiment.document)
     return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved
+
+
+def decide_stated(
+    experiment: Experiment, hyperparameters: Document, where: Where, *, here: bool = False
+) -> ResolvedConfig | None:
+    """As :func:`decide`; None where the code of a script, or of a trial in Determined's own form, decides the batch.
+
+    Args:
+        experiment: As for :func:`decide`, like the others.
+        hyperparameters: The point.
+        where: Where it trains.
+        here: Whether on this machine.
+
+    Raises:
+        ConfigError: every reason why it cannot run.
+    """
+    found = Problems()
+    resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
+    if resolved is not None or experiment.states_all:
+        return decide(experiment, hyperparameters, where, here=here)
+    if experiment.is_legacy:
+        given = found.of(lambda: parse_hyperparameters(hyperparameters))
+        if given is not None and given.fit.max_length is None:
+            found.problems.append(no_length(hyperparameters))
+    found.raise_any()
+    return None
+
+
+def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:
+    """What one point runs with, as :func:`~determined_ds.config.resolve.resolve` says; None where code decides it.
+
+    Args:
+        experiment: The experiment. Only a script, or a trial in Determined's own form, may leave something open.
+        hyperparameters: The point.
+        where: Where it trains.
+
+    Raises:
+        ConfigError: every reason why it cannot run.
+    """
+    where = on_slots_of(experiment, where)
+    if experiment.states_all:
+        return resolve(hyperparameters, where)
+    if hyperparameters.get(("deepspeed_config",)) is not None:
+        try:
+            return resolve(hyperparameters, where)
+        except ConfigError as error:
+            problems = [each for each in error.problems if each.code not in LEFT_OPEN]
+            if problems:
+                raise ConfigError(problems, error.warnings) from None
+    if problems := _too_many_ranks(experiment, where):
+        raise ConfigError(problems)
+    return None
+
+
+def _too_many_ranks(experiment: Experiment, where: Where) -> list[Problem]:
+    most = where.accelerator.max_ranks * where.machines
+    if (where.slots or 0) <= most:
+        return []
+    message = f"this machine carries {most} ranks on {where.accelerator.name}"
+    path = ("resources", "slots_per_trial")
+    problem = experiment.document.problem(
+        path, message, f"use --slots {most} or fewer", "more-ranks-than-devices"
+    )
+    return [dataclasses.replace(problem, value=where.slots)]
 
 
 def on_slots_of(experiment: Experiment, where: Where) -> Where:

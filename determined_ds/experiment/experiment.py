@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +12,18 @@ from determined_ds.config.aliases import IN_YAML
 from determined_ds.config.hyperparameters import OWN_KEYS, stated_seed
 from determined_ds.documents.document import Document, KeyPath, nearest, words
 from determined_ds.documents.reading import parse_yaml_value, read_yaml
-from determined_ds.documents.values import Findings, kind_of
+from determined_ds.documents.values import Findings
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.additions import added_to
+from determined_ds.experiment.entrypoint import (
+    MEASURE,
+    PIPELINE_TRIAL,
+    Entrypoint,
+    ScriptEntrypoint,
+    TrialEntrypoint,
+    read_entrypoint,
+)
+from determined_ds.experiment.legacy import with_fit
 from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.space.master_random import first_trial_seed
 from determined_ds.experiment.space.space import SearchSpace, read_space
@@ -50,10 +57,6 @@ ELSEWHERE = {
 SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
 LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
 COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
-ENTRYPOINT_FORM = (
-    "python3 -m determined.launch.torch_distributed "
-    "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class Experiment:
     Args:
         document: The whole YAML with ``--set`` applied; a search's hyperparameters as they stand.
         name: The experiment's name.
-        trial: ``MODULE:CLASS`` out of the entrypoint.
+        entrypoint: What it runs: a trial or a script.
         slots: ``resources.slots_per_trial``, 1 where absent.
         seed: ``reproducibility.experiment_seed``, 0 where absent.
         hyperparameters: One point of the search space (the only one, where nothing is searched).
@@ -71,13 +74,12 @@ class Experiment:
         metric: ``searcher.metric``, "" where absent.
         smaller_is_better: Of that metric.
         space: All points that the search may visit.
-        train_options: The words after the trial in the entrypoint: options of ``determined_ds.train``.
         max_restarts: How often a crash is followed by another start, 0 where absent.
     """
 
     document: Document
     name: str
-    trial: str
+    entrypoint: Entrypoint
     slots: int
     seed: int
     hyperparameters: Document
@@ -85,13 +87,40 @@ class Experiment:
     metric: str
     smaller_is_better: bool
     space: SearchSpace
-    train_options: tuple[str, ...] = ()
     max_restarts: int = 0
 
     @property
     def trial_seed(self) -> int:
         """The seed of its run: ``hyperparameters.trial_seed``, else that of the first trial on a master."""
         return stated_seed(self.hyperparameters.data, first_trial_seed(self.seed))
+
+    @property
+    def trial(self) -> str:
+        """``MODULE:CLASS`` of its trial; "" where it runs a script."""
+        return self.entrypoint.trial if isinstance(self.entrypoint, TrialEntrypoint) else ""
+
+    @property
+    def train_options(self) -> tuple[str, ...]:
+        """The words after the trial in the entrypoint: options of ``determined_ds.train``."""
+        return self.entrypoint.options if isinstance(self.entrypoint, TrialEntrypoint) else ()
+
+    @property
+    def script(self) -> ScriptEntrypoint | None:
+        """The script that it runs; None where it trains a trial."""
+        return self.entrypoint if isinstance(self.entrypoint, ScriptEntrypoint) else None
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether it trains a trial in Determined's own form."""
+        return isinstance(self.entrypoint, TrialEntrypoint) and self.entrypoint.legacy
+
+    @property
+    def states_all(self) -> bool:
+        """Whether the configuration has to state all that is trained with.
+
+        A script, or a trial in Determined's own form, may state sizes in its code.
+        """
+        return self.script is None and not self.is_legacy
 
     @property
     def pipeline_trial(self) -> str:
@@ -125,7 +154,9 @@ class Experiment:
         Returns:
             The hyperparameters, with their places in the YAML.
         """
-        return self.hyperparameters.holding(point)
+        if not self.is_legacy:
+            return self.hyperparameters.holding(point)
+        return with_fit(self.hyperparameters.holding(point), self.document)[0]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -142,7 +173,7 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | No
         name: What to call the file in messages; its path as given, if None.
 
     Returns:
-        The experiment: its hyperparameters, its search space and its trial.
+        The experiment: its hyperparameters, its search space and what it runs.
 
     Raises:
         ConfigError: everything that is wrong with it, at once.
@@ -190,26 +221,29 @@ def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
     found = Findings(document)
     found.unknown((), EXPERIMENT_KEYS, ELSEWHERE)
     name = found.typed(("name",), str, "unnamed")
-    slots = _slots(found)
+    entrypoint = _entrypoint(found)
+    slots = _slots(found, least=0 if isinstance(entrypoint, ScriptEntrypoint) else 1)
     seed = _seed(found)
     metric, smaller_is_better = _searcher(found)
     searcher = str(found.document.get(("searcher", "name")) or "single")
     hyperparameters = found.typed(("hyperparameters",), dict, {})
     space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
-    trial, *options = _trial(found)
     max_restarts = _switches(found)
+    point = _hyperparameters(document, space.middle, found.constants)
+    if isinstance(entrypoint, TrialEntrypoint) and entrypoint.legacy:
+        point, problems = with_fit(point, document)
+        found.problems += problems
     experiment = Experiment(
         document=document,
         name=name,
-        trial=trial,
+        entrypoint=entrypoint,
         slots=slots,
         seed=seed,
-        hyperparameters=_hyperparameters(document, space.middle, found.constants),
+        hyperparameters=point,
         searched=searched,
         metric=metric,
         smaller_is_better=smaller_is_better,
         space=space,
-        train_options=tuple(options),
         max_restarts=max_restarts,
     )
     return experiment, found.problems
@@ -237,13 +271,16 @@ def _hyperparameters(document: Document, point: dict[str, Any], constants: list[
     )
 
 
-def _slots(found: Findings) -> int:
+def _slots(found: Findings, *, least: int) -> int:
+    """The ranks to start. A script on a cluster may have none, and one process runs all the same."""
     known = RESOURCES_KEYS | added_to("resources")  # which master takes them, `check` knows
     found.section(("resources",), known - {"slots"}, {"slots": "resources.slots_per_trial"})
     path: KeyPath = ("resources", "slots_per_trial")
     slots: int = found.typed(path, int, 1)
-    if slots < 1:
-        found.add(path, "must be 1 or more", "write the number of devices a trial trains on", "out-of-range")
+    if slots < least:
+        found.add(
+            path, f"must be {least} or more", "write the number of devices a trial trains on", "out-of-range"
+        )
     return max(slots, 1)
 
 
@@ -287,55 +324,10 @@ def _switches(found: Findings) -> int:
     return max(restarts, 0)
 
 
-def _trial(found: Findings) -> list[str]:
-    entrypoint = found.document.get(("entrypoint",))
+def _entrypoint(found: Findings) -> Entrypoint:
     try:
-        return words_of_entrypoint(entrypoint)
+        return read_entrypoint(found.document.get(("entrypoint",)))
     except EntrypointError as error:
         fix = error.problems[0].fix
         found.add(("entrypoint",), error.problems[0].message, fix, "entrypoint")
-        return [""]
-
-
-WORD = r"[^\W\d]\w*"
-# Options of determined_ds.train that change what an experiment is.
-PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
-
-
-def trial_of_entrypoint(entrypoint: Any) -> str:
-    """``MODULE:CLASS`` out of an entrypoint. See :func:`words_of_entrypoint`."""
-    return words_of_entrypoint(entrypoint)[0]
-
-
-def words_of_entrypoint(entrypoint: Any) -> list[str]:
-    """``MODULE:CLASS`` and what comes after it, out of an entrypoint that runs ``determined_ds.train``.
-
-    Raises:
-        EntrypointError: the entrypoint is missing, or does not run ``determined_ds.train MODULE:CLASS``.
-    """
-
-    def refuse(message: str) -> EntrypointError:
-        problem = Problem(key="entrypoint", message=message, fix=f"write: {ENTRYPOINT_FORM}")
-        return EntrypointError(problem)
-
-    if entrypoint is None:
-        raise refuse("missing: it says which trial to train")
-    if isinstance(entrypoint, str):
-        try:
-            words = shlex.split(entrypoint)
-        except ValueError as error:
-            raise refuse(f"cannot be split into words: {error}") from None
-    elif isinstance(entrypoint, list) and all(isinstance(word, str) for word in entrypoint):
-        words = entrypoint
-    else:
-        raise refuse(f"must be a command, not {kind_of(entrypoint)}")
-    if len(words) == 1 and ":" in words[0]:
-        raise refuse("names a class: that form is deprecated by Determined, and DeepSpeed needs a launcher")
-    if "determined_ds.train" not in words:
-        raise refuse("does not run determined_ds.train")
-    rest = words[words.index("determined_ds.train") + 1 :]
-    if not rest:
-        raise refuse("names no trial after determined_ds.train")
-    if not re.fullmatch(rf"{WORD}(?:\.{WORD})*:{WORD}", rest[0]):
-        raise refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after determined_ds.train")
-    return rest
+        return TrialEntrypoint(trial="")

@@ -8,7 +8,7 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import decide, with_flags
+from determined_ds.experiment.decide import decide_stated, with_flags
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 
 ORIGIN = "--slots auto"
@@ -33,7 +33,9 @@ def fitting_slots(
     for slots in range(accelerator.max_ranks, 0, -1):
         fewer = _on(experiment.document, slots)
         try:
-            decide(fewer, fewer.hyperparameters, Where(context_dir=context_dir, accelerator=accelerator))
+            decide_stated(
+                fewer, fewer.hyperparameters, Where(context_dir=context_dir, accelerator=accelerator)
+            )
         except ConfigError:
             continue
         return fewer, [_fewer(experiment, accelerator, slots)]

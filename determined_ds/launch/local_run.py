@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import get_path
@@ -25,7 +26,7 @@ from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import count, hang_timeout_s
-from determined_ds.protocol.header import decided
+from determined_ds.protocol.header import decided, left_open
 from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
 from determined_ds.protocol.run_lock import RunLock
@@ -40,7 +41,8 @@ class LocalRun:
     Args:
         options: The command's.
         experiment: What was requested, overrides included.
-        resolved: What was decided.
+        resolved: What was decided; None where the code of a script or of a trial in Determined's own form decides it.
+        accelerator: What the ranks compute on.
         context_dir: The folder with the code.
         run_dir: Where everything is written.
         start: Where it starts.
@@ -52,7 +54,8 @@ class LocalRun:
 
     options: RunOptions
     experiment: Experiment
-    resolved: ResolvedConfig
+    resolved: ResolvedConfig | None
+    accelerator: Accelerator
     context_dir: Path
     run_dir: Path
     start: Start = field(default_factory=Start)
@@ -63,9 +66,19 @@ class LocalRun:
 
     # ------------------------------------------------------------------------------------------ for people
 
+    @property
+    def own_warnings(self) -> tuple[Problem, ...]:
+        """The warnings about its own point."""
+        return self.resolved.warnings if self.resolved is not None else ()
+
     def header(self) -> list[str]:
         """What will run, in a few lines."""
-        lines = decided(self.experiment.name, self.experiment.trial, self.resolved)
+        name, runs = self.experiment.name, str(self.experiment.entrypoint)
+        if self.resolved is not None:
+            lines = decided(name, runs, self.resolved)
+        else:
+            by = "the script" if self.experiment.script else "the trial"
+            lines = left_open(name, runs, self.experiment.slots, self.accelerator, by=by)
         lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin()}")
         lines.append(f"  run dir    {short(self.run_dir)}")
         if self.placed is not None:
@@ -98,8 +111,10 @@ class LocalRun:
     @property
     def complete(self) -> str:
         """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
-        if self.options.test or self.options.is_measured or self.start.checkpoint is None:
+        if self.options.test or self.options.is_measured or None in (self.start.checkpoint, self.resolved):
             return ""
+        assert self.start.checkpoint is not None
+        assert self.resolved is not None
         return completed(self.start.checkpoint, self.resolved)
 
     @property
@@ -116,11 +131,20 @@ class LocalRun:
 
     @property
     def train_arguments(self) -> list[str]:
-        """The arguments of ``determined_ds.train``, after its trial and run directory."""
+        """The options of ``determined_ds.train`` or ``determined_ds.script``, after those of :attr:`rank_words`."""
         words = [*self.experiment.train_options, *self.options.train_arguments]
         if self.start.checkpoint:
             return [*words, "--resume", self.start.checkpoint.uuid]
         return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]
+
+    @property
+    def rank_words(self) -> list[str]:
+        """What each rank runs, after ``python3 -m``."""
+        there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]
+        script = self.experiment.script
+        if script is not None:
+            return ["determined_ds.script", *there, *self.train_arguments, "--", *script.words]
+        return ["determined_ds.train", self.experiment.trial, *there, *self.train_arguments]
 
     def write(self) -> None:
         """Write what ranks read in the run directory; to ``next`` where they resume what is there.
@@ -140,6 +164,8 @@ class LocalRun:
             write_whole(there.metrics, "")
             for path in (there.result, there.master):
                 path.unlink(missing_ok=True)
+            if self.experiment.script is not None:
+                there.new_trial()
             return
         new = there.make_next()
         write_whole(new.experiment, stored_yaml(self._config))
@@ -188,12 +214,11 @@ class LocalRun:
         self.write()
         try:
             outcome = run_ranks(
-                self.experiment.trial,
-                num_ranks=self.resolved.topology.slots,
-                accelerator=self.resolved.accelerator,
+                self.rank_words,
+                num_ranks=self.experiment.slots,
+                accelerator=self.accelerator,
                 context_dir=self.context_dir,
                 run_dir=self.run_dir,
-                arguments=self.train_arguments,
                 variables=self.variables.values,
                 keep_open=[lock.fileno()],
                 hang_timeout_s=timeout_s,

@@ -6,17 +6,19 @@ from dataclasses import replace
 from datetime import datetime
 
 from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
+from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.hyperparameters import AUTO
-from determined_ds.config.keys import RUN, ignored_keys
+from determined_ds.config.keys import RUN
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Problems, decide, read_document
+from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.legacy import ignored_keys_of
+from determined_ds.experiment.script_file import check_entrypoint
 from determined_ds.experiment.secrets import missing_in
-from determined_ds.experiment.trial_file import check_trial_file
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import fitting_slots
 from determined_ds.launch.external.placement import Placement
@@ -53,10 +55,10 @@ def prepare_run(
     if options.storage:
         found.problems += _storage_problems(document)
     used = options.storage and STORAGE in document.data
-    found.warn(ignored_keys(document.without((STORAGE,)) if used else document, RUN))
+    found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
-    found.of(lambda: check_trial_file(experiment.trial, options.context_dir, experiment.document))
-    experiment, resolved, variables = _decided(experiment, options, placed, found)
+    found.of(lambda: check_entrypoint(experiment, options.context_dir, for_test=options.test))
+    experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
     # A scheduler's script is the same at each launch of its job, the first one included.
     stated = options.run_dir is not None
@@ -70,12 +72,13 @@ def prepare_run(
         found.of(lambda: check_storage(checkpoint, storage=options.storage))
         experiment = keeping_seed(checkpoint, experiment)
     found.raise_any()
-    assert resolved is not None
+    assert devices is not None
     assert start is not None
     return LocalRun(
         options=options,
         experiment=experiment,
         resolved=resolved,
+        accelerator=devices,
         context_dir=options.context_dir.resolve(),
         run_dir=run_dir.resolve(),
         start=replace(start, damages=(*start.damages, NOTHING_YET)) if is_first else start,
@@ -96,20 +99,21 @@ def _storage_problems(document: Document) -> list[Problem]:
 
 def _decided(
     experiment: Experiment, options: RunOptions, placed: Placement | None, found: Problems
-) -> tuple[Experiment, ResolvedConfig | None, Variables]:
-    """What will run on this machine's devices; None where problems were found."""
+) -> tuple[Experiment, ResolvedConfig | None, Accelerator | None, Variables]:
+    """What will run on this machine's devices; None where that is unknown."""
     devices = found.of(lambda: detect_accelerator(options.accelerator))
     if devices is None:
-        return experiment, None, Variables()
+        return experiment, None, None, Variables()
     context_dir = options.context_dir
     if options.slots == AUTO and placed is None:
         experiment, fewer = fitting_slots(experiment, context_dir=context_dir, accelerator=devices)
         found.warn(fewer)
     there = Where(context_dir=context_dir, accelerator=devices, machines=placed.machines if placed else 1)
-    resolved = found.of(lambda: decide(experiment, experiment.hyperparameters, there, here=True))
+    resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, there, here=True))
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
     if resolved is not None:
         found.warn(resolved.warnings)
+    if resolved is not None and experiment.trial:
         trained = experiment.trained(resolved.topology.pipe_parallel_size)
         known = (trained, context_dir, resolved)
         problems = [optimizer_problem(*known), scheduler_problem(*known)]
@@ -117,7 +121,7 @@ def _decided(
             problems.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
         found.problems += filter(None, problems)
     found.warn(variables.warnings)
-    return experiment, resolved, variables
+    return experiment, resolved, devices, variables
 
 
 def _with_ranks(document: Document, placed: Placement, stated: int | None) -> Document:

@@ -7,6 +7,7 @@ import textwrap
 from importlib import metadata
 
 from determined_ds import __version__
+from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
@@ -22,7 +23,7 @@ def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
 
     Args:
         name: Of the experiment.
-        trial: ``MODULE:CLASS``.
+        trial: What it runs: ``MODULE:CLASS``, or a script.
         resolved: What was decided.
     """
     topology, batch = resolved.topology, resolved.batch
@@ -32,13 +33,37 @@ def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
     if topology.model_parallel_size > 1:
         layout += f" x {topology.model_parallel_size} model-parallel"
     return [
-        f"{name}: {trial}",
+        *_wrapped_title(f"{name}: {trial}"),
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
         *_wrapped("filled in", _filled_in(resolved)),
         *_wrapped("versions", _versions()),
     ]
+
+
+def left_open(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:
+    """The lines, where the configuration leaves the batch to the code.
+
+    Args:
+        name: Of the experiment.
+        runs: What it runs.
+        slots: Ranks in all.
+        accelerator: What they compute on.
+        by: Whose code decides it: ``the script`` or ``the trial``.
+    """
+    return [
+        *_wrapped_title(f"{name}: {runs}"),
+        f"  slots      {slots} on {accelerator.name}",
+        f"  batch      decided by {by}",
+        *_wrapped("versions", _versions()),
+    ]
+
+
+def _wrapped_title(title: str) -> list[str]:
+    return textwrap.wrap(
+        title, WIDTH, subsequent_indent=" " * 4, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _filled_in(resolved: ResolvedConfig) -> list[str]:

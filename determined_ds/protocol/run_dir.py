@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
 
 RUNS = Path("runs")
@@ -42,6 +47,9 @@ class RunDir:
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
         self.master = path / "master.json"  # of a run that is reported to a master: the name it has there
+        self.trial = (
+            path / "trial.json"
+        )  # of a run whose ranks are a script: what a master would keep of its trial
         self.measured = path / "measured.json"  # of a run that is measured
         self.output = path / "output.log"  # of a run that another process started
         self.given = path / "given.yaml"  # what that process requested
@@ -59,6 +67,32 @@ class RunDir:
         return not self.path.exists() or (
             self.path.is_dir() and all(p == self.lock for p in self.path.iterdir())
         )
+
+    # ------------------------------------------------------------------------------- the trial of a script
+
+    def new_trial(self) -> None:
+        """Give the run's trial an id, by which it is distinguished from that of any other run."""
+        write_whole(
+            self.trial, json.dumps({"trial_id": 1 + secrets.randbelow(2**31 - 1), "metadata": {}}) + "\n"
+        )
+
+    def trial_id(self) -> int:
+        """The id; 0 where there is none."""
+        return int(self._trial().get("trial_id", 0))
+
+    def read_metadata(self) -> dict[str, Any]:
+        """What the script has set by ``core_context.train.set_metadata``."""
+        return dict(self._trial().get("metadata") or {})
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace it."""
+        write_whole(self.trial, json.dumps({**self._trial(), "metadata": dict(metadata)}) + "\n")
+
+    def _trial(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.trial.read_bytes()))
+        except (OSError, ValueError):
+            return {}
 
     # ------------------------------------------------------------------------------- a run that resumes
 

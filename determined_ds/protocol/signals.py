@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from determined_ds.protocol.handed_on import LAUNCHED_BY
@@ -17,14 +18,20 @@ STOP = threading.Event()
 TRAINED = threading.Event()
 
 
-def stop_on_signal() -> None:
+def stop_on_signal(listens: Callable[[], bool] = lambda: True) -> None:
     """From now on SIGTERM requests a stop at the next batch. SIGINT is for our launcher, which passes it on.
 
     Another launcher sends the ranks what it received: SIGINT, or what SLURM's ``--signal`` names, often SIGUSR1.
+
+    Args:
+        listens: Whether anything looks for the request; where nothing does, the signal ends this process.
     """
 
-    def stop(_number: int, _frame: Any) -> None:
+    def stop(number: int, _frame: Any) -> None:
         STOP.set()
+        if not listens():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     foreign = LAUNCHED_BY in os.environ
     signal.signal(signal.SIGINT, stop if foreign else signal.SIG_IGN)

@@ -38,6 +38,8 @@ from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.loop.custom_reducers import plain_reduced
 from determined_ds.runtime.master.core_context import cluster_core_context
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.script_run import script_run
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.base import completed_hparams
 from determined_ds.trial.ddp import engine_name
@@ -281,6 +283,11 @@ def open_context(
         ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
             process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
     """
+    run = script_run()
+    if run is not None:  # the script's experiment, as on a cluster
+        run.listens = True
+        experiment, run_dir = run.experiment, run_dir or run.run_dir
+        accelerator, storage = accelerator or run.accelerator, storage or run.storage
     task = _task(hparams, exp_conf, experiment)
     devices = detect_accelerator(accelerator)
     distributed = distributed or join_process_group(devices)
@@ -324,7 +331,7 @@ def _dropping_points(task: Task, distributed: core.DistributedContext) -> Iterat
 def _task(
     hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, experiment: Experiment | None
 ) -> Task:
-    info = det.get_cluster_info()
+    info = cluster_info()
     if info is not None and info.task_type == "TRIAL":
         trial = info.trial
         return task_of_cluster(
@@ -353,8 +360,9 @@ def _core_context(
         if task.on_cluster:
             yield stack.enter_context(cluster_core_context(distributed))
             return
-        report = None
-        if REPORT in os.environ and distributed.rank == 0:
+        run = script_run()
+        report = run.report if run is not None else None
+        if report is None and REPORT in os.environ and distributed.rank == 0:
             from determined_ds.runtime.master.unmanaged import reported
 
             report = stack.enter_context(reported(run_dir, task.exp_conf or {}, task.hyperparameters.data))

@@ -131,11 +131,14 @@ class AtomicStorage(storage.SharedFSStorageManager):
         machines for one network file system. Source: ``_store_path_sharded`` in determined 0.38.1's
         ``core/_checkpoint.py``.
         """
-        if not self._is_chief:
-            return
+        if self._is_chief:
+            self.publish(Path(src), dst)
+
+    def publish(self, src: Path, dst: str) -> None:
+        """Rename a folder to a checkpoint, once it is on the disk."""
         put_on_disk(self._metrics)
         put_on_disk(self._metrics.parent)
-        sync_to_disk(Path(src))
+        sync_to_disk(src)
         os.rename(src, self.folder / dst)
         put_on_disk(self.folder)
 
@@ -169,10 +172,9 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
 class SignalPreemptContext(core.DummyPreemptContext):
     """Preemption by SIGTERM."""
 
-    def __init__(self, distributed: core.DistributedContext) -> None:
-        super().__init__(distributed, core.PreemptMode.ChiefOnly)
-
     def should_preempt(self, auto_ack: bool = True) -> bool:
+        if self._preempt_mode is core.PreemptMode.WorkersAskChief:
+            return bool(self._dist.broadcast(STOP.is_set()))
         return STOP.is_set()
 
 
@@ -210,7 +212,7 @@ def local_core_context(
     return core.Context(
         distributed=distributed,
         checkpoint=checkpoint,
-        preempt=SignalPreemptContext(distributed),
+        preempt=SignalPreemptContext(distributed, core.PreemptMode.ChiefOnly),
         train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better, report=report),
         profiler=LocalProfiler(run_dir, distributed),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN
-from determined_ds.experiment.experiment import MEASURE, PIPELINE_TRIAL
+from determined_ds.experiment.entrypoint import MEASURE, PIPELINE_TRIAL
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.tune.axes import Left
 from determined_ds.tune.choice import (

@@ -22,15 +22,31 @@ def told(found: Report) -> list[tuple[str, str, str]]:
     return [(finding.severity, finding.problem.code, finding.problem.key) for finding in found.findings]
 
 
-@pytest.mark.parametrize(
-    "entrypoint",
-    ["python3 train.py", "[python3, train.py]", "model_def:Trial", "python3 -m determined.launch.x"],
-)
-def test_a_script_of_ones_own_is_not_judged_further(project: Path, entrypoint: str) -> None:
-    """Determined runs it; what it does with these hyperparameters is its own."""
-    found = report(CONST, f"entrypoint={entrypoint}", "hyperparameters.global_batch_size=33")
+@pytest.mark.parametrize("entrypoint", ["python3 train.py", "[python3, train.py]"])
+def test_of_a_script_what_the_experiment_states_is_checked(project: Path, entrypoint: str) -> None:
+    (project / "train.py").write_text("import deepspeed\n")
+    script = f"entrypoint={entrypoint}"
+    found = report(CONST, script, "hyperparameters.global_batch_size=33", "hyperparameters.fit=null")
+    assert told(found) == [("error", "batch", "hyperparameters.global_batch_size")]
+    (note,) = report(CONST, script, "hyperparameters.deepspeed_config=null").findings
+    assert (note.severity, note.problem.code) == ("note", "left-open")
+    assert report(CONST, script, "resources.slots_per_trial=0").count("error") == 0
+    (missing,) = report(CONST, script.replace("train.py", "trian.py")).findings
+    assert missing.problem.fix == "did you mean train.py?"
+
+
+def test_a_trial_in_determineds_own_form_is_checked_like_ours(project: Path) -> None:
+    """Its length is that of the searcher, and its periods are read."""
+    trial = "entrypoint=python3 -m determined.launch.deepspeed --trial model_defs.gpt2.trial:GPT2Trial"
+    length = ("hyperparameters.fit=null", "searcher.max_length.batches=7", "min_validation_period.batches=3")
+    found = report(CONST, trial, *length)
+    assert {code for _, code, _ in told(found)} == {"deprecated-key"}
+    assert ("error", "max-length", "hyperparameters.fit.max_length") in told(report(CONST, trial, length[0]))
+
+
+def test_another_command_is_left_to_determined(project: Path) -> None:
+    found = report(CONST, "entrypoint=python3 -m determined.launch.x", "hyperparameters.global_batch_size=33")
     assert [(severity, key) for severity, _, key in told(found)] == [("warning", "entrypoint")]
-    assert report(CONST, f"entrypoint={entrypoint}", "resources.slots_per_trial=0").count("error") == 0
 
 
 def test_a_slip_in_our_own_entrypoint_is_an_error(project: Path) -> None:

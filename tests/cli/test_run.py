@@ -237,10 +237,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What would have been launched."""
     calls: list[dict[str, Any]] = []
 
-    def run_ranks(trial: str, **options: Any) -> Outcome:
+    def run_ranks(words: list[str], **options: Any) -> Outcome:
         there = RunDir(options["run_dir"])
         metrics = there.current(there.metrics).read_text()
-        calls.append({"trial": trial, "metrics": metrics, **options})
+        calls.append({"trial": words[1], "arguments": words[6:], "metrics": metrics, **options})
         return Outcome()
 
     monkeypatch.setattr("determined_ds.launch.local_run.run_ranks", run_ranks)

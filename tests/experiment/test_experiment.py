@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
-from determined_ds.errors import ConfigError, EntrypointError
+from determined_ds.errors import ConfigError
 from determined_ds.experiment import experiment as under_test
 from determined_ds.experiment.experiment import (
     LARGEST_SEED,
     SEARCHERS,
     load_experiment,
     parse_experiment,
-    trial_of_entrypoint,
     with_override,
 )
 from tests.experiments.master_code import create_errors
@@ -109,7 +108,7 @@ resources: {slots_per_trial: 0}
 reproducibility: {experiment_seed: -1}
 searcher: {name: asha, smaller_is_better: 1}
 hyperparameters: {lr: {type: log}}
-entrypoint: python3 train.py
+entrypoint: torchrun train.py
 """
     problems = refusals(lambda: parse_experiment(parse_yaml(text, "a.yaml")))
     assert {(problem.key, problem.origin) for problem in problems} == {
@@ -149,53 +148,6 @@ def test_a_wrong_value_is_told_once(section: str, value: Any, said: str, fix: st
     assert (problem.key, problem.value) == (section, value)
     assert said in problem.message
     assert fix in problem.fix
-
-
-# -------------------------------------------------------------------------------------------------- entrypoint
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        ENTRYPOINT,
-        ENTRYPOINT.split(),
-        ENTRYPOINT + " --more",
-        ENTRYPOINT.replace("torch_distributed", "deepspeed"),
-        "python3 -m determined.launch.deepspeed --trial x -- python3 -m determined_ds.train 'trial:Trial'",
-        "python3 -m determined_ds.train trial:Trial",
-    ],
-)
-def test_an_entrypoint_names_its_trial(entrypoint: Any) -> None:
-    assert trial_of_entrypoint(entrypoint) == "trial:Trial"
-    assert trial_of_entrypoint("python -m determined_ds.train a.b_2.é:T3") == "a.b_2.é:T3"
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "said"),
-    [
-        (None, "missing"),
-        ("", "does not run determined_ds.train"),
-        ("model_def:Trial", "names a class"),
-        ("python3 train.py", "does not run determined_ds.train"),
-        ("python3 -m determined_ds.train", "names no trial"),
-        ("python3 -m determined_ds.train --test trial:Trial", "'--test' is not MODULE:CLASS"),
-        ("python3 -m determined_ds.train trial", "'trial' is not MODULE:CLASS"),
-        ("python3 -m determined_ds.train trial.py", "'trial.py' is not MODULE:CLASS"),
-        ("python3 -m determined_ds.train ..:Trial", "is not MODULE:CLASS"),
-        ("python3 -m determined_ds.train a:1", "is not MODULE:CLASS"),
-        ("python3 'unclosed", "cannot be split"),
-        (7, "must be a command, not an integer"),
-        ({"a": 1}, "must be a command, not a mapping"),
-        (["python3", 3], "must be a command, not a list"),
-    ],
-)
-def test_any_other_entrypoint_is_refused_with_the_form(entrypoint: Any, said: str) -> None:
-    with pytest.raises(EntrypointError) as caught:
-        trial_of_entrypoint(entrypoint)
-    (problem,) = caught.value.problems
-    assert said in problem.message
-    assert under_test.ENTRYPOINT_FORM in problem.fix
-    assert trial_of_entrypoint(under_test.ENTRYPOINT_FORM)
 
 
 # ------------------------------------------------------------------------------------------------------- --set

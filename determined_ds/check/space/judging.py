@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where, resolve
+from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import on_slots_of
+from determined_ds.experiment.decide import on_slots_of, resolve_stated
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.points import Point
 
@@ -29,7 +29,7 @@ class Judgement:
         problems: Why they do not run; none where they do.
         warnings: What is possible, but probably a mistake.
         points: One or more.
-        resolved: What the first of them runs with; None where it does not run.
+        resolved: What the first of them runs with; None where it does not run, or where its code decides that.
     """
 
     problems: tuple[Problem, ...]
@@ -70,20 +70,22 @@ def judge_points(
         verdict = known.get(codes)
         if verdict is None:
             recorder = ReadRecorder(point.hyperparameters)
-            found = _judged(experiment.at(recorder), where, check)
+            found = _judged(experiment, experiment.at(recorder), where, check)
             verdict = verdicts.setdefault(found.findings, found)
             known.put(codes, recorder.read, verdict)
         verdict.points.append(point)
     return list(verdicts.values())
 
 
-def _judged(hyperparameters: Document, where: Where, check: Check | None) -> Judgement:
+def _judged(
+    experiment: Experiment, hyperparameters: Document, where: Where, check: Check | None
+) -> Judgement:
     resolved: ResolvedConfig | None = None
     problems: list[Problem] = []
     warnings: tuple[Problem, ...] = ()
     try:
-        resolved = resolve(hyperparameters, where)
-        warnings = resolved.warnings
+        resolved = resolve_stated(experiment, hyperparameters, where)
+        warnings = resolved.warnings if resolved else ()
     except ConfigError as error:
         problems += error.problems
         warnings = error.warnings

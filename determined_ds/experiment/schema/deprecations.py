@@ -13,7 +13,7 @@ from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import Problem
-from determined_ds.experiment.experiment import ENTRYPOINT_FORM, WORD
+from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, WORD
 
 IGNORED = "is ignored by Determined"
 DEPRECATED = "is deprecated by Determined since 0.38"
@@ -67,7 +67,8 @@ def _entrypoint(entrypoint: Any) -> Iterator[tuple[KeyPath, str, str]]:
         return
     if not isinstance(words, list):
         return
-    fix = f"write a script for it, e.g. {ENTRYPOINT_FORM}"
+    trial = next((str(word) for word in words if CLASS.fullmatch(str(word))), ENTRYPOINT_FORM.split()[-1])
+    fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
     if len(words) == 1 and re.fullmatch(rf"{WORD}(\.{WORD})*:{WORD}(\.{WORD})*", str(words[0])):
         yield ("entrypoint",), f"names a class: that form {DEPRECATED}", fix
     if "--trial" in words:

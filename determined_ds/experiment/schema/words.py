@@ -11,7 +11,8 @@ from typing import Any
 
 from determined_ds.documents.document import known_here, nearest
 from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_fix
-from determined_ds.experiment.experiment import ELSEWHERE, ENTRYPOINT_FORM, SEARCHERS
+from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
+from determined_ds.experiment.experiment import ELSEWHERE, SEARCHERS
 from determined_ds.experiment.schema.judge import Fault, kinds_of
 from determined_ds.experiment.schema.of_master import STORAGES, keys_of, schema
 from determined_ds.experiment.space.space import invalid_spec

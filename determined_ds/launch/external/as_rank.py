@@ -4,7 +4,7 @@
    the environment of a rank of ours: torch is not loaded yet.
 2. Rank 0 decides the run, writes the run directory and sends its path to the others, through a store of torch's.
 3. The others answer whether they see it. Rank 0 reports what is wrong anywhere, and all end with the same code.
-4. All do what ``python3 -m determined_ds.train`` does. Rank 0 writes ``result.json``.
+4. All do what ``python3 -m determined_ds.train`` or ``determined_ds.script`` does. Rank 0 writes ``result.json``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks
         placed: The place of this process.
         options: What to run.
         before_ranks: Checks rank 0's machine; returns warnings, and raises what keeps ranks from training there.
-        train: ``determined_ds.train.main``.
+        train: Does what a rank does, given the words after ``python3 -m``.
     """
     if os.environ.get(LAUNCHED_BY) != f"{os.getpid()} {placed.launcher}":
         sys.stdout.flush()
@@ -173,8 +173,7 @@ def _lead_through(placed: Placement, prepared: LocalRun, train: Train) -> int:
     run_dir, options = prepared.run_dir, prepared.options
     prepared.write()
     RunDir(run_dir).logs.mkdir(exist_ok=True)
-    arguments = [prepared.experiment.trial, "--run-dir", str(run_dir)]
-    arguments += ["--accelerator", prepared.resolved.accelerator.name, *prepared.train_arguments]
+    arguments = prepared.rank_words
     token, digest = write_token(run_dir), digest_of(run_dir)
     try:
         agreement = Agreement(placed)
@@ -222,7 +221,8 @@ def _end(prepared: LocalRun, code: int) -> None:
     """Write how it ended, and print how to resume."""
     checkpoints = RunDir(prepared.run_dir).checkpoints
     kept = checkpoints_in(checkpoints)
-    stopped = not code and STOP.is_set() and not (kept and completed(kept[0], prepared.resolved))
+    is_complete = kept and prepared.resolved is not None and completed(kept[0], prepared.resolved)
+    stopped = not code and STOP.is_set() and not is_complete
     cause, reason = str(REPORTED.get("cause", CRASH)), str(REPORTED.get("reason", ""))
     failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
     if code:

@@ -75,40 +75,36 @@ class Outcome:
 
 
 def run_ranks(
-    trial: str,
+    words: Sequence[str],
     *,
     num_ranks: int,
     accelerator: Accelerator,
     context_dir: Path,
     run_dir: Path,
-    arguments: Sequence[str],
     variables: Mapping[str, str | None] | None = None,
     keep_open: Sequence[int] = (),
     hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> Outcome:
-    """Start the ranks of a trial on this machine, and wait for them.
+    """Start the ranks of a run on this machine, and wait for them.
 
     Rank 0 writes to this terminal, the others to ``run_dir/logs``. When one dies, the others are ended.
     The first SIGINT, SIGTERM or SIGHUP has the ranks finish their batch and checkpoint; the second ends them.
 
     Args:
-        trial: ``MODULE:CLASS``.
+        words: What each runs, after ``python3 -m``.
         num_ranks: Ranks to start.
         accelerator: What they compute on.
         context_dir: Their working directory.
         run_dir: The run directory; it exists.
-        arguments: More arguments of ``determined_ds.train``.
         variables: The user's environment variables for the ranks; None for one to remove.
         keep_open: Descriptors that the ranks inherit.
         hang_timeout_s: They are ended where none shows a sign of life for this long; 0: no limit.
     """
-    command = [sys.executable, "-m", "determined_ds.train", trial, "--run-dir", str(run_dir)]
-    command += ["--accelerator", accelerator.name, *arguments]
     allow_open_files()
     there = RunDir(run_dir)
     there.logs.mkdir(exist_ok=True)
     ranks = Ranks(
-        command,
+        [sys.executable, "-m", *words],
         size=num_ranks,
         environment={
             **environment_of_ranks(num_ranks, accelerator, context_dir, variables or {}),

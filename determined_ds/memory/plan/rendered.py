@@ -15,7 +15,7 @@ from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
 from determined_ds.config.deepspeed.files import plain
 from determined_ds.documents.reading import dump_yaml
-from determined_ds.experiment.experiment import ENTRYPOINT_FORM
+from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.memory.plan.choose import Plan
 

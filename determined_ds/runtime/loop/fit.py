@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import determined as det
 from determined import pytorch
 
 from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
@@ -16,6 +15,8 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.script_run import script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")
@@ -77,6 +78,10 @@ class Trainer:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
+        run = script_run()
+        if run is not None:  # det-ds run says how to start, whatever the script says
+            run.trained = True
+            test_mode, latest_checkpoint, fork = test_mode or run.test, run.resume, run.fork
         lengths = (max_length, validation_period, checkpoint_period, reporting_period)
         options = LoopOptions(
             lengths=dict(zip(LENGTHS, lengths, strict=True)),
@@ -92,7 +97,7 @@ class Trainer:
     def _fit(
         self, options: LoopOptions, latest_checkpoint: str | None, fork: Path | None, profiles: bool
     ) -> None:
-        info, searcher = det.get_cluster_info(), section_of(self._context, "searcher")
+        info, searcher = cluster_info(), section_of(self._context, "searcher")
         if options.test_mode:
             lengths = {**options.lengths, "max_length": pytorch.Batch(1)}
             options = replace(options, lengths=lengths, step_zero_validation=False)

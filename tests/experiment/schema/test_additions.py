@@ -87,6 +87,7 @@ def test_check_takes_the_version(tmp_path: object) -> None:
     path.write_text(
         (TEXT % "soft").replace("-m determined_ds.train model_defs.gpt2.trial:GPT2Trial", "train.py")
     )
+    (tmp_path / "train.py").touch()  # type: ignore[operator]
     codes = {
         version: CliRunner().invoke(main, ["check", str(path), "--determined-version", version])
         for version in ("0.38.1", "0.42.0", "0.50", "0.1")

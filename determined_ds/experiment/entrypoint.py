@@ -1,0 +1,246 @@
+"""The entrypoint of an experiment: a trial or a script, with any of Determined's launchers before it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+from determined_ds.documents.document import nearest
+from determined_ds.documents.values import kind_of
+from determined_ds.errors import EntrypointError, Problem
+
+ENTRYPOINT_FORM = (
+    "python3 -m determined.launch.torch_distributed "
+    "python3 -m determined_ds.train model_defs.gpt2.trial:GPT2Trial"
+)
+SCRIPT_FORM = "python3 -m determined.launch.torch_distributed python3 train.py"
+# Options of determined_ds.train that change what an experiment is.
+PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
+TRAIN = "determined_ds.train"
+# Modules that start the ranks of a task. Source: ``determined/launch`` of 0.38.1.
+LAUNCHERS = (
+    "determined.launch.torch_distributed",
+    "determined.launch.deepspeed",
+    "determined_ds.launch.deepspeed",
+)
+WRAPPER = "determined.launch.wrap_rank"  # VARIABLE -- COMMAND
+HARNESS = "determined.exec.harness"  # runs a trial class
+OTHER_LAUNCHERS = ("determined.launch.horovod", "determined.launch.tensorflow")
+# Programs that would start ranks a second time.
+STARTS_RANKS = ("torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun")
+STARTING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher", "accelerate")
+WORD = r"[^\W\d]\w*"
+CLASS = re.compile(rf"{WORD}(?:\.{WORD})*:{WORD}")
+PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
+# Options of Python that take a value in the next word.
+PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
+ASSIGNMENT = re.compile(rf"{WORD}=")
+SHELL = frozenset("&|;<>()`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialEntrypoint:
+    """A trial, which ``determined_ds.train`` trains.
+
+    Args:
+        trial: ``MODULE:CLASS``.
+        options: Options of ``determined_ds.train`` after it.
+        legacy: Whether it is written in Determined's own form, where the experiment says how long to train.
+    """
+
+    trial: str
+    options: tuple[str, ...] = ()
+    legacy: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is run, without Python and launcher."""
+        return (self.trial, *self.options)
+
+    def __str__(self) -> str:
+        return self.trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptEntrypoint:
+    """A script, which trains by itself.
+
+    Args:
+        words: ``train.py`` or ``-m package.module``, and its arguments.
+    """
+
+    words: tuple[str, ...]
+
+    @property
+    def is_module(self) -> bool:
+        return self.words[0] == "-m"
+
+    @property
+    def name(self) -> str:
+        """The file, or the module, as it is written."""
+        return self.words[1] if self.is_module else self.words[0]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.words[2:] if self.is_module else self.words[1:]
+
+    def __str__(self) -> str:
+        return shlex.join(["python3", *self.words])
+
+
+Entrypoint = TrialEntrypoint | ScriptEntrypoint
+
+
+def read_entrypoint(entrypoint: Any) -> Entrypoint:
+    """What an entrypoint runs, whichever launcher is before it.
+
+    Args:
+        entrypoint: As the experiment has it: a command, or a list of words.
+
+    Raises:
+        EntrypointError: it is missing, or runs neither a trial nor a script of Python.
+
+    Source: ``determined/exec/launch.py`` and ``determined/launch`` of 0.38.1.
+    """
+    words = _words(entrypoint)
+    if TRAIN in words:
+        return _trained(words[words.index(TRAIN) + 1 :])
+    if len(words) == 1 and CLASS.fullmatch(words[0]):
+        if isinstance(entrypoint, list):
+            _refuse("a list names a program and its arguments", fix=f"write it as a string: {words[0]}")
+        return TrialEntrypoint(trial=words[0], legacy=True)
+    if not words:
+        _refuse("is empty: it says what to run")
+    return _of_command(words)
+
+
+def _words(entrypoint: Any) -> list[str]:
+    if entrypoint is None:
+        _refuse("missing: it says what to train")
+    if isinstance(entrypoint, list) and all(isinstance(word, str) for word in entrypoint):
+        return entrypoint
+    if not isinstance(entrypoint, str):
+        _refuse(f"must be a command, not {kind_of(entrypoint)}")
+    try:
+        words = shlex.split(entrypoint)
+        operators = [word for word in shlex.shlex(entrypoint, posix=True, punctuation_chars=True) if word]
+    except ValueError as error:
+        _refuse(f"cannot be split into words: {error}")
+    if TRAIN in words:
+        return words
+    found = next((word for word in operators if set(word) <= SHELL), None)
+    if found is None and "$" in entrypoint:
+        found = "$"
+    if found is not None:
+        _refuse(
+            f"has {found!r}, which only a shell understands; here the ranks run Python directly",
+            fix="write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh",
+        )
+    return words
+
+
+def _trained(rest: list[str]) -> TrialEntrypoint:
+    if not rest:
+        _refuse(f"names no trial after {TRAIN}")
+    if not CLASS.fullmatch(rest[0]):
+        _refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after {TRAIN}")
+    return TrialEntrypoint(trial=rest[0], options=tuple(rest[1:]))
+
+
+def _of_command(words: list[str]) -> Entrypoint:
+    """What is run by ``python3 [-m LAUNCHER ...] ...``."""
+    program, *rest = words
+    _check_program(program)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+        rest = rest[2:] if rest[0] in PYTHON_VALUES else rest[1:]
+    if not rest or rest[0] in ("-c", "-"):
+        _refuse("names no file for Python to run")
+    if rest[0] != "-m":
+        return _script(rest)
+    if len(rest) == 1:
+        _refuse("names no module after -m")
+    module, *arguments = rest[1:]
+    if module in LAUNCHERS:
+        return _launched(module, arguments)
+    if module == WRAPPER and len(arguments) > 1:
+        return _of_command([word for word in arguments[1:] if word != "--"])
+    if module == HARNESS:
+        return _legacy(arguments)
+    return _module(rest)
+
+
+def _check_program(program: str) -> None:
+    name = PurePath(program).name
+    if PYTHON.fullmatch(name):
+        return
+    if ASSIGNMENT.match(program) or name == "env":
+        _refuse(
+            "sets environment variables",
+            fix="state them in environment.environment_variables, and begin with python3",
+        )
+    if name in STARTS_RANKS:
+        _refuse_ranks(name)
+    fix = f"write: python3 {program}" if name.endswith(".py") else f"write: {SCRIPT_FORM}"
+    _refuse(f"runs {program}, not Python", fix=fix)
+
+
+def _refuse_ranks(name: str) -> NoReturn:
+    _refuse(
+        f"starts ranks by {name}; they are started by Determined's launcher, one for each slot",
+        fix=f"write: {SCRIPT_FORM}, and the number of ranks as resources.slots_per_trial",
+    )
+
+
+def _launched(launcher: str, arguments: list[str]) -> Entrypoint:
+    """What one of Determined's launchers runs: ``[OVERRIDES --] (--trial MODULE:CLASS | COMMAND)``."""
+    if "--" in arguments and (launcher == LAUNCHERS[0] or arguments[0] == "--"):
+        arguments = arguments[arguments.index("--") + 1 :]
+    if not arguments:
+        _refuse(f"names nothing to run after {launcher}")
+    first = arguments[0]
+    if first == "--trial":
+        return _legacy(arguments[1:])
+    if first.startswith("--trial="):
+        return _legacy([first.removeprefix("--trial="), *arguments[1:]])
+    if first.startswith("-"):
+        fix = f"write -- between them and the command: {LAUNCHERS[0]} {first} ... -- python3 train.py"
+        _refuse(f"{first!r} is not an option of {launcher}", fix=fix)
+    return _of_command(arguments)
+
+
+def _legacy(words: list[str]) -> TrialEntrypoint:
+    if not words or not CLASS.fullmatch(words[0]):
+        said = f"{words[0]!r} is not MODULE:CLASS" if words else "names no trial"
+        _refuse(f"{said} after --trial", fix="write: --trial model_def:MyTrial")
+    if len(words) > 1:
+        _refuse(f"has {words[1]!r} after --trial {words[0]}", fix="leave it out: a trial takes no arguments")
+    return TrialEntrypoint(trial=words[0], legacy=True)
+
+
+def _script(words: list[str]) -> ScriptEntrypoint:
+    if CLASS.fullmatch(words[0]):
+        _refuse(f"{words[0]!r} is a class, not a file", fix=f"write: {ENTRYPOINT_FORM}")
+    return ScriptEntrypoint(words=tuple(words))
+
+
+def _module(rest: list[str]) -> ScriptEntrypoint:
+    module = rest[1]
+    if module in OTHER_LAUNCHERS:
+        _refuse(f"{module} starts no ranks for DeepSpeed", fix=f"write: {SCRIPT_FORM}")
+    if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
+        _refuse_ranks(module)
+    own = module.split(".")[0]
+    if own in ("determined", "determined_ds"):
+        guess = nearest(module, [TRAIN, *LAUNCHERS])
+        hint = f"did you mean {guess}? " if guess else ""
+        _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
+    if len(rest) > 2 and CLASS.fullmatch(rest[2]) and "." in module and nearest(module, [TRAIN]):
+        _refuse(f"{module} is not {TRAIN}")
+    return ScriptEntrypoint(words=tuple(rest))
+
+
+def _refuse(message: str, *, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
+    raise EntrypointError(Problem(key="entrypoint", message=message, fix=fix))

@@ -1,0 +1,63 @@
+"""The run that this process is a rank of, where a script trains. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from determined_ds.experiment.experiment import Experiment
+from determined_ds.protocol.run_dir import RunDir
+
+
+@dataclass(kw_only=True)
+class ScriptRun:
+    """A run of ``det-ds run`` whose ranks are a script.
+
+    Args:
+        run_dir: The run directory.
+        experiment: What runs: one point, overrides included.
+        accelerator: ``cpu`` or ``cuda``.
+        test: Whether one batch is trained, one validated, one checkpoint verified.
+        resume: Uuid of the checkpoint to resume from.
+        fork: Folder of a checkpoint of another run, to start from.
+        storage: Whether checkpoints go to ``checkpoint_storage``.
+        listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
+        report: Rank 0's reports to a master; None: it reports to none.
+        trained: Whether a loop of this library has trained, and so has done what ``test`` requests.
+    """
+
+    run_dir: Path
+    experiment: Experiment
+    accelerator: str | None = None
+    test: bool = False
+    resume: str | None = None
+    fork: Path | None = None
+    storage: bool = False
+    listens: bool = False
+    report: Any = None
+    trained: bool = False
+
+    @property
+    def there(self) -> RunDir:
+        """The files of the run."""
+        return RunDir(self.run_dir)
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """The trial's hyperparameters."""
+        return self.experiment.hyperparameters.data
+
+
+_run: ScriptRun | None = None
+
+
+def script_run() -> ScriptRun | None:
+    """The run that this process is a rank of; None in any other process, and where a trial is trained."""
+    return _run
+
+
+def begin(run: ScriptRun | None) -> None:
+    """From now on this process is a rank of a run; None: of no run any more."""
+    global _run
+    _run = run

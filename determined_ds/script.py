@@ -1,0 +1,102 @@
+"""A rank whose work is a script, off a cluster; on one the script runs by itself::
+
+    python3 -m determined_ds.script --run-dir DIR -- train.py ARGUMENTS
+    python3 -m determined_ds.script --run-dir DIR -- -m package.module ARGUMENTS
+
+``det-ds run`` starts it. The script finds what a cluster would give it, e.g. ``det.get_cluster_info()``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from determined_ds.errors import ConfigError
+from determined_ds.experiment.entrypoint import ScriptEntrypoint
+from determined_ds.experiment.experiment import load_experiment
+from determined_ds.experiment.script_file import no_test
+from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
+from determined_ds.runtime.rank_process import RankProcess, end_process
+from determined_ds.runtime.scripts.script_run import ScriptRun, begin
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a script as one rank. Returns the exit code."""
+    options = _parser().parse_args(argv)
+    there = RunDir(options.run_dir)
+    run = ScriptRun(
+        run_dir=options.run_dir,
+        experiment=load_experiment(there.current(there.experiment), name=EXPERIMENT),
+        accelerator=options.accelerator,
+        test=options.test,
+        resume=options.resume,
+        fork=options.fork,
+        storage=options.storage,
+    )
+    rank = RankProcess(options.run_dir, listens=lambda: run.listens)
+    rank.debug = bool(run.experiment.config.get("debug"))
+    script = ScriptEntrypoint(words=tuple(options.script))
+    return rank.run(lambda: _run(script, run), exit_of=lambda error: exit_message(script, error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m determined_ds.script", description="Run a script as one rank."
+    )
+    add = parser.add_argument
+    add("script", metavar="SCRIPT", nargs="+", help="FILE or -m MODULE, and its arguments, after --")
+    add("--run-dir", type=Path, required=True, help="where the run writes")
+    add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
+    add("--test", action="store_true", help="one batch, one validation, one checkpoint")
+    add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
+    add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
+    return parser
+
+
+def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
+    from determined_ds.devices import detect_accelerator
+    from determined_ds.runtime.scripts.surroundings import surrounded
+    from determined_ds.runtime.upstream import debugging
+
+    begin(run)
+    accelerator = detect_accelerator(run.accelerator)
+    with debugging(bool(run.experiment.config.get("debug"))), surrounded(run, accelerator):
+        try:
+            _execute(script)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+    if run.test and not run.trained:
+        raise ConfigError(no_test(script))
+    if os.environ.get("RANK", "0") == "0":
+        run.there.adopt_next()
+
+
+def _execute(script: ScriptEntrypoint) -> None:
+    """Run it as Python would: as ``__main__``, its folder first on the path."""
+    sys.argv = [script.name, *script.arguments]
+    if script.is_module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(script.name).resolve().parent)
+        runpy.run_path(script.name, run_name="__main__")
+
+
+def exit_message(script: ScriptEntrypoint, error: SystemExit) -> str:
+    """The message about a script that has ended with a code other than 0."""
+    if isinstance(error.code, int):
+        return f"{script.name} ended with exit code {error.code}"
+    return f"{script.name} ended: {error.code}"
+
+
+if __name__ == "__main__":
+    code = main()
+    if code:
+        end_process(code)
+    sys.stdout.flush()  # what the script has left to do at exit is done
+    sys.exit(0)
