@@ -172,11 +172,6 @@ def test_each_file_by_itself() -> None:
     ("name", "content", "message"),
     [
         ("nothing.yaml", None, "no such file"),
-        ("nothing.json", None, "no such file"),
-        (".", None, "is a folder, not a file"),
-        ("empty.yaml", b"", "is empty"),
-        ("empty.json", b"", "is empty"),
-        ("binary.yaml", bytes(range(128, 256)), "is not UTF-8 text (byte 0)"),
         ("binary.json", bytes(range(128, 256)), "is not UTF-8 text (byte 0)"),
     ],
 )
@@ -306,14 +301,6 @@ def test_what_would_be_sent_is_told_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # -------------------------------------------------------------------------------- this repository, the hook
-
-
-def test_every_template_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    files = [file.relative_to(ROOT) for file in TEMPLATES]
-    assert len(files) >= 18
-    assert findings(*files) == []
-    assert check(*files, "--strict").exit_code == 0
 
 
 def test_the_hook_checks_every_template(monkeypatch: pytest.MonkeyPatch) -> None:

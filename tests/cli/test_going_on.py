@@ -162,14 +162,6 @@ def test_a_fork_begins_with_the_weights_and_counts_from_zero(copied: Path) -> No
     assert [step for step, _ in reports(copied / "fork")] == [1, 2]
 
 
-def test_a_fork_of_another_model_is_a_message(copied: Path) -> None:
-    edit(copied / "own_model/trial.py", "torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
-    done = run(copied / "own_model", copied / "fork", sets=[f"{SOURCE}={copied / 'run'}"])
-    assert done.returncode == EXIT_CONFIG
-    assert "does not fit this model" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_where_a_fork_is_looked_for(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path of a run or of a checkpoint; a uuid below ``runs``, or among the neighbours of the run directory."""
     newest, middle, _ = checkpoints_in(trained / "run/checkpoints")
@@ -313,12 +305,3 @@ def test_a_metric_that_the_trial_does_not_report_is_refused_before_it_trains(own
     result = invoke(own_model.parent, "--set", "searcher.metric=accuracy")
     assert result.exit_code == EXIT_CONFIG
     assert "TinyTrial does not report it at validation; it reports validation_loss" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "override", ["max_restarts=-1", "max_restarts=often", "debug=7", "profiling.enabled=2"]
-)
-def test_switches_of_another_type_are_refused(own_model: Path, override: str) -> None:
-    result = invoke(own_model.parent, "--set", override)
-    assert result.exit_code == EXIT_CONFIG
-    assert override.partition("=")[0] in result.stderr

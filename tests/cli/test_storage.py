@@ -27,24 +27,6 @@ CRASH = """
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train_batch(batches, epoch, batch)
 """
-PIPELINE = """
-from deepspeed.pipe import LayerSpec
-from determined_ds import PipelineTrial
-
-
-class Stages(PipelineTrial):
-    def build_layers(self):
-        return [LayerSpec(torch.nn.Linear, 4, 4), LayerSpec(torch.nn.Linear, 4, 1)]
-
-    def loss(self, outputs, targets):
-        return torch.nn.functional.mse_loss(outputs, targets)
-
-    def build_training_data_loader(self):
-        return self.training_loader(samples(64, seed=1))
-
-    def build_validation_data_loader(self):
-        return self.validation_loader(samples(10, seed=2))
-"""
 LENGTH = "hyperparameters.fit.max_length.batches"
 
 
@@ -120,23 +102,6 @@ def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
 
 
 SECRET = "DET_DS_CHECKPOINT_STORAGE_SECRET_KEY"
-
-
-def test_a_pipeline_goes_on_by_s3(own_model: Path, storage: dict[str, Any], tmp_path: Path) -> None:
-    config = yaml.safe_load((own_model / "experiment.yaml").read_text())
-    hyperparameters = {**config["hyperparameters"], "pipe_parallel_size": 2}
-    entrypoint = config["entrypoint"].replace("TinyTrial", "Stages")
-    changed(own_model, storage, PIPELINE, hyperparameters=hyperparameters, entrypoint=entrypoint)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for run_dir, words in (
-        (whole, ["--storage"]),
-        (parts, ["--storage", "--set", f"{LENGTH}=2"]),
-        (parts, ["--storage", "--resume"]),
-    ):
-        done = run(own_model, run_dir, *words)
-        assert done.returncode == 0, done.stderr
-    assert len(losses(parts)) == 6
-    assert losses(parts) == losses(whole)
 
 
 def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_with_debug_all_of_a_traceback_is_shown(own_model: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "call"),
     [
-        ("exit(7)", "exit(7)"),
         ("import sys; sys.exit(0)", "exit(0)"),
         ("import os; os._exit(0)", "os._exit(0)"),
     ],

@@ -248,19 +248,6 @@ def test_an_engine_that_disagrees_is_refused_with_all_of_it(one_rank: Ranks) -> 
 # ------------------------------------------------------------------------------------------------- the rest
 
 
-def moved() -> dict[str, Any]:
-    import numpy as np
-    import torch
-
-    with opened() as context:
-        data = context.to_device({"a": [torch.ones(1)], "b": (np.zeros(2), 3)})
-        return {"a": type(data["a"][0]).__name__, "b": type(data["b"][0]).__name__, "c": data["b"][1]}
-
-
-def test_data_is_moved_wherever_it_sits(one_rank: Ranks) -> None:
-    assert one_rank.run(moved) == [{"a": "Tensor", "b": "Tensor", "c": 3}]
-
-
 def write_tensorboard(run_dir: Path) -> None:
     with opened(run_dir=run_dir) as context:
         writer = context.get_tensorboard_writer()

@@ -155,6 +155,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["MyEngines.train_batch", "a list of 1", "a dict of metrics"],
     ),
     "metrics of a batch": wired("", "evaluate", "returned None"),
+    "metrics of a call": wired("", "evaluate_batch", "took no batch", {"loss": 1.0}),
     "metrics of all": wired("", "evaluate_full_dataset", "returned None"),
     "a length": wired("", "get_batch_length", "returned None"),
     "no engine": (

@@ -16,7 +16,6 @@ from model_defs.causal_lm.config import check_fit, find_model, read_config
 from model_defs.causal_lm.lora import LoraOptions, lora_section, parse_lora, with_lora
 from model_defs.causal_lm.model import build_model
 from model_defs.causal_lm.source import Source, locate
-from tests.command import ROOT, det_ds
 from tests.model_defs.causal_lm import tiny
 from tests.ranks import Ranks
 
@@ -203,26 +202,3 @@ def test_the_targets_of_lora_may_stand_beside_it() -> None:
 
 
 # ----------------------------------------------------------------------------- through the real entry
-
-
-def test_it_is_said_without_a_traceback(tmp_path: Path) -> None:
-    done = det_ds(
-        "run",
-        "experiments/causal_lm/const.yaml",
-        ".",
-        "--test",
-        "--slots",
-        "1",
-        "--run-dir",
-        tmp_path / "run",
-        "--set",
-        f"hyperparameters.model={tmp_path / 'nowhere'}",
-        "--set",
-        "hyperparameters.model_config=null",
-        cwd=ROOT,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "hyperparameters.model" in done.stderr
-    assert "no such folder" in done.stderr
-    assert "fix: a folder that every slot can read" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.command import det_ds
-from tests.ranks import ROOT, Ranks
+from tests.ranks import Ranks
 
 STEPS = 4
 # fp32 sums in another order.
@@ -151,28 +150,3 @@ def test_a_resumed_run_is_the_whole_one(num_workers: int, two_ranks: Ranks, tmp_
     assert parts["loss"] == whole["loss"]
     for name, values in parts.items():
         assert values[-1] == whole[name][-1], name
-
-
-def test_bad_input_ends_with_2_and_no_traceback(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for moment in ("0", "1"):
-        folder = tmp_path / "scenes/a" / moment
-        folder.mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(folder / "front.png")
-        Image.new("L", (8, 4)).save(folder / "front_mask.png")
-    (tmp_path / "train.txt").write_text("a\n")
-    (tmp_path / "validation.txt").write_text("a\n")
-    done = det_ds(
-        "run",
-        ROOT / "experiments/drivable_vit/const.yaml",
-        ROOT,
-        "--set",
-        f"data.path={tmp_path}",
-        "--run-dir",
-        tmp_path / "run",
-    )
-    assert done.returncode == 2
-    assert "scenes/a/0/front_mask.png': is 8 x 4, and front.png is 8 x 8" in done.stderr
-    assert "scenes for training and for validation at once: a" in done.stderr
-    assert "Traceback" not in done.stderr

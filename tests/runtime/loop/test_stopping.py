@@ -17,7 +17,7 @@ import yaml
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.runtime.loop import stopping
 from determined_ds.runtime.loop.reporting import engine_metrics
-from tests.command import ROOT, Started, det_ds
+from tests.command import ROOT, Started
 from tests.runtime.test_resume import experiment, run
 from tests.runtime.victim import differences, last_words
 
@@ -112,13 +112,6 @@ def test_stop_on_nan_can_be_turned_off(config: Path, tmp_path: Path) -> None:
     assert [r["metrics"]["loss"] for r in records if r["group"] == "training"][1] == "NaN"
 
 
-def test_a_rank_that_dies_takes_the_run_down_and_is_named(config: Path, tmp_path: Path) -> None:
-    failed = run(config, tmp_path / "run", KILL_AT="rank1:7")
-    assert failed.returncode == 1
-    assert "rank 1 failed first" in failed.stderr
-    assert "SIGKILL" in failed.stderr
-
-
 def test_workers_that_end_with_a_failed_rank_are_no_failure_of_their_own(
     config: Path, tmp_path: Path
 ) -> None:
@@ -128,44 +121,6 @@ def test_workers_that_end_with_a_failed_rank_are_no_failure_of_their_own(
     assert failed.returncode == 1
     assert "a loss that cannot be" in failed.stderr
     assert "killed by signal" not in failed.stderr
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(config: Path, tmp_path: Path) -> None:
-    assert run(config, tmp_path / "run").returncode == 0
-    assert run(config, tmp_path / "whole").returncode == 0
-    newest = checkpoints_in(tmp_path / "run" / "checkpoints")[0]
-    for file in [path for path in newest.path.rglob("*") if path.is_file()]:  # each of them in turn is enough
-        content = file.read_bytes()
-        flip_a_bit(file)
-        assert damage_of(newest.path) is not None, file.name
-        file.write_bytes(content)
-    assert damage_of(newest.path) is None
-    for file in newest.path.rglob("*optim_states.pt"):
-        flip_a_bit(file)
-    resumed = run(config, tmp_path / "run", "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"checkpoint {newest.uuid} is damaged" in resumed.stderr
-    assert "optim_states.pt" in resumed.stderr
-    assert (
-        differences(last_words(tmp_path / "whole")["metrics"], last_words(tmp_path / "run")["metrics"]) == []
-    )
-
-
-def test_save_total_limit_keeps_the_best_and_the_newest(config: Path, tmp_path: Path) -> None:
-    """Of eight checkpoints, two; the best validation here is the last."""
-    done = det_ds(
-        *("run", config, ROOT, "--run-dir", tmp_path / "run"),
-        *("--set", "hyperparameters.fit.save_total_limit=2"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(steps_of(tmp_path / "run")) == 2
-    assert steps_of(tmp_path / "run")[-1] == 17
 
 
 class Stage:

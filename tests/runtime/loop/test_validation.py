@@ -256,36 +256,6 @@ def test_evaluate_full_dataset_is_refused_where_it_would_hang(two_ranks: Ranks) 
 # ------------------------------------------------------------------------------------- a trial's mistakes
 
 
-def mistakes() -> dict[str, str]:
-    """What is said of an ``evaluate_batch`` that is wrong, by the mistake."""
-    from determined_ds.errors import TrainingError
-    from determined_ds.runtime.loop.validation import Validator
-
-    said = {}
-    with opened("0") as context:
-        trial = trial_classes()["replicated"](context)
-        trial.size = MICRO_BATCH_SIZE
-        for name, evaluate_batch in {
-            "takes nothing": lambda batches, batch_idx: {"loss": 1.0},
-            "returns a list": lambda batches, batch_idx: [next(batches)],
-            "returns a string": lambda batches, batch_idx: {"errors": str(next(batches)[0])},
-        }.items():
-            trial.evaluate_batch = evaluate_batch
-            try:
-                Validator(trial, context).run([])
-                said[name] = "nothing"
-            except TrainingError as error:
-                said[name] = str(error)
-    return said
-
-
-def test_a_wrong_evaluate_batch_is_told_what_to_do(one_rank: Ranks) -> None:
-    (said,) = one_rank.run(mistakes)
-    assert "next(dataloader_iter)" in said["takes nothing"]
-    assert "list" in said["returns a list"]
-    assert "'errors'" in said["returns a string"]
-
-
 # ---------------------------------------------------------------------------------------- the plan, by itself
 
 
