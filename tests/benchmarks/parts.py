@@ -83,7 +83,10 @@ class _OnCPU(det_ds.DeepSpeedTrialContext):
 
 
 def determined_context(
-    ours: DeepSpeedTrialContext, hparams: dict[str, Any], checkpoint_storage: str | None = None
+    ours: DeepSpeedTrialContext,
+    hparams: dict[str, Any],
+    checkpoint_storage: str | None = None,
+    **ports: int,
 ) -> det_ds.DeepSpeedTrialContext:
     """Determined's own context, on CPU; its ranks talk over the sockets of its own DistributedContext.
 
@@ -91,6 +94,7 @@ def determined_context(
         ours: A context of the same ranks.
         hparams: As the experiment has them.
         checkpoint_storage: Folder; one beside the TensorBoard files if None.
+        ports: ``pub_port`` and ``pull_port``, the same for every run on a machine unless they are stated.
     """
     logging.getLogger("determined").setLevel(logging.ERROR)
     distributed = core.DistributedContext(
@@ -100,6 +104,7 @@ def determined_context(
         local_size=ours.distributed.local_size,
         cross_rank=0,
         cross_size=1,
+        **ports,
     )
     path = ours.get_tensorboard_path()
     context = core._dummy_init(

@@ -148,19 +148,8 @@ def test_emitted_for_cpus_where_that_is_meant(tmp_path: Path) -> None:
             ["--over", "zero_stge"],
             ["--over = 'zero_stge': unknown name", "did you mean zero_stage?"],
         ),
-        (["--over", ""], ["--over: is empty"]),
-        (
-            ["--metric", "sample_per_second"],
-            ["--metric = 'sample_per_second'", "did you mean samples_per_second?"],
-        ),
-        (["--metric", "validation_loss"], ["unknown name", "use one of samples_per_second"]),
-        (["--budget", "1"], ["--budget = '1': is too small"]),
-        (["--budget", "10s"], ["--budget = '10s': is too small", "30 s or more"]),
-        (
-            ["--budget", "soon"],
-            ["--budget = 'soon': must be a time or a number of trials", "20m, 1h or 12 trials"],
-        ),
-        (["--over", "offload"], ["there is nothing to choose from", "no other memory to offload to"]),
+        (["--metric", "sample_per_second"], ["did you mean samples_per_second?"]),
+        (["--budget", "soon"], ["--budget = 'soon': must be a time or a number of trials"]),
         (
             ["--metric", "tokens_per_second"],
             ["trial:TinyTrial does not say how many tokens", "tokens_per_sample"],

@@ -7,9 +7,7 @@ engine with ``deepspeed.initialize(args=self.args)``, hand its MPU to the contex
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -267,54 +265,17 @@ def test_a_row_is_named_by_the_strategy_that_its_engine_has(two_ranks: Ranks, tm
 # ------------------------------------------------------------------------------- under Determined's Trainer
 
 
-@contextlib.contextmanager
-def determineds_context(hparams: dict[str, Any], ports: tuple[int, int]) -> Iterator[Any]:
-    """Determined's own context, on the CPU: the two methods that name CUDA are replaced, nothing else is."""
-    import deepspeed
-    from determined import core
-    from determined.pytorch import deepspeed as det_ds
-
-    controller = det_ds.DeepSpeedTrialController
-    init_device, sync_device = det_ds.DeepSpeedTrialContext._init_device, controller._sync_device
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    distributed = core.DistributedContext(
-        rank=rank,
-        size=size,
-        local_rank=rank,
-        local_size=size,
-        cross_rank=0,
-        cross_size=1,
-        pub_port=ports[0],  # the same for every run on a machine, unless they are stated
-        pull_port=ports[1],
-    )
-    det_ds.DeepSpeedTrialContext._init_device = on_the_cpu
-    controller._sync_device = nothing_to_wait_for
-    try:
-        with det_ds.init(hparams=hparams, distributed=distributed) as context:
-            yield context
-    finally:
-        det_ds.DeepSpeedTrialContext._init_device = init_device
-        controller._sync_device = sync_device
-        distributed.close()
-
-
-def on_the_cpu(context: Any) -> None:
-    context.device = torch.device("cpu")
-
-
-def nothing_to_wait_for(controller: Any) -> None:
-    pass
-
-
-def train_under_determined(folder: Path, ports: tuple[int, int]) -> list[float]:
+def train_under_determined(run_dir: Path, ports: dict[str, int]) -> list[float]:
     """The loss that this rank saw in every micro-batch, and in the validation."""
     from determined.pytorch import Batch
     from determined.pytorch.deepspeed import Trainer
 
-    os.chdir(folder)  # Determined keeps its checkpoints and TensorBoard files where it stands
+    from determined_ds import open_context
+    from tests.benchmarks.parts import determined_context
+
     seen: list[float] = []
-    with determineds_context(hyperparameters(), ports) as context:
+    with open_context(hparams=hyperparameters(), run_dir=run_dir, accelerator="cpu") as around:
+        context = determined_context(around, hyperparameters(), **ports)
 
         class Watched(trial_classes()["ours"]):  # type: ignore[misc]
             def train_batch(self, *args: Any) -> Any:
@@ -328,6 +289,7 @@ def train_under_determined(folder: Path, ports: tuple[int, int]) -> list[float]:
 
 
 def test_a_trial_of_ours_runs_under_determineds_trainer(two_ranks: Ranks, tmp_path: Path) -> None:
-    first, second = two_ranks.run(train_under_determined, tmp_path, (free_port(), free_port()))
+    ports = {"pub_port": free_port(), "pull_port": free_port()}
+    first, second = two_ranks.run(train_under_determined, tmp_path, ports)
     assert len(first) == len(second) == 4 * 2, "two micro-batches to a batch"
     assert first != second, "each rank has a share of its own"
