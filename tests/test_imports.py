@@ -58,6 +58,27 @@ def test_nothing_heavy_is_loaded(modules: list[str]) -> None:
     assert not HEAVY & set(loaded)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "run --help",
+        "run experiments/gpt2/const.yaml . --slots 3 --accelerator cpu",
+        "estimate --params 6B --gpu-memory 80GiB",
+        "search --help",
+        "search experiments/gpt2/search.yaml . --accelerator cpu --machine-slots 0",
+    ],
+)
+def test_an_answer_without_a_run_loads_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from determined_ds.cli.main import main;"
+        f"done = CliRunner().invoke(main, {command.split()}); print(done.exit_code, *sys.modules)"
+    )
+    exit_code, *loaded = python(code).split()
+    assert exit_code == ("2" if command.endswith((" 0", " cpu")) else "0")
+    assert not (HEAVY | {"optuna", "matplotlib"}) & set(loaded)
+
+
 def test_a_pure_name_stays_light() -> None:
     """Asking the package for a name of the pure rooms loads that room only."""
     loaded = python("import sys, determined_ds as d; d.reconcile, d.ConfigError; print(*sys.modules)").split()

@@ -11,8 +11,6 @@ from typing import Any
 
 import yaml
 
-Path_ = list[Any]
-
 SPOILERS: list[Any] = [
     None, True, "", "auto", "x", "1", 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, [], {}, [None],
     {"type": "x"}, {"type": None}, {"type": ["const"]}, {"type": "int"}, {"val": 1},

@@ -245,10 +245,3 @@ def test_no_answer_writes_nothing(context: Path) -> None:
     result = start(gpus=None, answers="")
     assert result.exit_code != 0
     assert written(context) == set()
-
-
-def test_help_has_the_flags_and_loads_little() -> None:
-    result = CliRunner().invoke(main, ["generate", "--help"])
-    assert result.exit_code == 0
-    for flag in (*FLAGS, "--precision", "--offload", "--pipeline", "--force", "--dry-run"):
-        assert flag in result.stdout

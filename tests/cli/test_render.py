@@ -51,14 +51,6 @@ def test_it_is_what_a_run_gives_deepspeed(config: Path, tmp_path: Path) -> None:
     assert mapping_in(render(*asked).stdout) == run.resolved.ds_config
 
 
-@pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_value_has_its_origin(config: Path) -> None:
-    result = render(config, "--accelerator", "cuda")
-    assert (result.exit_code, result.stderr) == (0, "")
-    values = [line for line in result.stdout.splitlines() if '": ' in line and not line.endswith("{")]
-    assert [line for line in values if "  # " not in line] == []
-
-
 def test_origins_name_the_place() -> None:
     result = render("experiments/gpt2/const.yaml", "--accelerator", "cuda", "--slots", 4, "--set", LR)
     origins = {}
@@ -99,12 +91,8 @@ def test_a_warning_does_not_disturb_the_mapping(own_model: Path) -> None:
     ("arguments", "message"),
     [
         (["nothing.yaml"], "error: nothing.yaml: no such file"),
-        (["experiments"], "is a folder"),
-        (["experiments/gpt2/const.yaml", "nowhere"], "error: CONTEXT_DIR = 'nowhere': no such folder"),
         (["experiments/gpt2/const.yaml", "--slots", "3"], "is not a multiple of data_parallel_world_size"),
-        (["experiments/gpt2/const.yaml", "--set", "nonsense"], "is not KEY=VALUE"),
         (["experiments/deepspeed/zero1.json"], "is a DeepSpeed JSON, not an experiment"),
-        (["experiments/gpt2/const.yaml", "--accelerator", "tpu"], "'tpu' is not one of"),
     ],
 )
 def test_what_cannot_run_has_no_mapping(arguments: list[str], message: str) -> None:

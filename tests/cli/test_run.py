@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import datetime
@@ -32,7 +29,7 @@ from determined_ds.protocol.checkpoint_files import (
 from determined_ds.protocol.conclusion import read_result
 from determined_ds.protocol.run_dir import RunDir
 from tests.cli.conftest import OWN_MODEL
-from tests.command import ROOT, det_ds, det_ds_program
+from tests.command import det_ds, det_ds_program
 
 BATCHES = "hyperparameters.fit.max_length.batches"
 # What is promised: a rank that dies takes its run down within this many seconds.
@@ -348,34 +345,3 @@ def test_a_run_that_is_complete_says_so_and_is_left_alone(run: Run, launched: li
     assert launched == []
     assert sorted((path, path.stat().st_mtime_ns) for path in run.run_dir.rglob("*")) == before
     assert prepared(run.context, run.run_dir, f"{BATCHES}=7", resume=True).complete == ""
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["run", "--help"], ["run", "experiments/gpt2/const.yaml", ".", "--slots", "3"]],
-    ids=["help", "help-of-run", "refusal"],
-)
-def test_an_answer_without_a_run_loads_no_torch(arguments: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from determined_ds.cli.main import main\n"
-        "try:\n"
-        f"    main({arguments!r})\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        "print('loaded:', *({'torch', 'deepspeed', 'determined'} & set(sys.modules)))\n"
-    )
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1].strip() == "loaded:"
-
-
-def test_help_names_the_commands() -> None:
-    result = CliRunner().invoke(main, ["--help"])
-    assert result.exit_code == 0
-    assert "run " in result.stdout
-    detail = CliRunner().invoke(main, ["run", "--help"]).stdout
-    for option in ("--slots", "--test", "--set KEY=VALUE", "--run-dir", "--resume", "--accelerator"):
-        assert option in detail

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from determined_ds.search.machine_slots import Machine, machine_of, machine_warn
 from determined_ds.search.methods import Create, make_search, with_defaults
 from determined_ds.search.setup import digest_of, prepare_search
 from determined_ds.search.study import STUDY, About, SearchStudy
-from tests.command import ROOT
 
 LR = "overwrite_deepspeed_args.optimizer.params.lr"
 
@@ -364,24 +360,3 @@ def test_a_metric_that_only_a_trial_itself_can_tell_to_be_missing(searched: Path
 def test_a_folder_that_cannot_be_written_to(searched: Path) -> None:
     (searched.parent / "file").touch()
     refused(search(searched, run_dir="file/run"), "is a file, not a folder")
-
-
-# ------------------------------------------------------------------------------------- what it costs
-
-
-def test_neither_help_nor_a_refusal_loads_torch_or_optuna(searched: Path) -> None:
-    code = (
-        "import sys; from click.testing import CliRunner; from determined_ds.cli.main import main;"
-        "done = CliRunner().invoke(main, sys.argv[1:]); print(done.exit_code, done.output); print(*sys.modules)"
-    )
-
-    def loaded(*words: Any) -> set[str]:
-        command = [sys.executable, "-c", code, "search", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=True)
-        return set(done.stdout.split())
-
-    heavy = {"torch", "deepspeed", "determined", "optuna", "matplotlib", "numpy"}
-    assert "determined_ds.search" not in loaded("--help")
-    words = [searched / "experiment.yaml", searched, "--accelerator", "cpu", "--machine-slots", "0"]
-    assert not heavy & loaded(*words)
-    assert {"determined_ds.search.setup"} <= loaded(*words)

@@ -21,12 +21,6 @@ def shipped(line: str) -> str:
     return line[found.end() :] if (found := LEVEL.match(line)) else line
 
 
-def level_of(line: str) -> str:
-    """The level by which the web UI filters a line; "" where it has none."""
-    line = line[found.end() :] if (found := RANK.match(line)) else line
-    return found[1] if (found := LEVEL.match(line)) else ""
-
-
 def policies_met(config: dict[str, Json], line: str) -> list[dict[str, Json]]:
     """The log policies of an experiment that a line of its task meets, the cluster's defaults among them.
 

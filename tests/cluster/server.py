@@ -158,11 +158,6 @@ class Server:
             self._faults.append(fault)
         return fault
 
-    def heal(self) -> None:
-        """End every fault."""
-        with self._lock:
-            self._faults.clear()
-
     def _fault_for(self, call: Call) -> Fault | None:
         with self._lock:
             for fault in self._faults:

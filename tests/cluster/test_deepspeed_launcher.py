@@ -27,16 +27,7 @@ LAUNCHED = (
 )
 
 
-@pytest.mark.long("Determined's other launcher; launch/test_deepspeed has ours around it")
-def test_it_ends_as_under_torchs_launcher(cluster: Cluster, run_here: Callable[[str], RunHere]) -> None:
-    number = cluster.create(CONST, *LAUNCHED)
-    cluster.wait(number)
-    expected = run_here(CONST).metrics
-    for group in ("training", "validation"):
-        assert cluster.metrics(cluster.trial(number), group) == expected[group]
-
-
-@pytest.mark.long("three starts and two at once; the test above them has one")
+@pytest.mark.long("Determined's other launcher, three starts; launch/test_deepspeed has ours around it")
 def test_paused_and_killed_it_ends_as_if_it_never_was(
     cluster: Cluster, run_here: Callable[[str], RunHere]
 ) -> None:
@@ -63,7 +54,7 @@ def test_paused_and_killed_it_ends_as_if_it_never_was(
         assert cluster.metrics(trial, group) == expected[group]
 
 
-@pytest.mark.long("three starts and two at once; the test above them has one")
+@pytest.mark.long("two trials at once; launch/test_deepspeed has one start")
 def test_two_trials_train_on_one_host_network_at_once(tmp_path: Path) -> None:
     """Of both, DeepSpeed's launcher would have the ranks meet at port 29500. Started by ours, around Determined's."""
     if reason := why_not():

@@ -18,7 +18,6 @@ from tests.command import ROOT, det_ds, det_ds_program
 from tests.runtime.victim import differences, last_words
 
 NUM_BATCHES = 17
-KILLS = 6
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": 0},
