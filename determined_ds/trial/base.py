@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,6 +55,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "build_parameters": ("model",),
         "build_scheduler": ("optimizer",),
         "on_step_end": ("batch_idx", "metrics"),
+        "frozen": ("batch_idx",),
         "build_training_data_loader": (),
         "build_validation_data_loader": (),
         "build_callbacks": (),
@@ -68,6 +69,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.context = context
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
+        self._groups: list[tuple[Any, list[set[int]]]] = []
         self.check_engine()
         returned.signatures(self, self.called_with)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
@@ -150,6 +152,20 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 reading one waits for the device. Empty on ranks that report none (all but the last pipeline stage).
         """
 
+    def frozen(self, batch_idx: int) -> Iterable[Any]:
+        """Choose what a step does not train: no gradient is computed for it, and the optimizer leaves it out.
+
+        It must be whole groups of :meth:`build_parameters`, which require a gradient when :meth:`build_model` returns.
+        The choice depends on nothing but the step, so a resumed run makes the same.
+
+        Args:
+            batch_idx: The step, from 0.
+
+        Returns:
+            Modules and parameters, such as ``[self.engine.module.encoder] if batch_idx < 100 else []``.
+        """
+        return ()
+
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole training, for a schedule: ``hyperparameters.fit.max_length`` in batches.
@@ -185,6 +201,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         parameters = None
         if optimizer is None:
             parameters = returned.parameters(self, self.build_parameters(model))
+        groups = returned.groups(self, model, optimizer, parameters)
         check_rates(self, optimizer, parameters, ds_config)
         configure_checkpointing(ds_config)
         if self.by_ddp:
@@ -197,6 +214,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             )
             fix_engine(engine)
         give_schedule(self, engine, ds_config)
+        self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
         return self.context.wrap_model_engine(engine)

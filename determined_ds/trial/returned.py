@@ -130,6 +130,30 @@ def parameters(trial: Any, value: Any) -> list[Any]:
     return found
 
 
+def groups(trial: Any, model: torch.nn.Module, optimizer: Any, parameters: Any) -> list[set[int]]:
+    """The ids of the parameters in each group that the optimizer steps over; warn of those in none."""
+    given: list[Any] = optimizer.param_groups if optimizer is not None else list(parameters)
+    if given and not isinstance(given[0], Mapping):
+        given = [{"params": given}]
+    found = []
+    for group in given:
+        listed = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+        found.append({id(each) for each in listed})
+    covered = set().union(*found)
+    missed = [
+        name for name, each in model.named_parameters() if each.requires_grad and id(each) not in covered
+    ]
+    if missed and trial.context.distributed.rank == 0:
+        method = "build_parameters" if optimizer is None else "build_optimizer"
+        more = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+        logger.warning(
+            "warning: %s does not name %s%s, which require a gradient and are never trained; name them, or turn their "
+            "requires_grad off in build_model",
+            *(method_of(trial, method), ", ".join(missed[:3]), more),
+        )
+    return [group for group in found if group]
+
+
 def engines(trial: Any, found: list[Any]) -> None:
     """Check that a trial has wrapped an engine."""
     if not found:

@@ -28,12 +28,13 @@ from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
 from determined_ds.runtime.loop.boundaries import Due, Schedule
 from determined_ds.runtime.loop.calls import METHODS, TrainCalls
 from determined_ds.runtime.loop.custom_reducers import Reducers, searched
+from determined_ds.runtime.loop.freezing import Freezing
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.settings import LoopOptions
-from determined_ds.runtime.loop.step_end import StepEnd
+from determined_ds.runtime.loop.step_end import StepEnd, attach
 from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
 from determined_ds.runtime.loop.validation import Validator
 from determined_ds.trial import returned
@@ -68,7 +69,9 @@ class TrainingLoop:
         self._callbacks = returned.callbacks(trial, trial.build_callbacks())
         warned: set[str] | None = set() if self._is_chief else None
         self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), warned=warned)
+        attach(self.callbacks, context.models)
         self._step_end = StepEnd(trial, self.callbacks)
+        self._freezing = Freezing(trial, context.models)
         self._guard = LossGuard(context.device)
         self._stops = StopRequests(context)
         self._reporter = Reporter(trial, context, progress)
@@ -223,6 +226,7 @@ class TrainingLoop:
                 # Without the epoch: a form deprecated by Determined in 0.17.8.
                 takes_epoch = inspect.signature(callback.on_training_epoch_start).parameters
                 callback.on_training_epoch_start(*((epoch,) if takes_epoch else ()))
+        self._freezing.begin(index)
         self._reporter.batch_begins()
         self._context._loss_ids = {}
 
@@ -249,6 +253,7 @@ class TrainingLoop:
         if is_last:
             self._state.epochs_trained = epoch + 1
             self._call_back("on_training_epoch_end", epoch)
+        self._freezing.end()
         self._step_end.call(self._state.batches_trained - 1)
         self._progress.step(self._state.batches_trained)
         HEART.step(self._state.batches_trained)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from determined import util
 
+from determined_ds.callbacks import Callback
 from determined_ds.trial.base import ReconciledTrial
 
 HOOK = "on_step_end"
@@ -44,6 +45,13 @@ class StepEnd:
         metrics, self._taken = mean_of(self._taken), []
         for hook in self._hooks:
             hook(batch_idx, metrics)
+
+
+def attach(callbacks: Sequence[Any], engines: Sequence[Any]) -> None:
+    """Introduce the engines to the callbacks that are of this library's kind."""
+    for callback in callbacks:
+        if isinstance(callback, Callback):
+            callback.attach(engines)
 
 
 def mean_of(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.callbacks import Callback
 from determined_ds.errors import TrainingError
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.data.loaders import build_loader
@@ -110,7 +111,7 @@ class Validator:
         for model in self._context.models:
             model.eval()
         # The reducers keep what they hold of the training since the last report.
-        with self._reducers.kept(), _evaluating(self._pipelines):
+        with self._reducers.kept(), _evaluating(self._pipelines), averaged(callbacks):
             self._context.reset_reducers()
             for callback in callbacks:
                 callback.on_validation_start()
@@ -205,6 +206,16 @@ class Validator:
     @property
     def _pipelines(self) -> list[Any]:
         return [model for model in self._context.models if isinstance(model, PipelineEngine)]
+
+
+@contextlib.contextmanager
+def averaged(callbacks: list[Any]) -> Iterator[None]:
+    """What callbacks have the engines compute with while they evaluate."""
+    with contextlib.ExitStack() as stack:
+        for callback in callbacks:
+            if isinstance(callback, Callback):
+                stack.enter_context(callback.validating())
+        yield
 
 
 @contextlib.contextmanager

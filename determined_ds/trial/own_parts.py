@@ -1,0 +1,183 @@
+"""This rank's part of each parameter of an engine, under any ZeRO stage; other weights in their place for a while.
+
+Under ZeRO 3 a rank has nothing else. Otherwise every replica has whole parameters: they are cut in the same way, so
+each replica handles its own part, and a validation puts the parts together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from determined_ds.errors import ConfigError, Problem
+
+# Numbers that are exchanged at once.
+BUCKET = 2**26
+
+
+class OwnParts:
+    """The trained parameters of an engine, of which each replica has its own part.
+
+    Args:
+        engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
+
+    Raises:
+        ConfigError: ZeRO keeps the parameters where they cannot be changed for a while.
+
+    Attributes:
+        replica: This rank among those that hold the same parameters.
+        replicas: How many there are.
+        shapes: Name -> shape of the whole parameter.
+
+    Source: ``partition_parameters.py`` and ``stage3.py`` (``step``, ``_post_step``) in deepspeed 0.19.8's
+    ``runtime/zero``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        named = dict(engine.module.named_parameters())
+        self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self._is_split = any(hasattr(parameter, "ds_tensor") for parameter in self._parameters.values())
+        self._group = getattr(engine, "seq_data_parallel_group", None)
+        if self._is_split:
+            self._check()
+            self._group = next(iter(self._parameters.values())).ds_process_group
+        alone = not dist.is_initialized()
+        self.replicas = 1 if alone else dist.get_world_size(self._group)
+        self.replica = 0 if alone else dist.get_rank(self._group)
+        self.shapes = {
+            name: tuple(getattr(each, "ds_shape", each.shape)) for name, each in self._parameters.items()
+        }
+
+    def _check(self) -> None:
+        zero = self._engine._config.zero_config
+        offload = zero.offload_param
+        if offload is not None and offload.device == "nvme":
+            key, message = "zero_optimization.offload_param.device", "parameters on NVMe cannot be averaged"
+        elif any(
+            getattr(each, "ds_secondary_tensor", None) is not None for each in self._parameters.values()
+        ):
+            key = "zero_optimization.zero_hpz_partition_size"
+            message = "a second copy of the weights on each machine would not be averaged"
+        elif not all(each.ds_tensor.is_floating_point() for each in self._parameters.values()):
+            key, message = "zero_optimization.zero_quantized_weights", "quantized weights cannot be averaged"
+        else:
+            return
+        fix = "remove it from the DeepSpeed JSON, or leave EMA out"
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code="own-parts"))
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This replica's part of a whole tensor, one-dimensional; the last replicas' may be short, or empty."""
+        size = -(-whole.numel() // self.replicas)
+        return whole.reshape(-1)[self.replica * size : (self.replica + 1) * size]
+
+    def values(self) -> list[torch.Tensor]:
+        """This replica's part of each parameter as it is now, not copied."""
+        with torch.no_grad():
+            return [self._own(parameter) for parameter in self._parameters.values()]
+
+    def _own(self, parameter: Any) -> torch.Tensor:
+        if self._is_split:
+            own: torch.Tensor = parameter.ds_tensor.data
+            size = parameter.ds_tensor.numel()
+            return own[: max(0, min(size, parameter.ds_numel - self.replica * size))]
+        return self.part_of(parameter.data)
+
+    @contextlib.contextmanager
+    def replaced_by(self, parts: list[torch.Tensor]) -> Iterator[None]:
+        """In here the engine computes with other weights; a collective at both ends.
+
+        Args:
+            parts: This replica's, as :meth:`values` lists them.
+        """
+        with torch.no_grad():
+            before = self._replace(parts)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self._put_back(before)
+
+    def _replace(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        parameters = list(self._parameters.values())
+        if self._is_split:
+            before = [parameter.ds_tensor.data.clone() for parameter in parameters]
+            self._write_split(parts)
+            return before
+        before = [parameter.data for parameter in parameters]
+        for parameter, whole in zip(parameters, self._wholes(parts), strict=True):
+            parameter.data = whole
+        return before
+
+    def _put_back(self, before: list[torch.Tensor]) -> None:
+        if self._is_split:
+            self._write_split(before)
+            return
+        for parameter, whole in zip(self._parameters.values(), before, strict=True):
+            parameter.data = whole
+
+    def _write_split(self, parts: list[torch.Tensor]) -> None:
+        """Write this rank's partitions, as a step of ZeRO 3 does.
+
+        Parameters that were used last may still be whole, and would be used again as they are: all are released, and
+        those that ZeRO keeps whole are gathered again.
+        """
+        optimizer = self._engine.optimizer
+        optimizer.parameter_offload.partition_all_parameters()
+        persistent = optimizer.persistent_parameters
+        for parameter, part in zip(self._parameters.values(), parts, strict=True):
+            parameter.ds_tensor.data[: part.numel()].copy_(part)
+        if persistent:
+            persistent[0].all_gather(persistent)
+
+    def _wholes(self, parts: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The whole parameters of all replicas' parts, some at a time."""
+        bucket: list[tuple[Any, torch.Tensor]] = []
+        for parameter, part in zip(self._parameters.values(), parts, strict=True):
+            is_full = sum(each.numel() for each, _ in bucket) >= BUCKET
+            if bucket and (is_full or bucket[0][0].dtype != parameter.dtype):
+                yield from self._gathered(bucket)
+                bucket = []
+            bucket.append((parameter, part))
+        if bucket:
+            yield from self._gathered(bucket)
+
+    def _gathered(self, bucket: list[tuple[Any, torch.Tensor]]) -> Iterator[torch.Tensor]:
+        sizes = [-(-parameter.numel() // self.replicas) for parameter, _ in bucket]
+        own = torch.cat(
+            [
+                torch.nn.functional.pad(part.to(parameter.dtype), (0, size - part.numel()))
+                for (parameter, part), size in zip(bucket, sizes, strict=True)
+            ]
+        )
+        rows = [own]
+        if self.replicas > 1:
+            rows = [torch.empty_like(own) for _ in range(self.replicas)]
+            dist.all_gather(rows, own, group=self._group)
+        start = 0
+        for (parameter, _), size in zip(bucket, sizes, strict=True):
+            flat = torch.cat([row[start : start + size] for row in rows])[: parameter.numel()]
+            yield flat.view(parameter.shape)
+            start += size
+
+
+def merge_parts(states: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Whole tensors by name.
+
+    Args:
+        states: Of each rank: ``replica``, ``parts`` (name -> this replica's) and ``shapes`` (name -> of the whole).
+    """
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    shapes: dict[str, Any] = {}
+    for state in states:
+        shapes.update(state["shapes"])
+        for name, part in state["parts"].items():
+            found.setdefault(name, {})[state["replica"]] = part.cpu()
+    return {
+        name: torch.cat([parts[replica] for replica in sorted(parts)]).view(tuple(shapes[name]))
+        for name, parts in found.items()
+    }
