@@ -1,6 +1,6 @@
 """Parameters that are not trained for some steps (``frozen``), exactly and under every ZeRO stage.
 
-A parameter whose ``requires_grad`` is turned off in training goes on moving under ZeRO 1 to 3, by the momentum and the
+A parameter whose ``requires_grad`` is turned off in training still moves under ZeRO 1 to 3, by the momentum and the
 weight decay of the flat partition that it is in (measured, AdamW, deepspeed 0.19.8). One that was off when the engine
 was made never trains under ZeRO 3, and fails under ZeRO 1 and 2. So a whole group of parameters is kept out of the
 optimizer's step, and no gradient is computed for it; outside of the step all is as it was built.
@@ -102,9 +102,9 @@ class _Engine:
         for index, group in enumerate(self._groups):
             if not group & wanted:
                 continue
-            self._frozen.append(self._optimizer.param_groups[index])
+            self._frozen.append(self._optimizer.param_groups[index])  # type: ignore[union-attr]
             if rest := len(group - wanted):
-                did = f"freezes a part of group {index} of the parameters, and {rest} of it would go on training"
+                did = f"freezes a part of group {index} of the parameters, and {rest} of it would still train"
                 raise failed(self._trial, NAME, None, "whole groups", GROUP_FIX, did=did)
         for parameter, built in zip(self._parameters, self._built, strict=True):
             if built and id(parameter) in wanted:
@@ -164,7 +164,7 @@ class _Engine:
             if parameter.requires_grad == built or id(parameter) in stepped:
                 continue
             if built:
-                what = "frozen in training, and would go on moving by its momentum and weight decay"
+                what = "frozen in training, and would still move by its momentum and weight decay"
             else:
                 what = "unfrozen in training, and would not be trained: the engine was made without it"
             raise TrainingError(
