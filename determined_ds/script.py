@@ -19,6 +19,7 @@ from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.experiment.script_file import no_test
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
+from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
 from determined_ds.runtime.scripts.script_run import ScriptRun, begin
 
@@ -70,6 +71,10 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise
+        except BaseException:
+            if run.has_begun:  # as seen by rank 0: another launch may get further
+                TRAINED.set()
+            raise
     if run.test and not run.trained:
         raise ConfigError(no_test(script))
     if os.environ.get("RANK", "0") == "0":

@@ -44,6 +44,14 @@ class ScriptRun:
         return RunDir(self.run_dir)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether this launch has reported anything."""
+        try:
+            return self.there.is_replaced and self.there.metrics.stat().st_size > 0
+        except OSError:
+            return False
+
+    @property
     def hparams(self) -> dict[str, Any]:
         """The trial's hyperparameters."""
         return self.experiment.hyperparameters.data

@@ -1,0 +1,178 @@
+"""An experiment whose entrypoint is a script runs like any other: real runs of ``own_script``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
+from determined_ds.protocol.checkpoint_files import MANIFEST, checkpoints_in
+from determined_ds.protocol.conclusion import RunResult, read_result
+from determined_ds.protocol.metrics_file import read_records
+from determined_ds.protocol.run_dir import RunDir
+from tests.command import Started, det_ds
+
+OWN_SCRIPT = Path(__file__).with_name("own_script")
+STEPS = 8
+
+
+def words(folder: Path, arguments: str, *options: str, run_dir: str = "run") -> list[str]:
+    launch = "python3 -m determined.launch.deepspeed python3"
+    entrypoint = f"entrypoint={launch} {arguments or 'train.py'}"
+    there = [str(folder / "experiment.yaml"), str(folder), "--run-dir", str(folder / run_dir)]
+    return ["run", *there, "--set", entrypoint, *options]
+
+
+@pytest.fixture
+def own_script(tmp_path: Path) -> Path:
+    """A copy of ``own_script``."""
+    return Path(shutil.copytree(OWN_SCRIPT, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A folder with ``run``, trained by two ranks, and what was printed."""
+    folder = tmp_path_factory.mktemp("scripts") / "own"
+    shutil.copytree(OWN_SCRIPT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    done = det_ds(*words(folder, "", "--set", "hyperparameters.learning_rate=0.01"))
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Loss by step; each step is reported once."""
+    found = read_records(RunDir(run_dir).metrics, "training")
+    steps = [record["steps_completed"] for record in found]
+    assert steps == list(range(1, STEPS + 1))
+    return {record["steps_completed"]: record["metrics"]["loss"] for record in found}
+
+
+def result_of(run_dir: Path) -> RunResult:
+    found = read_result(RunDir(run_dir))
+    assert found is not None
+    return found
+
+
+def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tuple[Path, str]) -> None:
+    folder, printed = trained
+    info = json.loads(printed.split("INFO ")[1].splitlines()[0])
+    assert (info["hparams"], info["slots"], info["latest"]) == ({"learning_rate": 0.01}, [0, 1], None)
+    assert info["id"] == RunDir(folder / "run").trial_id() > 0
+    assert "batch      decided by the script" in printed
+    assert len(losses(folder / "run")) == STEPS
+    result = result_of(folder / "run")
+    assert (result.status, result.steps_completed) == ("completed", STEPS)
+    assert result.best is not None
+    assert result.best["checkpoint"] == result.checkpoint["uuid"] if result.checkpoint else None
+    assert all((found.path / MANIFEST).is_file() for found in checkpoints_in(folder / "run/checkpoints"))
+    assert list((folder / "run/tensorboard").glob("events*"))
+
+
+def test_after_a_crash_it_resumes_from_its_checkpoint(own_script: Path, trained: tuple[Path, str]) -> None:
+    done = det_ds(*words(own_script, "train.py --crash 6", "--set", "hyperparameters.learning_rate=0.01"))
+    assert done.returncode == 0, done.stderr
+    assert "ArithmeticError: step 6" in done.stderr
+    assert "restart 1 of 1 from checkpoint" in done.stderr
+    assert losses(own_script / "run") == pytest.approx(losses(trained[0] / "run"), rel=1e-6)
+
+
+def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
+    slow = words(own_script, f"train.py --steps {STEPS} --sleep 0.3", "--slots", "1")
+    started = Started(*slow, merged=True)
+    metrics = RunDir(own_script / "run").metrics
+    while not (metrics.exists() and metrics.read_text()):
+        assert started.poll() is None
+    started.send_signal(signal.SIGTERM)
+    said, _ = started.communicate(120)
+    assert started.wait(10) == 0
+    assert "resume with:" in said
+    result = result_of(own_script / "run")
+    assert result.status == "stopped"
+    assert result.checkpoint is not None
+    assert result.checkpoint["steps_completed"] == result.steps_completed < STEPS
+    done = det_ds(*words(own_script, "", "--slots", "1", "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert len(losses(own_script / "run")) == STEPS
+
+
+def test_without_a_context_the_first_signal_ends_it(own_script: Path) -> None:
+    started = Started(*words(own_script, "train.py --quietly", "--slots", "1"), merged=True)
+    while "sleeping" not in (line := started.stdout.readline()):
+        assert line
+    started.send_signal(signal.SIGTERM)
+    said, _ = started.communicate(60)
+    assert started.wait(10) == 0
+    assert "stopped before the first checkpoint" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("train.py --exit 3", EXIT_TRAINING_FAILED, "train.py ended with exit code 3"),
+        ("train.py --exit 0", 0, ""),
+        (
+            "train.py --impossible",
+            EXIT_CONFIG,
+            "the script cannot run with this point: the width must be even",
+        ),
+    ],
+)
+def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code: int, said: str) -> None:
+    done = det_ds(*words(own_script, arguments, "--slots", "1"))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert said in (result_of(own_script / "run").reason or "")
+
+
+def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None:
+    sets = ["--set", "hyperparameters.global_batch_size=8", "--slots", "1"]
+    sets += ["--set", "hyperparameters.deepspeed_config={type: const, val: {optimizer: {type: Adam}}}"]
+    done = det_ds(*words(own_script, "by_trainer.py", *sets, "--test", run_dir="test"))
+    assert done.returncode == 0, done.stderr
+    assert "test passed" in done.stdout
+    assert "8 = micro-batch 8" in done.stdout
+    for more in ([], ["--resume"]):
+        done = det_ds(*words(own_script, "by_trainer.py", *sets, *more))
+        assert done.returncode == 0, done.stderr
+    assert "resumed at batch 4 of 4" in done.stdout
+
+
+# --------------------------------------------------------------------- what is refused before ranks start
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "said", "fix"),
+    [
+        ("", ("--test",), "a loop of its own", "determined_ds.session"),
+        (
+            "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
+            (),
+            "train.py:2: determined.pytorch.deepspeed.init",
+            "from determined_ds import deepspeed as det_ds",
+        ),
+        (
+            "from determined.pytorch.deepspeed import Trainer\n",
+            (),
+            "train.py:1: determined.pytorch.deepspeed.Trainer",
+            "from determined_ds import deepspeed as det_ds",
+        ),
+        ("import x y\n", (), "train.py:1 is not Python", "fix"),
+        ("", ("--slots", "4096"), "slots_per_trial = 4096", "use --slots"),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    own_script: Path, line: str, arguments: tuple[str, ...], said: str, fix: str
+) -> None:
+    script = own_script / "train.py"
+    script.write_text(line + script.read_text())
+    done = CliRunner().invoke(main, [*words(own_script, "", *arguments), "--accelerator", "cpu"])
+    assert done.exit_code == EXIT_CONFIG
+    assert said in done.stderr
+    assert fix in done.stderr
