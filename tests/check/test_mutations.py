@@ -9,13 +9,14 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import settings
 
 from determined_ds.check.inputs import check_files
 from determined_ds.check.output import place
 from tests.check.mutants import mutant
 from tests.command import ROOT
 
-NUM_MUTANTS = 500
+NUM_MUTANTS = 6 * settings().max_examples
 HANGS_AFTER_S = 30  # a guard against hangs, not a measure
 GOOD = [
     *sorted((ROOT / "experiments" / "gpt2").glob("*.yaml")),

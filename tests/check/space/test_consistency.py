@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.check.space.consistency import search_problems
-from determined_ds.config.hyperparameters import FitOptions, Length, parse_hyperparameters
+from determined_ds.config.hyperparameters import FitOptions, Length
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import Problem
-from determined_ds.experiment.experiment import load_experiment, parse_experiment
+from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.space.rungs import brackets, rungs
-from tests.making import ENTRYPOINT, EXPERIMENTS
+from tests.making import ENTRYPOINT
 
 ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "max_time": 256}
 RANGE = {"type": "double", "minval": 0, "maxval": 1}
@@ -64,13 +64,6 @@ def warning(*args: Any, **kwargs: Any) -> Problem:
 )
 def test_a_search_that_fits_itself_is_not_told(searcher: dict[str, Any]) -> None:
     assert told(searcher) == ([], [])
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_the_searches_of_the_repository_have_no_problem(path: Any) -> None:
-    read = load_experiment(path)
-    problems, _ = search_problems(read, parse_hyperparameters(read.hyperparameters).fit)
-    assert problems == []
 
 
 # -------------------------------------------------------------------------------------------------- the space
@@ -136,11 +129,6 @@ def test_a_mapping_in_which_one_is_drawn_has_an_order(
     searcher: dict[str, Any], given: dict[str, Any]
 ) -> None:
     assert told(searcher, hyperparameters=given) == ([], [])
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_searches_of_the_repository_have_the_same_points_on_every_master(path: Any) -> None:
-    assert load_experiment(path).space.unordered == {}
 
 
 def test_more_trials_than_points() -> None:

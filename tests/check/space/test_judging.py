@@ -19,7 +19,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import on_slots_of
+from determined_ds.experiment.decide import on_slots_of, resolve_stated
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.points import Point, points_of
 from tests.experiment.space.test_points import experiment
@@ -135,11 +135,11 @@ def test_judging_together_is_judging_alone(hyperparameters: dict[str, Any]) -> N
 def test_what_does_not_decide_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(*args: Any, **kwargs: Any) -> ResolvedConfig:
+    def counted(*args: Any, **kwargs: Any) -> ResolvedConfig | None:
         calls.append(args)
-        return resolve(*args, **kwargs)
+        return resolve_stated(*args, **kwargs)
 
-    monkeypatch.setattr("determined_ds.check.space.judging.resolve", counted)
+    monkeypatch.setattr("determined_ds.check.space.judging.resolve_stated", counted)
     many = {"type": "double", "minval": 0, "maxval": 1, "count": 500}
     read = experiment({"global_batch_size": choice(8, 16), "dropout": many, "deepspeed_config": "plain.json"})
     (verdict,) = judge_points(read, points_of(read.space), where(CPU, slots=2))

@@ -9,7 +9,6 @@ from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import Problem
 from determined_ds.experiment.experiment import EXPERIMENT_KEYS
 from determined_ds.experiment.schema import experiment_problems
-from tests.making import EXPERIMENTS
 
 BASE = {
     "entrypoint": "entrypoint: python3 train.py",
@@ -32,12 +31,6 @@ def error(text: str) -> Problem:
     """One mistake is one problem."""
     (problem,) = errors(text)
     return problem
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_the_experiments_of_the_repository_are_fine(path: object) -> None:
-    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
-    assert experiment_problems(parse_yaml(text, "a.yaml")) == ([], [])
 
 
 def test_an_empty_config_lacks_two_things() -> None:
