@@ -34,13 +34,14 @@ _HOMES = {
     "create_offload_config": "determined_ds.config.deepspeed.create",
     "create_performance_visualizations": "determined_ds.report.written",
     "get_gpu_memory_stats": "determined_ds.runtime.gpu_memory",
+    "init": "determined_ds.runtime.opening",
     "load_deepspeed_config": "determined_ds.config.deepspeed.files",
     "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
     "load_results": "determined_ds.report.results",
     "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
     "measure_throughput": "determined_ds.runtime.loop.measured_loop",
-    "open_context": "determined_ds.runtime.context",
+    "open_context": "determined_ds.runtime.opening",
     "reconcile": "determined_ds.config.reconcile",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.deepspeed.files",
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results
     from determined_ds.report.written import create_performance_visualizations
-    from determined_ds.runtime.context import DeepSpeedTrialContext, open_context
+    from determined_ds.runtime.context import DeepSpeedTrialContext
     from determined_ds.runtime.gpu_memory import get_gpu_memory_stats
     from determined_ds.runtime.load_model import (
         load_model_from_checkpoint_path,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     )
     from determined_ds.runtime.loop.fit import Trainer
     from determined_ds.runtime.loop.measured_loop import measure_throughput
+    from determined_ds.runtime.opening import init, open_context
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
     from determined_ds.trial.mpu import DeepSpeedMPU

@@ -79,8 +79,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     if info is not None and not rank.debug:
         log_in_task(options.accelerator)
 
-    from determined_ds.runtime.context import open_context
     from determined_ds.runtime.loop.fit import Trainer, fit_arguments
+    from determined_ds.runtime.opening import open_context
     from determined_ds.runtime.upstream import debugging
 
     with (

@@ -74,3 +74,12 @@ def type_fix(kind: type, value: Any) -> str:
     if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
         return f"write {int(value)}"
     return f"write {KINDS[kind]}"
+
+
+def as_plain(data: Any) -> Any:
+    """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
+    if isinstance(data, Mapping):
+        return {str(key): as_plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [as_plain(value) for value in data]
+    return data

@@ -1,49 +1,35 @@
-"""Determined's DeepSpeedTrialContext on any accelerator, and :func:`open_context`, which makes it."""
+"""Determined's DeepSpeedTrialContext on any accelerator; :func:`~determined_ds.open_context` makes it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import determined as det
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
-from determined_ds.config.resolve import Where
-from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import read_json
+from determined_ds.documents.values import as_plain
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.space.master_random import first_trial_seed
-from determined_ds.experiment.task import Task, decide_task, hyperparameters_of, task_of_cluster
-from determined_ds.protocol.handed_on import REPORT
 from determined_ds.protocol.run_dir import RunDir, make_private
+from determined_ds.runtime.adoption import adopted, layout_of, made_otherwise, made_with
 from determined_ds.runtime.data.moving import Mover
-from determined_ds.runtime.data.seeds import seed_everything
-from determined_ds.runtime.group.distributed import join_process_group
-from determined_ds.runtime.group.peers import leave_peers
-from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.loop.custom_reducers import plain_reduced
-from determined_ds.runtime.master.core_context import cluster_core_context
-from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.script_run import script_run
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.base import completed_hparams
 from determined_ds.trial.ddp import engine_name
-from determined_ds.trial.engine import fix_engine
+from determined_ds.trial.engine import fix_engine, is_fixed
 
 logger = logging.getLogger("determined_ds")
 
@@ -51,11 +37,24 @@ logger = logging.getLogger("determined_ds")
 class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     """Determined's context, not tied to CUDA, with the reconciled configuration.
 
-    :func:`open_context` makes it; a trial gets it as the argument of its ``__init__``.
+    :func:`~determined_ds.open_context` makes it; a trial gets it as the argument of its ``__init__``. Where neither
+    the hyperparameters nor a DeepSpeed JSON that they name say the batch, it opens undecided: the first engine that
+    is wrapped says it, and everything else that was left open.
+
+    Args:
+        core_context: Determined's, on a cluster or off it.
+        resolved: What was decided; where the first engine will say it, why it is open.
+        hyperparameters: One point, as written; None where there are none.
+        accelerator: What the ranks compute on.
+        run_dir: Where the configuration that DeepSpeed is given is written.
+        trial_seed: Of the trial.
+        exp_conf: The experiment's configuration; None where there is none.
+        steps_completed: By the processes before.
+        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
 
     Attributes:
-        resolved: What was decided before anything ran.
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
+        decided_before: What was decided before the trial made its engine; None where that was left open.
     """
 
     engine = "deepspeed"
@@ -64,45 +63,79 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self,
         *,
         core_context: core.Context,
-        resolved: ResolvedConfig,
-        hyperparameters: Document,
-        ds_config_path: Path,
+        resolved: ResolvedConfig | ConfigError,
+        hyperparameters: Document | None,
+        accelerator: Accelerator,
+        run_dir: RunDir,
         trial_seed: int,
         exp_conf: dict[str, Any] | None,
         steps_completed: int = 0,
         enable_tensorboard_logging: bool = True,
     ) -> None:
-        self.resolved = resolved
-        self._hyperparameters = hyperparameters
+        self._resolved = resolved
+        self.decided_before = resolved if isinstance(resolved, ResolvedConfig) else None
+        self._accelerator = accelerator
+        self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
+        self._run_dir = run_dir
         self._called_wrap_mpu = False
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
                 core_context=core_context,
                 trial_seed=trial_seed,
-                hparams=completed_hparams(hyperparameters.data, resolved, ds_config_path),
-                # Determined divides the global batch by the slots, but replicas share it.
-                slots_per_trial=resolved.topology.data_parallel_world_size,
-                num_gpus=resolved.accelerator.num_devices if resolved.accelerator.name == "cuda" else 0,
+                hparams=None,
+                slots_per_trial=core_context.distributed.size,
+                num_gpus=accelerator.num_devices if accelerator.name == "cuda" else 0,
                 exp_conf=exp_conf,
                 steps_completed=steps_completed,
                 enable_tensorboard_logging=enable_tensorboard_logging,
             )
+        if hyperparameters is not None:
+            self._hparams = dict(hyperparameters.data)
+            self._global_batch_size = hyperparameters.get(("global_batch_size",))
         self._mover = Mover(self.device)
+        self._names_file = isinstance(resolved, ResolvedConfig)
+        if isinstance(resolved, ResolvedConfig):
+            self._decide(resolved)
+
+    @property
+    def resolved(self) -> ResolvedConfig:
+        """What was decided: before anything ran, or by the first engine that was wrapped.
+
+        Raises:
+            ConfigError: the batch is not determined yet.
+        """
+        if isinstance(self._resolved, ConfigError):
+            message = "is not known before an engine is wrapped, since the hyperparameters leave it open"
+            fix = "state what is missing, or call context.wrap_model_engine(engine) first"
+            own = Problem(key="context.resolved", message=message, fix=fix, code="undecided")
+            raise ConfigError([*self._resolved.problems, own])
+        return self._resolved
+
+    def _decide(self, resolved: ResolvedConfig) -> None:
+        """Go by a configuration from now on; a collective of each machine."""
+        self._resolved = resolved
+        self._written = _write_ds_config(self._run_dir, resolved, self.distributed)
+        batch = resolved.batch
+        self._global_batch_size = batch.global_batch_size
+        # Determined divides by the slots, but replicas share the batch.
+        self._per_slot_batch_size = batch.global_batch_size // batch.replicas
+        if self._hparams is not None:
+            path = self._written if self._names_file else None
+            self._hparams = completed_hparams(self._hyperparameters.data, resolved, path)
 
     def adopt(self) -> None:
         """Replace the files of the run, once the model is built and its checkpoint loaded; a collective."""
-        hparams = self.get_hparams()
-        path = Path(hparams["deepspeed_config"])
-        run_dir = RunDir(path.parent.parent)
-        if path.parent != run_dir.next:
+        if self._written.parent != self._run_dir.next:
             return
         self.distributed.allgather(None)  # all ranks have read what is there
         if self.distributed.rank == 0:
-            run_dir.adopt_next()
-        hparams["deepspeed_config"] = str(run_dir.deepspeed_config)
+            self._run_dir.adopt_next()
+        self._written = self._run_dir.deepspeed_config
+        if self._hparams is not None and self._names_file:
+            self._hparams["deepspeed_config"] = str(self._written)
 
     def _init_device(self) -> None:
-        if self.resolved.accelerator.name == "cuda":
+        if self._accelerator.name == "cuda":
             self.device = torch.device("cuda", self.distributed.get_local_rank())
             torch.cuda.set_device(self.device)
         else:
@@ -123,9 +156,22 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if self._called_wrap_mpu:
             message, fix = "was called twice: a trial has one MPU", "call it once"
             raise ConfigError(Problem(key="context.wrap_mpu", message=message, fix=fix))
-        self._called_wrap_mpu = True
+        self._called_wrap_mpu = self._called_set_mpu = True
         self._mpu = mpu
+        self._check_mpu()
         return mpu
+
+    def set_mpu(self, mpu: det_ds.ModelParallelUnit) -> None:
+        """Set the model-parallel unit, after ``wrap_model_engine``. See Determined's method of this name.
+
+        Args:
+            mpu: E.g. ``make_deepspeed_mpu(engine.mpu)``.
+
+        Raises:
+            ConfigError: it counts other replicas than the engine.
+        """
+        super().set_mpu(mpu)
+        self._check_mpu()
 
     def wrap_model_engine(self, model: Any) -> Any:
         """Register a DeepSpeed engine. See Determined's method of this name.
@@ -146,11 +192,52 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
                 Problem(key="engine", value=self.engine, message=message, fix=fix, code="engine")
             )
         chosen = self._mpu if self._called_wrap_mpu else None
+        is_own = is_fixed(model)
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
         if chosen is not None:
             self._mpu = chosen
+        if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
+            self._agree(engine)
+        self._check_mpu()
         return engine
+
+    def _agree(self, engine: Any) -> None:
+        """Go by the engine that the trial made, where it agrees with what is stated.
+
+        Raises:
+            ConfigError: each size that it has otherwise.
+        """
+        before = self.decided_before
+        if before is not None:
+            if made_with(engine).data == before.ds_config:
+                return
+            if self._names_ds_config and layout_of(engine) == before.topology:
+                self.reconcile_ds_config(engine._config)
+        machines = self.distributed.cross_size
+        resolved = adopted(engine, self._hyperparameters, accelerator=self._accelerator, machines=machines)
+        if self.distributed.rank == 0:
+            known = before.warnings if before is not None else ()
+            for warning in (each for each in resolved.warnings if each not in known):
+                logger.warning("%s", warning)
+            if self._names_ds_config and before and (otherwise := made_otherwise(before.stated, engine)):
+                logger.warning("the engine was made with %s of deepspeed_config", otherwise)
+        self._decide(resolved)
+
+    @property
+    def _names_ds_config(self) -> bool:
+        return self._hyperparameters.get(("deepspeed_config",)) is not None
+
+    def _check_mpu(self) -> None:
+        """Refuse a model-parallel unit whose replicas are not those that the engine averages over."""
+        if not self.models or not isinstance(self._resolved, ResolvedConfig):
+            return
+        stated, replicas = self._mpu.data_parallel_world_size, self._resolved.batch.replicas
+        if stated != replicas:
+            message = f"the engine averages gradients over {replicas} replica{'s' * (replicas != 1)}"
+            fix = "make the unit from engine.mpu, or give the engine the same: deepspeed.initialize(mpu=...)"
+            key, code = "mpu.data_parallel_world_size", "mpu"
+            raise ConfigError(Problem(key=key, value=stated, message=message, fix=fix, code=code))
 
     def reduce_metrics(self, for_training: bool) -> dict[str, Any]:
         """The metrics of the custom reducers over all ranks; a collective.
@@ -220,12 +307,12 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             ConfigError: it cannot run with these hyperparameters.
         """
         if isinstance(base_ds_config, Mapping):
-            ds = Document(name="context.overwrite", data=_plain(base_ds_config))
+            ds = Document(name="context.overwrite", data=as_plain(base_ds_config))
         else:
             ds = read_json(Path(base_ds_config))
         document = self._hyperparameters
         if source is not None:
-            data = {**document.data, "overwrite_deepspeed_args": _plain(source)}
+            data = {**document.data, "overwrite_deepspeed_args": as_plain(source)}
             document = Document(name=document.name, data=data, places=document.places, prefix=document.prefix)
         resolved = self.resolved
         found = reconcile(
@@ -238,171 +325,11 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return found.writing_in(resolved.folder).ds_config
 
 
-def _plain(data: Any) -> Any:
-    """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
-    if isinstance(data, Mapping):
-        return {str(key): _plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
-    return data
-
-
-@contextlib.contextmanager
-def open_context(
-    *,
-    hparams: dict[str, Any] | None = None,
-    exp_conf: dict[str, Any] | None = None,
-    distributed: core.DistributedContext | None = None,
-    enable_tensorboard_logging: bool = True,
-    experiment: Experiment | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    accelerator: str | None = None,
-    engine: str = "deepspeed",
-    storage: bool = False,
-) -> Iterator[DeepSpeedTrialContext]:
-    """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
-
-    The first four arguments are those of Determined's ``deepspeed.init``, which it replaces. On a cluster everything is
-    taken from the cluster's information about the trial.
-
-    Args:
-        hparams: Hyperparameters of the trial.
-        exp_conf: Experiment configuration, for ``context.get_experiment_config()``.
-        distributed: The ranks, if the process group is joined already.
-        enable_tensorboard_logging: Whether to write metrics for TensorBoard too.
-        experiment: A loaded experiment, instead of ``hparams`` and ``exp_conf``.
-        run_dir: For metrics, checkpoints and TensorBoard files, off-cluster; a new temporary folder if None.
-        accelerator: ``cpu``, ``cuda``, or None for the best there is.
-        engine: ``deepspeed``, or ``ddp`` to train by torch's own DistributedDataParallel.
-        storage: Write checkpoints to the experiment's ``checkpoint_storage`` off-cluster too.
-
-    Yields:
-        The context, until the block ends.
-
-    Raises:
-        ConfigError: the configuration cannot run. On a cluster, for a point of a hyperparameter search, the
-            process ends as ``det.InvalidHP`` does instead, so that the searcher drops the point.
-    """
-    run = script_run()
-    if run is not None:  # the script's experiment, as on a cluster
-        run.listens = True
-        experiment, run_dir = run.experiment, run_dir or run.run_dir
-        accelerator, storage = accelerator or run.accelerator, storage or run.storage
-    task = _task(hparams, exp_conf, experiment)
-    devices = detect_accelerator(accelerator)
-    distributed = distributed or join_process_group(devices)
-    folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, distributed))
-    with (
-        _core_context(task, folder, distributed, storage=storage) as core_context,
-        _dropping_points(task, distributed),
-    ):
-        written_in = str(core_context.train.get_tensorboard_path())
-        resolved = _resolve(task, distributed, devices).writing_in(written_in)
-        seed_everything(task.seed)
-        context = DeepSpeedTrialContext(
-            core_context=core_context,
-            resolved=resolved,
-            hyperparameters=task.hyperparameters,
-            ds_config_path=_write_ds_config(RunDir(folder), resolved, distributed),
-            trial_seed=task.seed,
-            exp_conf=task.exp_conf,
-            steps_completed=task.steps_completed,
-            enable_tensorboard_logging=enable_tensorboard_logging,
-        )
-        context.engine = engine
-        yield context
-        leave_peers()  # a rank that fails shows signs of life to its end
-
-
-@contextlib.contextmanager
-def _dropping_points(task: Task, distributed: core.DistributedContext) -> Iterator[None]:
-    """Have a searcher drop a point that cannot run; rank 0 reports it."""
-    try:
-        yield
-    except ConfigError as error:
-        if not task.drops_point(error):
-            raise
-        if distributed.rank != 0:
-            raise SystemExit(0) from error
-        logger.warning("this point cannot run, and is dropped: %s", error)
-        raise det.InvalidHP(str(error)) from error
-
-
-def _task(
-    hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, experiment: Experiment | None
-) -> Task:
-    info = cluster_info()
-    if info is not None and info.task_type == "TRIAL":
-        trial = info.trial
-        return task_of_cluster(
-            trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
-        )
-    if experiment is not None:
-        hyperparameters = experiment.hyperparameters
-        return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed)
-    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    seed = stated_seed(hparams or {}, first_trial_seed(int(given or 0)))
-    return Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
-
-
-def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:
-    if run_dir is not None:
-        return os.fspath(run_dir)
-    made = tempfile.mkdtemp(prefix="determined_ds-") if distributed.rank == 0 else None
-    return str(distributed.broadcast(made))
-
-
-@contextlib.contextmanager
-def _core_context(
-    task: Task, run_dir: Path, distributed: core.DistributedContext, *, storage: bool
-) -> Iterator[core.Context]:
-    with contextlib.ExitStack() as stack:
-        if task.on_cluster:
-            yield stack.enter_context(cluster_core_context(distributed))
-            return
-        run = script_run()
-        report = run.report if run is not None else None
-        if report is None and REPORT in os.environ and distributed.rank == 0:
-            from determined_ds.runtime.master.unmanaged import reported
-
-            report = stack.enter_context(reported(run_dir, task.exp_conf or {}, task.hyperparameters.data))
-        yield stack.enter_context(
-            local_core_context(
-                run_dir,
-                distributed,
-                metric=task.metric,
-                smaller_is_better=task.smaller_is_better,
-                storage_config=(task.exp_conf or {}).get("checkpoint_storage") if storage else None,
-                report=report,
-            )
-        )
-
-
-def _resolve(task: Task, distributed: core.DistributedContext, accelerator: Accelerator) -> ResolvedConfig:
-    if task.on_cluster and task.slots not in (None, distributed.size):
-        message = f"{distributed.size} rank{' was' if distributed.size == 1 else 's were'} started for them"
-        fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
-        key = "resources.slots_per_trial"
-        raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=accelerator,
-        slots=distributed.size,
-        slots_origin=task.slots_origin,
-        machines=distributed.cross_size,
-    )
-    resolved = decide_task(task, where)
-    if task.on_cluster and distributed.rank == 0:  # off-cluster, the launcher has shown them
-        for warning in resolved.warnings:
-            logger.warning("%s", warning)
-    return resolved
-
-
 def _write_ds_config(run_dir: RunDir, resolved: ResolvedConfig, distributed: core.DistributedContext) -> Path:
     """Write the mapping that DeepSpeed is given, once a machine."""
     folder = run_dir.current(run_dir.path)
     path = RunDir(folder).deepspeed_config
     if distributed.local_rank == 0:
         make_private(folder)
-        write_whole(path, json.dumps(resolved.ds_config, indent=2) + "\n")
+        write_whole(path, json.dumps(resolved.ds_config, indent=2, default=str) + "\n")
     return Path(str(distributed.broadcast_local(str(path))))

@@ -107,10 +107,12 @@ class AtomicStorage(storage.SharedFSStorageManager):
         metrics: The file of the metrics, synced first: a run that resumes from the checkpoint does not report earlier
             batches again.
         is_chief: Whether this is rank 0, which renames.
+        shared: Whether other runs write to the folder too; theirs are left alone.
     """
 
-    def __init__(self, base_path: str, metrics: Path, *, is_chief: bool = True) -> None:
+    def __init__(self, base_path: str, metrics: Path, *, is_chief: bool = True, shared: bool = False) -> None:
         super().__init__(base_path)
+        self._shared = shared
         self.folder = Path(base_path)
         self._metrics = metrics
         self._is_chief = is_chief
@@ -143,7 +145,9 @@ class AtomicStorage(storage.SharedFSStorageManager):
         put_on_disk(self.folder)
 
     def damaged(self, *, besides: Sequence[str]) -> list[str]:
-        """Uuids of the damaged checkpoints, the oldest first; those in ``besides`` are not checked."""
+        """Uuids of this run's damaged checkpoints, the oldest first; those in ``besides`` are not checked."""
+        if self._shared:
+            return []
         there = [found for found in checkpoints_in(self.folder) if found.uuid not in besides]
         return [found.uuid for found in reversed(there) if damage_of(found.path) is not None]
 
@@ -186,6 +190,7 @@ def local_core_context(
     smaller_is_better: bool = True,
     storage_config: Mapping[str, Any] | None = None,
     report: MasterReport | None = None,
+    checkpoint_dir: Path | None = None,
 ) -> core.Context:
     """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
 
@@ -196,6 +201,7 @@ def local_core_context(
         smaller_is_better: Of that metric.
         storage_config: A ``checkpoint_storage`` for the checkpoints; None for the run directory.
         report: Reports to a master, or None; checkpoints only where they are in the run directory.
+        checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
 
     Raises:
         ConfigError: the storage cannot be written to.
@@ -207,7 +213,11 @@ def local_core_context(
     if storage_config is not None:
         checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
     else:
-        manager = AtomicStorage(str(there.checkpoints), there.metrics, is_chief=is_chief)
+        folder = checkpoint_dir or there.checkpoints
+        make_private(folder)
+        manager = AtomicStorage(
+            str(folder), there.metrics, is_chief=is_chief, shared=checkpoint_dir is not None
+        )
         checkpoint = LocalCheckpointContext(distributed, manager, report)
     return core.Context(
         distributed=distributed,

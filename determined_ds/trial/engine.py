@@ -17,6 +17,7 @@ from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from deepspeed.utils import comms_logging
 from deepspeed.utils.logging import print_dist
 
+from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.instruction_times import time_instructions
 
@@ -25,6 +26,8 @@ def fix_engine(engine: Any) -> None:
     """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine."""
     if not isinstance(engine, DeepSpeedEngine):
         return
+    # It goes into every checkpoint, where torch would not load an AttrDict.
+    engine.config = as_plain(engine.config)
     if isinstance(engine, PipelineEngine):
         _clip_by_all_stages(engine)
         _refuse_integers_between_stages(engine)
@@ -32,6 +35,11 @@ def fix_engine(engine: Any) -> None:
     _keep_gradient_norm(engine)
     _scale_loss(engine)
     _print_what_is_configured(engine)
+
+
+def is_fixed(engine: Any) -> bool:
+    """Whether :func:`fix_engine` has seen an engine: ``ReconciledTrial.initialize`` calls it, before any wrapping."""
+    return bool(getattr(engine, "_prints_what_is_configured", False))
 
 
 def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:

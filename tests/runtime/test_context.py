@@ -203,7 +203,7 @@ def test_overwrite_gives_what_the_engine_is_given_however_often(one_rank: Ranks)
 def overwritten_on_two_machines() -> int:
     one_gpu = Accelerator(name="cuda", num_devices=1, bf16=False, fp16=True)
     with opened() as context:
-        context.resolved = dataclasses.replace(context.resolved, accelerator=one_gpu, machines=2)
+        context._resolved = dataclasses.replace(context.resolved, accelerator=one_gpu, machines=2)
         return int(context.overwrite(HPARAMS["deepspeed_config"])["train_batch_size"])
 
 

@@ -23,7 +23,7 @@ def open_on_cluster(
     import determined as det
 
     from determined_ds.errors import ConfigError
-    from determined_ds.runtime import context
+    from determined_ds.runtime import opening
     from determined_ds.runtime.local_core import local_core_context
 
     config = {"searcher": {"name": searcher}, "resources": {"slots_per_trial": slots}}
@@ -38,10 +38,10 @@ def open_on_cluster(
 
     with (
         mock.patch.object(det, "get_cluster_info", return_value=info),
-        mock.patch.object(context.core, "init", init),
+        mock.patch.object(opening.core, "init", init),
     ):
         try:
-            with context.open_context(accelerator="cpu") as opened:
+            with opening.open_context(accelerator="cpu") as opened:
                 ended = f"opened with seed {opened.get_trial_seed()}"
         except SystemExit as exit_:
             ended = f"exit {exit_.code}"

@@ -150,6 +150,7 @@ def trial_classes() -> dict[str, Any]:
             model = network()
             ds_config = {
                 "train_batch_size": 16,
+                "gradient_accumulation_steps": 2,
                 "optimizer": hyperparameters()["deepspeed_config"]["optimizer"],
             }
             engine, *_ = deepspeed.initialize(

@@ -116,13 +116,15 @@ def copied_attributes(reducer: Any) -> dict[str, Any]:
 def _allowed() -> list[Any]:
     """What a checkpoint may name besides tensors and plain values: classes that only hold values."""
     if not ALLOWED:
+        from attrdict import AttrDict
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
         from numpy._core.multiarray import _reconstruct, scalar
 
         ALLOWED.extend((DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, _reconstruct, scalar))
-        ALLOWED.extend((np.ndarray, np.dtype, torch.Size, torch.device))
+        # Trials of Determined's are configured with an AttrDict, which DeepSpeed writes into their checkpoints.
+        ALLOWED.extend((AttrDict, np.ndarray, np.dtype, torch.Size, torch.device))
         ALLOWED.extend(getattr(np.dtypes, name) for name in np.dtypes.__all__)
     return ALLOWED
 

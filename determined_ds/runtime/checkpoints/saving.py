@@ -237,7 +237,7 @@ class Checkpoints:
         """Read a checkpoint back; a collective.
 
         Args:
-            uuid: Of the checkpoint.
+            uuid: Of the checkpoint; or the path of a folder.
             trial_id: This trial; a checkpoint of another one is a warm start, and training counts from 0.
 
         Returns:
@@ -252,7 +252,10 @@ class Checkpoints:
                 state, generators = self._load(Path(path), uuid, trial_id)
         except CheckpointNotFound as error:
             raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
-        self._count_damaged(state, uuid)
+        if Path(uuid).is_absolute():  # of another folder, whose checkpoints are not this run's to delete
+            state.kept, state.best = [], ""
+        else:
+            self._count_damaged(state, uuid)
         return state, generators
 
     def fork(self, path: Path) -> None:

@@ -77,11 +77,15 @@ def state_files(trial: Any, context: Any, state: TrialState) -> dict[str, str]:
         exp_conf = context.get_experiment_config()
     except ValueError:
         exp_conf = None
+    try:
+        hparams = context.get_hparams()
+    except ValueError:  # a script that opened its context without any
+        hparams = None
     kind = type(trial)
     load_data = {
         "trial_type": "DeepSpeedTrial",
         "experiment_config": exp_conf and masked(exp_conf),
-        "hparams": masked({"hyperparameters": context.get_hparams()})["hyperparameters"],
+        "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
         "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
         "trial_seed": context.get_trial_seed(),
         "trial_cls_spec": f"{kind.__module__}:{kind.__qualname__}",

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from deepspeed.runtime.dataloader import RepeatingLoader
 from determined import pytorch
 
 from determined_ds.errors import DataError, Problem
@@ -138,7 +139,9 @@ class UncountedShare:
         if self._stream is not None:
             yield from self._loader
         else:
-            for batch in self._loader:
+            # DeepSpeed's own loaders of a pipeline never end; their length, which Determined gives them, is a pass.
+            is_endless = isinstance(self._loader, RepeatingLoader)
+            for batch in itertools.islice(self._loader, len(self._loader) if is_endless else None):
                 yield Made(batch, self._length_of(batch), News())
 
     def __iter__(self) -> Iterator[Any]:

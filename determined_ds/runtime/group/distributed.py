@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,8 @@ from determined_ds.runtime.upstream import load_deepspeed
 # How long the other ranks wait for an upload, a deletion, a master that does not answer, or the user's own work.
 PATIENCE = timedelta(hours=6)
 FOR_EVER = timedelta(days=7)
+# Determined's: the trial initializes the process group itself.
+MANUAL = "DET_MANUAL_INIT_DISTRIBUTED"
 
 
 def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
@@ -30,6 +33,8 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     ``CROSS_RANK``, ``CROSS_SIZE``). The ranks of ``det-ds run`` meet by a file, and a single rank needs no meeting:
     neither opens a port to other machines. Under another launcher they meet as that one says; on a cluster, at the
     allocation's own port.
+
+    With ``DET_MANUAL_INIT_DISTRIBUTED`` in the environment it is left to the trial to initialize the process group.
 
     Args:
         accelerator: Gloo for cpu, NCCL for cuda.
@@ -43,6 +48,8 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     from deepspeed.accelerator import get_accelerator
 
     file = os.environ.get(STORE)
+    if os.environ.get(MANUAL) and not dist.is_initialized():
+        return LateDistributedContext(rank, size, file)
     if size == 1 or file or (LAUNCHED_BY in os.environ and os.environ["GROUP_WORLD_SIZE"] == "1"):
         _stay_on_this_machine()
     else:
@@ -62,10 +69,14 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
     )
     _be_patient()
     distributed = TorchDistributedContext()
-    timeout_s = hang_timeout_s()
-    if size > 1 and timeout_s and is_on_network(store()):
-        watch_peers(distributed, store(), timeout_s)
+    _watch(distributed)
     return distributed
+
+
+def _watch(distributed: core.DistributedContext) -> None:
+    timeout_s = hang_timeout_s()
+    if distributed.size > 1 and timeout_s and is_on_network(store()):
+        watch_peers(distributed, store(), timeout_s)
 
 
 def _join_again(backend: str, rank: int, size: int) -> None:
@@ -119,11 +130,11 @@ class TorchDistributedContext(core.DistributedContext):
     notice it. Objects travel over gloo for every training backend.
     """
 
-    def __init__(self) -> None:
-        size = dist.get_world_size()
+    def __init__(self, rank: int | None = None, size: int | None = None) -> None:
+        size = dist.get_world_size() if size is None else size
         local_size = _env("LOCAL_SIZE", "LOCAL_WORLD_SIZE", default=size)
         super().__init__(
-            rank=dist.get_rank(),
+            rank=dist.get_rank() if rank is None else rank,
             size=size,
             local_rank=_env("LOCAL_RANK", default=0),
             local_size=local_size,
@@ -165,3 +176,64 @@ class TorchDistributedContext(core.DistributedContext):
 
     def broadcast_local(self, stuff: Any = None) -> Any:
         return stuff if self.local_size < 2 else self.allgather_local(stuff)[0]
+
+
+class LateDistributedContext(TorchDistributedContext):
+    """The same for a trial that initializes the process group itself: until then, objects travel by a store.
+
+    Args:
+        rank: Of this process.
+        size: Ranks in all.
+        file: By which the ranks of ``det-ds run`` meet; None elsewhere.
+    """
+
+    def __init__(self, rank: int, size: int, file: str | None) -> None:
+        self._file = file
+        self._count = 0
+        super().__init__(rank, size)
+
+    def _init_ipc(self, force_tcp: bool) -> None:
+        self._group, self._local_group, self._is_late = None, None, True
+        if self.size == 1:
+            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", str(_free_port()))
+            return
+        url = f"file://{self._file}" if self._file else "env://"
+        met, _, _ = next(dist.rendezvous(url, self.rank, self.size))  # type: ignore[no-untyped-call]
+        self._store = dist.PrefixStore("determined_ds/late", met)
+        if "MASTER_PORT" not in os.environ:  # the trial will meet there
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+            os.environ["MASTER_PORT"] = str(self.allgather(_free_port())[0])
+
+    def _join(self) -> bool:
+        """Whether the trial has initialized the group; a collective the first time that it has."""
+        if self._is_late and dist.is_initialized():
+            self._is_late = False
+            _be_patient()
+            super()._init_ipc(force_tcp=False)
+            _watch(self)
+        return not self._is_late
+
+    def _exchange(self, stuff: Any) -> list[Any]:
+        self._count += 1
+        own: Any = pickle.dumps(stuff)  # torch's stub takes strings alone
+        self._store.set(f"{self._count}/{self.rank}", own)
+        return [pickle.loads(self._store.get(f"{self._count}/{rank}")) for rank in range(self.size)]
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        return super().allgather(stuff) if self.size < 2 or self._join() else self._exchange(stuff)
+
+    def allgather_local(self, stuff: Any) -> list[Any]:
+        if self.size < 2 or self._join():
+            return super().allgather_local(stuff)
+        machines = self._exchange((self.cross_rank, stuff))
+        return [own for machine, own in machines if machine == self.cross_rank]
+
+    def broadcast(self, stuff: Any) -> Any:
+        return super().broadcast(stuff) if self.size < 2 or self._join() else self._exchange(stuff)[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -64,6 +64,8 @@ class TrainCalls:
             HEART.beat()
             if context._mpu.should_report_metrics:
                 found.append(_stated(returned.metrics(self._trial, metrics, *METHODS)))
+        if context._manual_grad_accumulation and not context.use_pipeline_parallel:
+            self._check_accumulated()
         if not self._has_stepped:
             self._has_stepped = True
             self._check_step(before)
@@ -88,6 +90,19 @@ class TrainCalls:
         else:
             expected, fix = "one", "call next(dataloader_iter): the position in the data is counted by it"
         raise failed(self._trial, METHODS[0], None, expected, fix, did=did)
+
+    def _check_accumulated(self) -> None:
+        """After a call of a trial that accumulates by itself: it has made whole optimizer steps."""
+        engine, accumulation = self._context.models[0], self._context.get_num_micro_batches_per_slot()
+        rest = getattr(engine, "micro_steps", 0) % accumulation
+        if rest:
+            name, did = (
+                written_by_author(self._trial, METHODS[0]),
+                f"stopped after {rest} of {accumulation} micro-batches",
+            )
+            expected = f"gradient_accumulation_steps = {accumulation} of them a call: accumulation is the trial's own"
+            fix = "call engine.step() once for each of them, or leave out context.disable_auto_grad_accumulation()"
+            raise failed(self._trial, name, None, expected, fix, did=did)
 
     def _steps(self) -> list[int]:
         return [getattr(engine, "global_steps", -1) for engine in self._context.models]

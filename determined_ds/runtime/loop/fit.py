@@ -12,6 +12,7 @@ from determined import pytorch
 
 from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.checkpoints.finding import find_checkpoint
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
@@ -61,7 +62,8 @@ class Trainer:
             reporting_period: The same as a period.
             checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint.
                 ``best`` goes by ``searcher.metric``, off-cluster too; without one it is ``all``.
-            latest_checkpoint: Uuid of the checkpoint to resume from.
+            latest_checkpoint: The checkpoint to resume from: its uuid, or off-cluster the path of its folder. A uuid is
+                searched for among those of this run, and where Determined's own trainer puts them.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
             profiling_enabled: Determined's system metrics, shown by its master; off-cluster, written to
@@ -123,6 +125,8 @@ class Trainer:
             time_metric=str(searcher.get("time_metric") or ""),
             trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
         )
+        if latest_checkpoint is not None:
+            latest_checkpoint = find_checkpoint(self._context, latest_checkpoint)
         progress = make_progress(self._context.distributed.rank == 0)
         TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint, fork)
 

@@ -195,7 +195,8 @@ def check_strategy(trial: Any, context: Any) -> None:
     """
     if isinstance(trial, ReconciledTrial):
         return  # its engines are made of the configuration
-    expected = (context.resolved.zero_stage, context.resolved.strategy.precision)
+    decided = context.decided_before or context.resolved
+    expected = (decided.zero_stage, decided.strategy.precision)
     found = [(engine.zero_optimization_stage(), _precision(engine)) for engine in context.models]
     if expected in found:
         return

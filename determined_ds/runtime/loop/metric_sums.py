@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from determined import pytorch
@@ -122,6 +123,10 @@ class MetricSums:
                 raise TypeError
             # Numbers on the host are added up there: the host would wait for each copy to a GPU.
             device = self._device if isinstance(value, torch.Tensor) else None
+            if isinstance(value, (list, tuple)) and any(isinstance(item, np.ndarray) for item in value):
+                value = np.asarray(
+                    value, dtype=np.float64
+                )  # torch takes no list of arrays without dimensions
             tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
         except (TypeError, ValueError, RuntimeError):
             fix = "return numbers, or tensors, arrays or lists of numbers"

@@ -1,0 +1,99 @@
+"""The configuration of an engine that a trial made by itself: sizes, layout and all the rest are read from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.batch import BATCH_KEYS
+from determined_ds.config.hyperparameters import AUTO, SHORTHANDS, SIZES
+from determined_ds.config.other_names import by_real_names
+from determined_ds.config.reconcile import ResolvedConfig, leaf_paths, reconcile
+from determined_ds.config.topology import Topology
+from determined_ds.documents.document import Document, dotted
+from determined_ds.documents.values import as_plain
+from determined_ds.errors import ConfigError, Problem, shown
+
+# Hyperparameters of the library that no engine knows; all others it has settled already.
+KEPT = ("torch_compile", "sdpa_kernel", "fit", "trial_seed")
+MADE = "the engine that the trial wraps"
+
+
+def made_with(engine: Any) -> Document:
+    """The DeepSpeed JSON that an engine was made with, its batch sizes completed."""
+    sizes = {key: int(getattr(engine._config, key)) for key in BATCH_KEYS}
+    return Document(name=MADE, data={**as_plain(engine._config._param_dict), **sizes})
+
+
+def layout_of(engine: Any) -> Topology:
+    """How an engine divides the ranks; those that share neither stage nor replica share layers."""
+    pipe = int(engine.grid.get_pipe_parallel_world_size()) if isinstance(engine, PipelineEngine) else 1
+    replicas = int(engine.dp_world_size)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return Topology(
+        pipe_parallel_size=pipe,
+        model_parallel_size=max(1, ranks // (pipe * replicas)),
+        data_parallel_world_size=replicas,
+    )
+
+
+def adopted(
+    engine: Any, hyperparameters: Document, *, accelerator: Accelerator, machines: int
+) -> ResolvedConfig:
+    """What was decided by making an engine.
+
+    Args:
+        engine: Of DeepSpeed.
+        hyperparameters: One point; what it says of sizes must agree with the engine.
+        accelerator: What the ranks compute on.
+        machines: Machines that they are spread over.
+
+    Raises:
+        ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for.
+    """
+    ds, layout = made_with(engine), layout_of(engine)
+    hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
+    if problems := _stated_otherwise(hyperparameters, ds, layout):
+        raise ConfigError(problems)
+    own = {name: hyperparameters.data[name] for name in KEPT if name in hyperparameters.data}
+    layout_keys = {name: getattr(layout, name) for name in ("pipe_parallel_size", "model_parallel_size")}
+    document = Document(
+        name=hyperparameters.name,
+        data={**own, **layout_keys},
+        places=hyperparameters.places,
+        prefix=hyperparameters.prefix,
+    )
+    found = reconcile(document, ds, slots=layout.slots, accelerator=accelerator, machines=machines)
+    # Nothing is filled in: the engine exists.
+    return replace(found, ds=found.stated, hyperparameters=hyperparameters)
+
+
+def _stated_otherwise(hyperparameters: Document, ds: Document, layout: Topology) -> list[Problem]:
+    """A problem for each size that the hyperparameters state and that the engine has otherwise."""
+    made = {"global_batch_size": ds.data["train_batch_size"]}
+    made |= {name: getattr(layout, name) for name in SIZES if name != "global_batch_size"}
+    made |= {name: ds.get(path) for name, path in SHORTHANDS.items()}
+    made["zero_stage"] = made["zero_stage"] or 0
+    problems = []
+    for name, value in made.items():
+        stated = hyperparameters.get((name,))
+        if stated not in (None, AUTO, value):
+            message = f"{MADE} has {shown(value)}"
+            fix = f"write {shown(value)}, leave it out, or initialize the engine with context.overwrite(...)"
+            problems.append(hyperparameters.problem((name,), message, fix, "engine-config"))
+    return problems
+
+
+def made_otherwise(stated: Document, engine: Any) -> str:
+    """What an engine was made with otherwise than a DeepSpeed JSON states, for a warning; "" for nothing."""
+    made = made_with(engine)
+    differing = []
+    for path in leaf_paths(stated.data):
+        value, own = stated.get(path), made.get(path)
+        if value not in (AUTO, own) and path[0] not in BATCH_KEYS:
+            differing.append(f"{dotted(path)} {shown(own)} instead of {shown(value)}")
+    return ", ".join(differing)
