@@ -18,7 +18,7 @@ from determined_ds.config.hyperparameters import stated_seed
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space.master_random import first_trial_seed
 from determined_ds.experiment.task import Task, decide_task, hyperparameters_of, task_of_cluster
@@ -264,7 +264,5 @@ def _resolve(
 def _left_open(task: Task, error: ConfigError) -> bool:
     """Whether the batch alone is not determined, or cannot be without the layout of an engine."""
     names_json = task.hyperparameters.get(("deepspeed_config",)) is not None
-    return all(
-        problem.code == "batch" and (problem.value is NOT_GIVEN or not names_json)
-        for problem in error.problems
-    )
+    open_codes = ("batch-missing",) if names_json else ("batch-missing", "batch")
+    return all(problem.code in open_codes for problem in error.problems)
