@@ -125,24 +125,18 @@ def scheduler_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -
     kind = resolved.ds.get(("scheduler", "type"))
     if kind is None:
         return None
-    module, _, name = trial.partition(":")
-    for found, source in _bases(module, name, context_dir):
-        if isinstance(found, str) or source is None:
-            return None
-        methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
-        own = methods.get("build_scheduler")
-        if own is None:
-            continue
-        returned = [node.value for node in _own_nodes(own) if isinstance(node, ast.Return)]
-        if not returned or any(_is_none(value) for value in returned):
-            return None
-        origin = Origin(f"{source}:{own.lineno}", file=str(source), line=own.lineno, column=1)
-        message = (
-            f"build_scheduler of {name} returns a schedule, and the DeepSpeed JSON has {kind}: one must go"
-        )
-        fix = "remove scheduler from the JSON, or write overwrite_deepspeed_args: {scheduler: null}"
-        return Problem(key="", origin=origin, message=message, fix=fix, code="two-schedulers")
-    return None
+    found = _own_method(trial, context_dir, "build_scheduler")
+    if found is None:
+        return None
+    own, source = found
+    returned = _returned(own)
+    if not returned or any(_is_none(value) for value in returned):
+        return None
+    origin = Origin(f"{source}:{own.lineno}", file=str(source), line=own.lineno, column=1)
+    name = trial.partition(":")[2]
+    message = f"build_scheduler of {name} returns a schedule, and the DeepSpeed JSON has {kind}: one must go"
+    fix = "remove scheduler from the JSON, or write overwrite_deepspeed_args: {scheduler: null}"
+    return Problem(key="", origin=origin, message=message, fix=fix, code="two-schedulers")
 
 
 def _is_none(value: ast.expr | None) -> bool:
@@ -151,25 +145,19 @@ def _is_none(value: ast.expr | None) -> bool:
 
 def _built_optimizer(trial: str, context_dir: Path) -> tuple[str, Origin] | None:
     """The class of ``torch.optim`` that ``build_optimizer`` returns, and where; None where no source shows it."""
-    module, _, name = trial.partition(":")
-    for found, source in _bases(module, name, context_dir):
-        if isinstance(found, str) or source is None:
-            return None
-        methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
-        own, tree = methods.get("build_optimizer"), _tree(source)
-        if own is None or tree is None:
-            continue
-        returned = [node.value for node in _own_nodes(own) if isinstance(node, ast.Return)]
-        call = returned[0] if len(returned) == 1 else None
-        dotted = dotted_name(call.func, imported_names(tree)) if isinstance(call, ast.Call) else ""
-        package, _, kind = dotted.rpartition(".")
-        if call is None or package not in ("torch.optim", f"torch.optim.{kind.lower()}"):
-            return None
-        place = Origin(
-            f"{source}:{call.lineno}", file=str(source), line=call.lineno, column=call.col_offset + 1
-        )
-        return kind, place
-    return None
+    found = _own_method(trial, context_dir, "build_optimizer")
+    if found is None:
+        return None
+    own, source = found
+    returned = _returned(own)
+    call, tree = returned[0] if len(returned) == 1 else None, _tree(source)
+    if not isinstance(call, ast.Call) or tree is None:
+        return None
+    package, _, kind = dotted_name(call.func, imported_names(tree)).rpartition(".")
+    if package not in ("torch.optim", f"torch.optim.{kind.lower()}"):
+        return None
+    place = Origin(f"{source}:{call.lineno}", file=str(source), line=call.lineno, column=call.col_offset + 1)
+    return kind, place
 
 
 def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> ReportedMetrics | None:
@@ -180,10 +168,9 @@ def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> R
     """
     if measures:
         return ReportedMetrics(names=MEASURED)
-    module, _, name = trial.partition(":")
     loss: ast.FunctionDef | None = None
     reductions: tuple[str, ...] = ()
-    for found, _ in _bases(module, name, context_dir):
+    for found, _ in _bases(trial, context_dir):
         if isinstance(found, str):
             return _with(reductions, _of_library(found, loss))
         declared, is_all = _declared(found)
@@ -192,7 +179,7 @@ def reported_metrics(trial: str, context_dir: Path, measures: bool = False) -> R
         reductions = reductions or declared
         if any(isinstance(node, ast.Attribute) and node.attr == "wrap_reducer" for node in ast.walk(found)):
             return None
-        methods = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
+        methods = _methods(found)
         loss = loss or methods.get("loss")
         own = methods.get("evaluate") or methods.get("evaluate_batch")
         if own:
@@ -247,17 +234,18 @@ def _declared(found: ast.ClassDef) -> tuple[tuple[str, ...], bool]:
 
 def _returned_keys(function: ast.FunctionDef) -> tuple[str, ...]:
     """The keys of the dictionary that a function returns; () where it returns anything else anywhere."""
-    keys: list[str] = []
-    for node in _own_nodes(function):
-        if not isinstance(node, ast.Return):
-            continue
-        if not isinstance(node.value, ast.Dict):
-            return ()
-        for key in node.value.keys:
-            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-                return ()
-            keys.append(key.value)
-    return tuple(dict.fromkeys(keys))
+    returned = _returned(function)
+    keys = [key for value in returned for key in (value.keys if isinstance(value, ast.Dict) else [None])]
+    names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return tuple(dict.fromkeys(names)) if len(names) == len(keys) else ()
+
+
+def _returned(function: ast.FunctionDef) -> list[ast.expr | None]:
+    return [node.value for node in _own_nodes(function) if isinstance(node, ast.Return)]
+
+
+def _methods(found: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef)}
 
 
 def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -270,65 +258,48 @@ def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
             todo.extend(ast.iter_child_nodes(node))
 
 
+def _own_method(trial: str, context_dir: Path, name: str) -> tuple[ast.FunctionDef, Path] | None:
+    """The nearest definition of a method, and its file; None where it is this library's, or no source shows it."""
+    for found, source in _bases(trial, context_dir):
+        if isinstance(found, str) or source is None:
+            return None
+        if name in (methods := _methods(found)):
+            return methods[name], source
+    return None
+
+
 def _library_base(trial: str, context_dir: Path) -> str:
     """The class of this library that ``MODULE:CLASS`` extends; "" where its source does not show one."""
-    module, _, name = trial.partition(":")
-    return next((found for found, _ in _bases(module, name, context_dir) if isinstance(found, str)), "")
+    return next((found for found, _ in _bases(trial, context_dir) if isinstance(found, str)), "")
 
 
-def _bases(module: str, name: str, context_dir: Path) -> Iterator[tuple[ast.ClassDef | str, Path | None]]:
+def _bases(trial: str, context_dir: Path) -> Iterator[tuple[ast.ClassDef | str, Path | None]]:
     """A class and its bases with their files, nearest first; the name of a class of this library ends it."""
-    todo = [(module, name)]
+    todo = [trial.replace(":", ".")]
     for _ in range(MAX_BASES):
         if not todo:
             return
-        module, name = todo.pop(0)
-        if module.split(".")[0] == LIBRARY:
-            if name == "ReconciledTrial" and todo:  # it shows nothing; another base may
-                continue
-            yield name, None
-            return
-        if module.split(".")[0] == "determined" and name == BY_HAND:
+        module, _, name = todo.pop(0).rpartition(".")
+        package = module.split(".")[0]
+        if package == LIBRARY and name == "ReconciledTrial" and todo:  # it shows nothing; another base may
+            continue
+        if package == LIBRARY or (package == "determined" and name == BY_HAND):
             yield name, None
             return
         source = source_of(module, context_dir)
         tree = _tree(source)
         if source is None or tree is None:
             return
-        package = module if source.name == "__init__.py" else module.rpartition(".")[0]
-        imported = _imports(tree, package)
+        imported = imported_names(tree, module if source.name == "__init__.py" else module.rpartition(".")[0])
         own = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
         if own is not None:
             yield own, source
-            todo[:0] = [_origin_of(base, module, imported) for base in own.bases]
+            bases = [dotted_name(base, imported) for base in own.bases]
+            todo[:0] = [base if "." in base else f"{module}.{base}" for base in bases]
         elif name in imported:
             todo.insert(0, imported[name])
         else:
             return
-
-
-def _origin_of(base: ast.expr, module: str, imported: dict[str, tuple[str, str]]) -> tuple[str, str]:
-    """Module and name of a base class as it is written."""
-    if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name):
-        package, inner = imported.get(base.value.id, (base.value.id, ""))
-        return (f"{package}.{inner}" if inner else package), base.attr
-    name = _last(base)
-    return imported.get(name, (module, name))
-
-
-def _imports(tree: ast.Module, package: str) -> dict[str, tuple[str, str]]:
-    """Name in a module of a package -> (module, name there), the latter "" where a module itself is imported."""
-    found: dict[str, tuple[str, str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                steps = package.split(".")
-                module = ".".join([*steps[: len(steps) + 1 - node.level], *([module] if module else [])])
-            found.update({alias.asname or alias.name: (module, alias.name) for alias in node.names})
-        elif isinstance(node, ast.Import):
-            found.update({alias.asname or alias.name.split(".")[0]: (alias.name, "") for alias in node.names})
-    return found
 
 
 def _tree(source: Path | None) -> ast.Module | None:

@@ -70,12 +70,19 @@ def parsed(content: bytes) -> ast.Module:
         return ast.parse(content)
 
 
-def imported_names(tree: ast.Module) -> dict[str, str]:
-    """Name in a module -> dotted name of what it imports by it; what is imported relatively is left out."""
+def imported_names(tree: ast.Module, package: str = "") -> dict[str, str]:
+    """Name in a module -> dotted name of what it imports by it.
+
+    Args:
+        tree: The module.
+        package: That it is in; without one, what it imports relatively is left out.
+    """
     found: dict[str, str] = {}
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+        if isinstance(node, ast.ImportFrom) and (package or not node.level):
+            steps = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join([*steps, *([node.module] if node.module else [])])
+            found.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names})
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
