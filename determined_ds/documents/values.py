@@ -44,6 +44,27 @@ class Findings:
         return default
 
 
+# JSON Schema's name of a type -> ours.
+JSON_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+def is_of(value: Any, names: Iterable[str]) -> bool:
+    """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
+    if isinstance(value, bool):
+        return "boolean" in names
+    if isinstance(value, (int, float)):
+        return "number" in names or ("integer" in names and (isinstance(value, int) or value.is_integer()))
+    return any(isinstance(value, JSON_TYPES[name]) for name in names)
+
+
 MAX_EXACT = 2**53  # floats beyond it are no longer every integer
 KINDS: dict[type, str] = {
     str: "a string",

@@ -19,7 +19,7 @@ from determined_ds.config.deepspeed.old_names import NEW_NAMES, by_new_names, gi
 from determined_ds.config.hyperparameters import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.documents.reading import read_json
-from determined_ds.documents.values import KINDS, kind_of, type_fix
+from determined_ds.documents.values import JSON_TYPES, KINDS, is_of, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem
 
 
@@ -190,7 +190,7 @@ def _params(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(_is(item, "number") for item in value)
+    return isinstance(value, list) and all(is_of(item, ("number",)) for item in value)
 
 
 # Names that torch has beside DeepSpeed's own. Any other name may be newer, unless it is close to one of them.
@@ -271,10 +271,10 @@ def _value(
     document: Document, path: KeyPath, value: Any, node: dict[str, Any], found: Located, sound: Any
 ) -> None:
     types = node.get("types")
-    if types and not _is_any(value, types):
+    if types and not is_of(value, types):
         named = [name for name in types if name != "null"]
-        wanted = " or ".join(KINDS[_KINDS[name]] for name in named) or "null"
-        fix = type_fix(_KINDS[named[0]], value) if named and value is not None else "remove it"
+        wanted = " or ".join(KINDS[JSON_TYPES[name]] for name in named) or "null"
+        fix = type_fix(JSON_TYPES[named[0]], value) if named and value is not None else "remove it"
         fix = _form(path, value) or fix
         message = f"must be {wanted}, not {kind_of(value)}"
         found.append((path, document.problem(path, message, fix, "wrong-type")))
@@ -320,30 +320,3 @@ def _bound_broken(value: float, node: dict[str, Any]) -> str | None:
         if name in node and not holds(value, node[name]):
             return f"{relation} {node[name]}"
     return None
-
-
-_KINDS: dict[str, type] = {
-    "integer": int,
-    "number": float,
-    "string": str,
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-    "null": type(None),
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-def _is_any(value: Any, names: list[str]) -> bool:
-    if _NAMES.get(type(value)) in names:
-        return True
-    return any(_is(value, name) for name in names)
-
-
-def _is(value: Any, name: str) -> bool:
-    if name == "integer":  # 5e8 in JSON is a float that DeepSpeed takes for an integer
-        whole = isinstance(value, float) and value.is_integer()
-        return (isinstance(value, int) and not isinstance(value, bool)) or whole
-    if name == "number":
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, _KINDS[name])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from determined_ds.documents.document import KeyPath
+from determined_ds.documents.values import is_of
 from determined_ds.experiment.schema.of_master import schema as named
 
 Json = Any
@@ -45,7 +46,7 @@ def faults(schema: Json, value: Json, path: KeyPath = ()) -> list[Fault]:
     def refused(keyword: str, detail: Any = None) -> Fault:
         return Fault(path=path, value=value, keyword=keyword, schema=schema, detail=detail)
 
-    if "type" in schema and not any(_is(kind, value) for kind in kinds_of(schema)):
+    if "type" in schema and not is_of(value, kinds_of(schema)):
         return [refused("type")]
     found = [
         refused(word) for word, holds in KEYWORDS.items() if word in schema and not holds(schema[word], value)
@@ -90,27 +91,8 @@ def kinds_of(schema: dict[str, Json]) -> list[str]:
     return [kinds] if isinstance(kinds, str) else list(kinds)
 
 
-def _is(kind: str, value: Json) -> bool:
-    """JSON knows one kind of number, so 1.0 is an integer too; true is not."""
-    if isinstance(value, bool) or kind == "boolean":
-        return isinstance(value, bool) and kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, TYPES[kind])
-
-
-TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
-
-
 def _is_number(value: Json) -> bool:
-    return _is("number", value)
+    return is_of(value, ("number",))
 
 
 # Keyword -> whether it holds, of keywords that judge a value as a whole.
@@ -234,11 +216,11 @@ def _is_meant(key: str, schema: dict[str, Json], value: Json) -> bool:
         name, _, wanted = rest.partition("=")
         return bool(keys.get(name) == wanted)
     if kind == "never":
-        fits = "type" in schema and any(_is(kind, value) for kind in kinds_of(schema))
+        fits = "type" in schema and is_of(value, kinds_of(schema))
         return fits and all(keys.get(name) == wanted for name, wanted in _deciding(schema).items())
     return {
         "always": True,
-        "type": kind == "type" and _is(rest, value),
+        "type": kind == "type" and is_of(value, (rest,)),
         "singleproperty": list(keys) == [rest],
         "hasattr": rest in keys,
     }[kind]

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from determined_ds.documents.document import known_here, nearest
-from determined_ds.documents.values import KINDS, MAX_EXACT, kind_of, type_fix
+from determined_ds.documents.values import JSON_TYPES, KINDS, MAX_EXACT, kind_of, type_fix
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
 from determined_ds.experiment.experiment import ELSEWHERE, SEARCHERS
 from determined_ds.experiment.schema.judge import Fault, kinds_of
@@ -32,14 +32,6 @@ class Words:
     meant: str = ""
 
 
-TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
 BOUNDS = {
     "minimum": ("must be {} or more", "write {} or more"),
     "exclusiveMinimum": ("must be more than {}", "write more than {}"),
@@ -212,7 +204,7 @@ def _of_several(fault: Fault) -> Words:
 
 def _wrong_type(fault: Fault) -> Words:
     key, value = fault.path[-1] if fault.path else "", fault.value
-    kinds = [TYPES[kind] for kind in kinds_of(fault.schema) if kind != "null"]
+    kinds = [JSON_TYPES[kind] for kind in kinds_of(fault.schema) if kind != "null"]
     if len(kinds) > 1:
         return _of_several(fault)
     if key == "slots":
