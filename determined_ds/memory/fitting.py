@@ -103,8 +103,8 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
     return (*(of_form(strategy, form) for form in plain_forms(has_stages=True)), *own, *found)
 
 
-def of_form(strategy: Strategy, form: Form) -> Strategy:
-    """A strategy with the ZeRO stage and the offload of a form.
+def of_form(strategy: Strategy, form: Form, device: str = "cpu") -> Strategy:
+    """A strategy with the ZeRO stage and the offload of a form, to ``cpu`` or ``nvme``.
 
     Stage 0 does not accumulate in another type than it computes in. Source: deepspeed 0.19.8 runtime/engine.py
     _do_optimizer_sanity_check, which raises.
@@ -112,7 +112,7 @@ def of_form(strategy: Strategy, form: Form) -> Strategy:
     return replace(
         strategy,
         zero_stage=form.zero_stage,
-        offload_optimizer="cpu" if form.offload_optimizer else None,
-        offload_param="cpu" if form.offload_param else None,
+        offload_optimizer=device if form.offload_optimizer else None,
+        offload_param=device if form.offload_param else None,
         grad_accum_dtype=strategy.grad_accum_dtype if form.zero_stage else None,
     )

@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 # As metadata.json has them, and in this order; other keys were added by the user.
 METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
 THEIR_STATE = "trial_state.pkl"  # in a checkpoint of Determined's own loop
-INDEX = "stored.json"  # of a checkpoint in another storage, see stored_elsewhere.py
+INDEX = "stored.json"  # of a checkpoint in another storage, see runtime/checkpoints/stored_elsewhere.py
 PARTIAL = ".partial"  # suffix of one that is being written
 CHUNK_BYTES = 2**20
 

@@ -22,7 +22,7 @@ from determined_ds.protocol.checkpoint_files import (
 from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
-from determined_ds.protocol.stored_elsewhere import StoredElsewhere
+from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from determined_ds.memory import (
     memory_per_rank,
     usable_bytes,
 )
-from determined_ds.memory.fitting import device_bytes
+from determined_ds.memory.fitting import device_bytes, of_form
 from determined_ds.memory.plan.needs import PlanRequest
 from determined_ds.memory.units import GIB
 
@@ -125,21 +125,16 @@ def _wants_zero_1(needs: PlanRequest) -> bool:
 
 def _strategy(needs: PlanRequest, form: Form, checkpointing: bool) -> Strategy:
     """With one sample a micro-batch, which needs least."""
-    overlap = form.zero_stage >= 2 and not form.offload_optimizer
-    device = "nvme" if needs.offload == "nvme" else "cpu"
-    return Strategy(
-        zero_stage=form.zero_stage,
+    plain = Strategy(
         precision=needs.precision,
-        offload_optimizer=device if form.offload_optimizer else None,
-        offload_param=device if form.offload_param else None,
         pipe_parallel_size=needs.pipe_parallel_size,
         replicas=needs.replicas,
-        micro_batch_size=1,
         accumulation=needs.samples_a_replica,
         activation_checkpointing=checkpointing,
         grad_accum_dtype="fp32" if accumulates_in_fp32(needs) else None,
-        overlap_comm=True if overlap else None,
+        overlap_comm=True if form.zero_stage >= 2 and not form.offload_optimizer else None,
     )
+    return of_form(plain, form, "nvme" if needs.offload == "nvme" else "cpu")
 
 
 def with_largest_micro_batch(needs: PlanRequest, strategy: Strategy) -> Strategy | None:

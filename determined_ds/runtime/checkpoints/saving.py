@@ -37,11 +37,11 @@ from determined_ds.protocol.checkpoint_files import (
     write_manifest,
 )
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoints.code_copy import write_code
 from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
+from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
 from determined_ds.runtime.checkpoints.weights import take_weights
 from determined_ds.runtime.data.seeds import rng_state

@@ -23,7 +23,7 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.run_dir import make_private
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.protocol.stored_elsewhere import StoredElsewhere
+from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.local_core import (
     AtomicStorage,
     LocalCheckpointContext,
