@@ -49,7 +49,7 @@ SEARCHER_KEYS = words("""
 # Hyperparameters of this library that are easily written one level too high.
 ELSEWHERE = {
     **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
-    **{key: f"resources.{key}" for key in RESOURCES_KEYS | added_to("resources")},
+    **{key: f"resources.{key}" for key in RESOURCES_KEYS | added_to("resources").keys()},
     **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
     "experiment_seed": "reproducibility.experiment_seed",
     **IN_YAML,
@@ -273,7 +273,7 @@ def _hyperparameters(document: Document, point: dict[str, Any], constants: list[
 
 def _slots(found: Findings, *, least: int) -> int:
     """The ranks to start. A script on a cluster may have none, and one process runs all the same."""
-    known = RESOURCES_KEYS | added_to("resources")  # which master takes them, `check` knows
+    known = RESOURCES_KEYS | added_to("resources").keys()  # which master takes them, `check` knows
     found.section(("resources",), known - {"slots"}, {"slots": "resources.slots_per_trial"})
     path: KeyPath = ("resources", "slots_per_trial")
     slots: int = found.typed(path, int, 1)

@@ -98,7 +98,7 @@ def _is_number(value: Json) -> bool:
 # Keyword -> whether it holds, of keywords that judge a value as a whole.
 KEYWORDS: dict[str, Callable[[Json, Json], bool]] = {
     "const": lambda wanted, value: value == wanted,
-    "enum": lambda choices, value: value in choices,
+    "enum": lambda choices, value: any(type(each) is type(value) and each == value for each in choices),
     "minimum": lambda least, value: not _is_number(value) or value >= least,
     "exclusiveMinimum": lambda least, value: not _is_number(value) or value > least,
     "maximum": lambda most, value: not _is_number(value) or value <= most,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.document import get_path
+from determined_ds.experiment.additions import added_to
 from determined_ds.experiment.experiment import LARGEST_SEED, SEARCHERS
 
 Json = Any
@@ -53,6 +54,8 @@ def schema(name: str) -> dict[str, Json]:
     for place, value in EDITS.get(name, {}).items():
         *above, key = (int(step) if step.isdigit() else step for step in place.split("."))
         get_path(found, tuple(above))[key] = value
+    for key, row in added_to(name).items():
+        found["properties"][key] = {"enum": [None, *row.values]}
     return found
 
 

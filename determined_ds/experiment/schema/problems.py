@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from packaging.version import Version
+
 from determined_ds.documents.document import Document, KeyPath
-from determined_ds.errors import Problem
-from determined_ds.experiment.additions import OLDEST, Addition, split_additions
+from determined_ds.errors import NOT_GIVEN, Problem
+from determined_ds.experiment.additions import ADDITIONS, OLDEST, OPTION
 from determined_ds.experiment.schema.judge import Fault, faults
 from determined_ds.experiment.schema.of_master import STORAGES, keys_of, schema
 from determined_ds.experiment.schema.words import Words, worded
@@ -17,9 +19,8 @@ MAX_PROBLEMS = 20
 
 def problems(document: Document, version: str = OLDEST) -> list[Problem]:
     """All that a master of a version would refuse, at most ``MAX_PROBLEMS``; the last then counts the rest."""
-    config, added = split_additions(document.data)
     try:
-        refused = _refused(config)
+        refused = _refused(document.data)
     except RecursionError:  # beyond what a reader lets pass
         return [document.problem((), "is nested too deep to be judged", "write it more plainly", "invalid")]
     order = sorted(refused, key=lambda path: _line(document, path))
@@ -27,8 +28,9 @@ def problems(document: Document, version: str = OLDEST) -> list[Problem]:
     found: dict[KeyPath, Words] = {}
     for path in order[:MAX_PROBLEMS]:
         found[path] = worded(refused[path])
+    found |= _too_new(document, version)
     if len(order) <= MAX_PROBLEMS:
-        for path, words in (*_between_sections(config), *_added(added, version)):
+        for path, words in _between_sections(document.data):
             if not _is_below(path, found):
                 found[path] = words
     return _limited(document, _without_echoes(document, found), num_all=max(len(order), len(found)))
@@ -93,13 +95,16 @@ def _limited(document: Document, found: dict[KeyPath, Words], *, num_all: int) -
     return shown
 
 
-def _added(given: list[tuple[Addition, Any]], version: str) -> Iterator[tuple[KeyPath, Words]]:
-    """What is wrong with the keys that came after 0.38.1."""
-    for row, value in given:
-        wrong = row.problem_with(value, version)
-        if wrong is not None:
-            code, message, fix = wrong
-            yield row.path, Words(code=code, message=message, fix=fix)
+def _too_new(document: Document, version: str) -> dict[KeyPath, Words]:
+    """The keys that this master does not know yet; it refuses them whatever their value, null and false included."""
+    found: dict[KeyPath, Words] = {}
+    for row in ADDITIONS:
+        path: KeyPath = tuple(row.key.split("."))
+        if document.get(path, NOT_GIVEN) is not NOT_GIVEN and Version(version) < Version(row.since):
+            message = f"needs Determined {row.since} or newer, and this is checked for {version}"
+            fix = f"remove it, or check with {OPTION} {row.since} where the master is that new"
+            found[path] = Words(code="determined-version", message=message, fix=fix)
+    return found
 
 
 # --- Between sections ---------------------------------------------------------------------------------------

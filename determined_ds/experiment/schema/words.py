@@ -11,6 +11,7 @@ from typing import Any
 
 from determined_ds.documents.document import known_here, nearest
 from determined_ds.documents.values import JSON_TYPES, KINDS, MAX_EXACT, kind_of, type_fix
+from determined_ds.errors import shown
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
 from determined_ds.experiment.experiment import ELSEWHERE, SEARCHERS
 from determined_ds.experiment.schema.judge import Fault, kinds_of
@@ -138,7 +139,8 @@ def _missing(fault: Fault) -> Words:
 
 
 def _choice(fault: Fault) -> Words:
-    choices = fault.detail or [text for text in fault.schema["enum"] if text is not None]
+    values = fault.detail or [value for value in fault.schema["enum"] if value is not None]
+    choices = [value if isinstance(value, str) else shown(value) for value in values]
     one_of, value = ", ".join(choices), fault.value
     if not isinstance(value, str):
         fix = f"use one of {one_of}"
