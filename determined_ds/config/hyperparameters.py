@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_key, unknown_keys
+from determined_ds.documents.document import (
+    Document,
+    KeyPath,
+    dotted,
+    nearest,
+    one_of,
+    unknown_key,
+    unknown_keys,
+)
 from determined_ds.documents.values import KINDS, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem, shown
 
@@ -147,7 +155,7 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     if kernel in SDPA_KERNELS:
         values["sdpa_kernel"] = kernel
     elif kernel not in (None, AUTO):
-        fix = f"use one of {', '.join(SDPA_KERNELS)}, or leave it out"
+        fix = f"{one_of(SDPA_KERNELS, kernel)}, or leave it out"
         message = "is not a valid attention kernel of torch"
         problems.append(document.problem(("sdpa_kernel",), message, fix, "wrong-type"))
     values["fit"] = _fit(document, problems)
@@ -260,7 +268,7 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             if isinstance(value, str) and value in CHOICES[key]:
                 values[key] = value
             else:
-                fix = f"use one of {', '.join(CHOICES[key])}"
+                fix = one_of(CHOICES[key], value)
                 message = f"is not a valid {key.replace('_', ' ')}"
                 problems.append(document.problem(path, message, fix, "out-of-range"))
         elif isinstance(value, bool):

@@ -295,6 +295,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
+def one_of(known: Iterable[str], word: object = None) -> str:
+    """The fix of a value that is none of those that are known: the nearest, and all."""
+    known = list(known)
+    guess = nearest(word.lower(), known) if isinstance(word, str) else None
+    return f"{f'did you mean {guess}? ' if guess else ''}use one of {', '.join(known)}"
+
+
 def unknown_keys(
     document: Document,
     path: KeyPath,

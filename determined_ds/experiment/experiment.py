@@ -10,7 +10,7 @@ from typing import Any
 
 from determined_ds.config.aliases import IN_YAML
 from determined_ds.config.hyperparameters import OWN_KEYS, stated_seed
-from determined_ds.documents.document import Document, KeyPath, nearest, words
+from determined_ds.documents.document import Document, KeyPath, one_of, words
 from determined_ds.documents.reading import parse_yaml_value, read_yaml
 from determined_ds.documents.values import Findings
 from determined_ds.errors import ConfigError, EntrypointError, Problem
@@ -300,11 +300,9 @@ def _searcher(found: Findings) -> tuple[str, bool]:
     path: KeyPath = ("searcher", "name")
     name = found.typed(path, str, "single")
     if found.document.get(path, "absent") is None:
-        found.add(path, "must be a string, not null", f"use one of {', '.join(SEARCHERS[:4])}", "wrong-type")
+        found.add(path, "must be a string, not null", one_of(SEARCHERS), "wrong-type")
     elif name not in SEARCHERS:
-        guess = nearest(name, SEARCHERS)
-        hint = f"did you mean {guess}? " if guess else ""
-        found.add(path, "no such searcher", f"{hint}use one of {', '.join(SEARCHERS[:4])}", "out-of-range")
+        found.add(path, "no such searcher", one_of(SEARCHERS, name), "out-of-range")
     metric: str = found.typed(("searcher", "metric"), str, "")
     return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
 

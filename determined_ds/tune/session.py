@@ -12,7 +12,7 @@ from pathlib import Path
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.keys import MEASURE, ignored_by_ddp, ignored_keys
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document, nearest
+from determined_ds.documents.document import Document, one_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
@@ -210,12 +210,10 @@ def check_names(option: str, names: Sequence[str], known: Sequence[str], code: s
     Raises:
         ConfigError: all that are not known, or none is given.
     """
-    options = ", ".join(known)
-    problems = [] if names else [Problem(key=option, message="is empty", fix=f"use {options}", code=code)]
+    problems = [] if names else [Problem(key=option, message="is empty", fix=one_of(known), code=code)]
     for name in names:
         if name not in known:
-            guess = nearest(name, known)
-            fix = f"{f'did you mean {guess}? ' if guess else ''}use one of {options}"
+            fix = one_of(known, name)
             problems.append(Problem(key=option, value=name, message="unknown name", fix=fix, code=code))
     if problems:
         raise ConfigError(problems)

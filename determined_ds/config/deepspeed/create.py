@@ -20,7 +20,7 @@ from determined_ds.config.deepspeed.learning_rate import rates_not_used
 from determined_ds.config.deepspeed.normalized import known_keys, normalized, params_of
 from determined_ds.config.facts import ZERO
 from determined_ds.config.hyperparameters import AUTO
-from determined_ds.documents.document import Document, KeyPath, nearest, words
+from determined_ds.documents.document import Document, KeyPath, one_of, words
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem
 
@@ -358,9 +358,7 @@ def _no_mappings(stated: Document) -> Iterator[Problem]:
 def _precision_problems(stated: Document) -> Iterator[Problem]:
     precision = stated.get(("precision",))
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        guess = nearest(str(precision).lower(), PRECISIONS)
-        hint = f"did you mean {guess!r}? " if guess else ""
-        fix = f"{hint}use one of {', '.join(PRECISIONS)}"
+        fix = one_of(PRECISIONS, precision)
         yield stated.problem(("precision",), "no such precision", fix, "out-of-range")
 
 

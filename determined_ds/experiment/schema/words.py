@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from determined_ds.documents.document import known_here, nearest
+from determined_ds.documents.document import known_here, nearest, one_of
 from determined_ds.documents.values import JSON_TYPES, KINDS, MAX_EXACT, kind_of, type_fix
 from determined_ds.errors import shown
 from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
@@ -141,19 +141,16 @@ def _missing(fault: Fault) -> Words:
 def _choice(fault: Fault) -> Words:
     values = fault.detail or [value for value in fault.schema["enum"] if value is not None]
     choices = [value if isinstance(value, str) else shown(value) for value in values]
-    one_of, value = ", ".join(choices), fault.value
+    value, message, fix = fault.value, f"must be one of {', '.join(choices)}", one_of(choices, fault.value)
     if not isinstance(value, str):
-        fix = f"use one of {one_of}"
-        return Words(code="wrong-type", message=f"must be one of {one_of}, not {kind_of(value)}", fix=fix)
+        return Words(code="wrong-type", message=f"{message}, not {kind_of(value)}", fix=fix)
     if REMOVED.get(value) in choices:
         what = "searcher" if value != "hdfs" else "storage"
-        fix = f"use {REMOVED[value]}, or another of {one_of}"
+        fix = f"use {REMOVED[value]}, or another of {', '.join(choices)}"
         return Words(
             code="removed-key", message=f"the {value} {what} has been removed from Determined", fix=fix
         )
-    guess = nearest(value, choices)
-    fix = f"did you mean {guess!r}? use one of {one_of}" if guess else f"use one of {one_of}"
-    return Words(code="out-of-range", message=f"must be one of {one_of}", fix=fix)
+    return Words(code="out-of-range", message=message, fix=fix)
 
 
 def _out_of_bounds(fault: Fault) -> Words:

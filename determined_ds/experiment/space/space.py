@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from determined_ds.documents.document import KeyPath, dotted, nearest
+from determined_ds.documents.document import KeyPath, dotted, one_of
 from determined_ds.documents.values import Findings
 from determined_ds.experiment.space.go_power import go_power
 from determined_ds.experiment.space.master_random import LARGEST_UNIT, MasterRandom, uniform
@@ -265,9 +265,7 @@ def invalid_spec(value: Mapping[str, Any]) -> tuple[str, str]:
     """Message and fix of a mapping whose ``type`` is not one of Determined's."""
     kind = value["type"] if isinstance(value["type"], str) else ""
     if value.keys() & {field for fields in SPEC_FIELDS.values() for field in fields}:
-        guess = nearest(kind, SPEC_TYPES)
-        hint = f"did you mean type: {guess}? " if guess else ""
-        return "has a type that no hyperparameter has", f"{hint}use one of {', '.join(SPEC_TYPES)}"
+        return "has a type that no hyperparameter has", one_of(SPEC_TYPES, kind)
     return (
         "a mapping with a key `type` is read by Determined as a hyperparameter to search",
         "wrap the whole hyperparameter: {type: const, val: {...}}, or keep a DeepSpeed JSON in a file",

@@ -9,7 +9,7 @@ from determined_ds.config.batch import complete_batch
 from determined_ds.config.hyperparameters import LARGEST
 from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.config.topology import resolve_topology
-from determined_ds.documents.document import nearest
+from determined_ds.documents.document import one_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.memory import ModelShape, parse_bytes, parse_count, shape_from_sizes
@@ -123,10 +123,8 @@ def _count(flag: str, value: int, most: int = LARGEST) -> Iterator[Problem]:
 
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
     if value not in known:
-        guess = nearest(value.lower(), known)
-        hint = f"did you mean {guess}? " if guess else ""
-        message, fix = f"must be one of {', '.join(known)}", f"{hint}use one of {', '.join(known)}"
-        yield Problem(key=flag, value=value, message=message, fix=fix, code="out-of-range")
+        message = f"must be one of {', '.join(known)}"
+        yield Problem(key=flag, value=value, message=message, fix=one_of(known, value), code="out-of-range")
 
 
 def _nvme(offload: str, nvme_path: str) -> Iterator[Problem]:

@@ -107,7 +107,7 @@ def test_what_comes_back_is_ones_own() -> None:
     ("arguments", "key", "said", "fix"),
     [
         ({"zero_stage": 5}, "zero_optimization.stage", "not one of the values", "0, 1, 2, 3"),
-        ({"precision": "bf61"}, "precision", "no such precision", "did you mean 'bf16'?"),
+        ({"precision": "bf61"}, "precision", "no such precision", "did you mean bf16?"),
         ({"offload_param": "cpu"}, "zero_optimization.offload_param", "ZeRO stage 3, not 1", "to 3"),
         ({"nvme_path": "/x"}, "nvme_path", "nothing is offloaded to nvme", "leave nvme_path out"),
         ({"optimizer": "AdmW"}, "optimizer.type", "no such optimizer", "did you mean AdamW?"),
