@@ -7,6 +7,7 @@ files may meet, a test must not ask for a port by its number, nor look at proces
 from __future__ import annotations
 
 import collections
+import fcntl
 import gc
 import json
 import logging
@@ -85,6 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_place)
 
 
+def pytest_sessionstart() -> None:
+    """What the server of forks has counted (see ``forked.py``) is not of this session."""
+    _left_out.clear()
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Count what ``-m 'not long'`` leaves out."""
     _left_out.update(
@@ -116,28 +122,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # The memory of a worker with its ranks, less what they share with those of the others.
 BYTES_A_WORKER = 2**30
-# What takes longest begins first, in this order, so that all end together.
+# What takes longest begins first, in this order, so that all end together; and the largest programs before that, since
+# a worker grows to twice its size. Those wait for one another (see `programs`), so that others stand between them.
 FIRST = (
     "tests/gpu/",
     "tests/runtime/test_resume.py",
+    "tests/cluster/test_follow.py",
+    "tests/runtime/loop/test_stopping.py",
+    "tests/cli/test_run_as_rank.py",
+    "tests/memory/",
     "tests/experiments/test_templates.py",
     "tests/cluster/",
-    "tests/runtime/loop/test_stopping.py",
-    "tests/memory/",
+    "tests/search/test_local_search.py",
     "tests/model_defs/",
+    "tests/launch/",
     "tests/trial/",
     "tests/runtime/",
     "tests/cli/",
     "tests/search/",
-    "tests/launch/",
     "tests/tune/",
     "tests/doctor/",
     "tests/protocol/",
     "tests/test_readme.py",
 )
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.pop("PYTHONHASHSEED", None)  # of this process alone; see below
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -154,13 +161,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long(reason): make test leaves it out; what it proves beyond a short one"
     )
+    config.addinivalue_line("markers", "programs: starts several programs that load torch, each for itself")
     if getattr(config.option, "tx", None):
         os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
-        forked.address()
+        profile = config.getoption("--hypothesis-profile")
+        forked.address([f"--hypothesis-profile={profile}"] * bool(profile) + config.args)
         python = f"{sys.executable} {ROOT / 'tests/worker.py'}"
         config.option.tx = [
             f"popen//python={python}" if spec == "popen" else spec for spec in config.option.tx
         ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Of the tests whose programs take a gigabyte or more, run one at a time."""
+    large = item.get_closest_marker("programs") or "machines" in getattr(item, "fixturenames", ())
+    if not (large and hasattr(item.config, "workerinput")):
+        return (yield)
+    shared = os.open(Path(item.config.option.basetemp).parent, os.O_RDONLY)  # that of all workers
+    try:
+        fcntl.flock(shared, fcntl.LOCK_EX)
+        return (yield)
+    finally:
+        fcntl.flock(shared, fcntl.LOCK_UN)  # also where a process of the test has it still
+        os.close(shared)
 
 
 def _place(item: pytest.Item) -> int:
@@ -171,22 +195,16 @@ def _place(item: pytest.Item) -> int:
 # ------------------------------------------------------------------------------------------- ranks
 
 
-def _ranks(size: int, factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(size, factory.mktemp("ranks"), first=compile_nothing)
-    yield ranks
-    ranks.stop()
-
-
 @pytest.fixture(scope="session")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """A rank alone: a process of its own, since joining a process group changes the process that does."""
-    yield from _ranks(1, tmp_path_factory)
+    return Ranks(1, tmp_path_factory.mktemp("one_rank"), first=compile_nothing)
 
 
 @pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks, started once a session."""
-    yield from _ranks(2, tmp_path_factory)
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Two ranks."""
+    return Ranks(2, tmp_path_factory.mktemp("two_ranks"), first=compile_nothing)
 
 
 @pytest.fixture

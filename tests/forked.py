@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
+import ctypes
 import gc
 import importlib
 import os
 import pickle
 import random
+import runpy
+import secrets
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,17 +33,27 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[1]
 # Environment variable with the address of the server, for workers of the same session.
 ADDRESS = "DETERMINED_DS_TESTS_FORKS"
+SERVER = "import sys; from tests.forked import serve; serve(int(sys.argv[1]), sys.argv[2:])"
 # Everything that a rank may load. Two of them leave a thread behind and stay out: pyarrow and scikit-learn's OpenMP.
 LOADED = (
     "torch._dynamo",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
     "torch.utils.tensorboard",
+    "deepspeed.accelerator.cuda_accelerator",
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_comm",
+    "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.pipe.engine",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
     "determined.cli.cli",
     "determined_ds.cli.run",
+    "determined_ds.runtime.context",
     "determined_ds.runtime.loop.fit",
+    "determined_ds.trial.pipeline",
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.vit.modeling_vit",
@@ -74,7 +85,7 @@ class Forked:
     ) -> None:
         self.returncode: int | None = None
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.connect(address())
+        self._server.connect(f"\0{address()}")
         socket.send_fds(self._server, [pickle.dumps((function, args, dict(env), str(cwd)))], list(files))
         self.pid = int(self._server.recv(MESSAGE_BYTES) or 0)
         assert self.pid, "the server of forks has ended"
@@ -99,7 +110,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit code is under way
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -128,17 +140,20 @@ def _lives_in(name: str, session: int) -> bool:
     return int(found) == session and state != "Z"
 
 
-@functools.cache
-def address() -> str:
-    """Of the server of this session; the first to ask starts it, and it ends with the process that did."""
+def address(collected: Sequence[str] = ()) -> str:
+    """Of the server of this session; the first to ask starts it, and it ends with the process that did.
+
+    Args:
+        collected: Words of pytest's command line: tests that its forks will collect, and that it loads for them.
+    """
     if known := os.environ.get(ADDRESS):
         return known
-    path = os.path.join(tempfile.mkdtemp(prefix="forks-"), "socket")
+    name = f"determined_ds-tests-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(path)
+        listener.bind(f"\0{name}")  # in no folder, so that it is there in a container too
         listener.listen(64)
         server = subprocess.Popen(
-            [sys.executable, "-c", f"from tests.forked import serve; serve({listener.fileno()})"],
+            [sys.executable, "-c", SERVER, str(listener.fileno()), *collected],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
             pass_fds=[listener.fileno()],
@@ -149,18 +164,17 @@ def address() -> str:
         )
     assert server.stdin is not None
     atexit.register(server.stdin.close)
-    os.environ[ADDRESS] = path
-    return path
+    os.environ[ADDRESS] = name
+    return name
 
 
 # ------------------------------------------------------------------------------------------- in the server
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, collected: list[str]) -> None:
     """Fork whatever a connection asks for, and answer with its process id and its exit code."""
     gc.disable()
-    for name in LOADED:
-        importlib.import_module(name)
+    _load(collected)
     gc.collect()
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
@@ -199,6 +213,17 @@ def serve(descriptor: int) -> None:
                         with contextlib.suppress(OSError):
                             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
                         connection.close()
+
+
+def _load(collected: list[str]) -> None:
+    """All that forks would load, each of them for itself."""
+    for name in LOADED:
+        importlib.import_module(name)
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
+    if collected:
+        pytest = importlib.import_module("pytest")
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
+        gc.disable()  # conftest.py has enabled it
 
 
 def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
@@ -249,13 +274,36 @@ def _become(call: Callable[[], Any], env: Mapping[str, str], cwd: Path, files: M
 
 def worker() -> None:
     """A worker of pytest-xdist, which reads its program from stdin; see ``worker.py``."""
+    os.environ.pop("PYTHONHASHSEED", None)  # of this process alone; see conftest.py
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+
+
+def _forget_tests() -> None:
+    """A program loads models from the folder where it is started, and knows no tests."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("model_defs", "tests"):
+            del sys.modules[name]
+
+
+def module(words: list[str], cwd: str) -> None:
+    """``python3 -m WORDS`` in a container: the client's user and mount namespaces and its root; see ``worker.py``."""
+    for descriptor, name in ((3, "user"), (4, "mnt")):
+        if not os.path.samestat(os.fstat(descriptor), os.stat(f"/proc/self/ns/{name}")):
+            assert ctypes.CDLL(None).setns(descriptor, 0) == 0, f"the {name} namespace cannot be entered"
+    os.fchdir(5)
+    os.chroot(".")
+    os.chdir(cwd)
+    os.closerange(3, 6)
+    sys.path[0] = cwd
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def det(words: list[str]) -> None:
     """Determined's command line."""
     from determined.cli import cli
 
+    _forget_tests()
     sys.argv = ["det", *words]
     cli.main(words)
 
@@ -268,6 +316,7 @@ def det_ds(words: list[str]) -> None:
     from determined_ds.protocol.signals import die_with_parent
 
     die_with_parent()
+    _forget_tests()
     sys.argv = ["det-ds", *words]
     sys.path[0] = str(Path(sys.executable).parent)
     mock.patch.object(rank, "start_process", fork_rank).start()

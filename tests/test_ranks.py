@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import ranks
@@ -15,11 +16,9 @@ from tests.ranks import Ranks, RanksFailed
 
 
 @pytest.fixture
-def own_ranks(tmp_path: Path) -> Iterator[Ranks]:
-    """Two ranks apart from those that other tests share."""
-    own = Ranks(2, tmp_path)
-    yield own
-    own.stop()
+def own_ranks(tmp_path: Path) -> Ranks:
+    """Two ranks with a log of their own."""
+    return Ranks(2, tmp_path)
 
 
 def rank() -> int:
@@ -51,23 +50,31 @@ def return_what_does_not_pickle() -> object:
     return sys._getframe()
 
 
-def test_results_come_in_the_order_of_ranks_and_processes_stay(own_ranks: Ranks) -> None:
+def leave_a_process() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def test_results_come_in_the_order_of_ranks_and_every_call_has_new_ones(own_ranks: Ranks) -> None:
     first, again = own_ranks.run(place, 5), own_ranks.run(place, 5)
-    assert [number for number, _, _ in first] == [5, 6]
-    assert again == first, "the same processes, and an environment as new"
+    assert [(number, left) for number, left, _ in first] == [(5, "x"), (6, "x")]
+    assert [(number, left) for number, left, _ in again] == [(5, "x"), (6, "x")]
+    assert {pid for _, _, pid in first}.isdisjoint(pid for _, _, pid in again)
 
 
-def test_a_failure_is_told_in_the_ranks_own_words_and_the_next_call_has_new_ranks(
-    own_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_process_of_a_call_is_left(own_ranks: Ranks) -> None:
+    deadline = time.monotonic() + 10
+    for pid in own_ranks.run(leave_a_process):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, f"left running: {pid}"
+            time.sleep(0.02)
+
+
+def test_a_failure_is_told_in_the_ranks_own_words(own_ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "GRACE_S", 0.1)
-    before = own_ranks.run(place, 0)
     with pytest.raises(RanksFailed, match="ValueError: rank 1 cannot") as raised:
         own_ranks.run(raise_on_rank_1)
     assert "rank 0: has not ended" in str(raised.value)
     assert "last words" in str(raised.value)
-    after = own_ranks.run(place, 0)
-    assert {pid for _, _, pid in after}.isdisjoint(pid for _, _, pid in before)
 
 
 def test_a_rank_that_dies_is_noticed(own_ranks: Ranks) -> None:

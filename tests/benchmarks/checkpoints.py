@@ -87,7 +87,6 @@ def table() -> str:
     with tempfile.TemporaryDirectory(dir=".") as folder:
         ranks = Ranks(2, Path(folder) / "logs")
         found = ranks.run(measure, str(Path(folder).resolve() / "run"))[0]
-        ranks.stop()
     size = statistics.median(found["bytes"])
     rows = ["| | MB/s | against the copy |", "|---|---|---|"]
     for name in ("copy", "write", "read"):

@@ -93,7 +93,6 @@ def table() -> str:
                 f"| {_spread(ours)} | {_spread(theirs)} |"
             )
             print(rows[-1], flush=True)
-        ranks.stop()
     return "\n".join(rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from tests.ranks import Ranks, RanksFailed
 
 
 @pytest.fixture(scope="module")
-def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(3, tmp_path_factory.mktemp("three"))
-    yield ranks
-    ranks.stop()
+def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return Ranks(3, tmp_path_factory.mktemp("three"))
 
 
 class Layer(torch.nn.Linear):
