@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 import psutil
 
+from tests import forked
 from tests.cluster.state import Allocation, Experiment, Trial
 from tests.cluster.trial_api import resources_id
 from tests.machines import Machine
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 CONTAINER = Path(__file__).with_name("container.sh")
+WORKER = Path(__file__).parents[1] / "worker.py"
 BIN = Path(sys.executable).parent
 HIDDEN = ("/run/", "/tmp/")
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
@@ -95,7 +97,7 @@ class Agent:
     ) -> subprocess.Popen[str]:
         root = self._roots / f"{allocation.id}.{number}"
         root.mkdir()
-        command = [*self._way, "bash", str(CONTAINER), str(root), str(self._storage), str(BIN)]
+        command = [*self._way, "bash", str(CONTAINER), str(root), str(self._storage), str(BIN), str(WORKER)]
         if self._machines:
             command = [*self._machines[number].enter, *command]
         return subprocess.Popen(
@@ -120,6 +122,7 @@ class Agent:
             "LANG": "C.UTF-8",
             "C10D_PORT": str(allocation.port),
             "PYTHONUSERBASE": "/run/determined/pythonuserbase",
+            forked.ADDRESS: forked.address(),
             "DET_MASTER": self._master.server.url,
             "DET_CLUSTER_ID": self._master.cluster_id,
             "DET_AGENT_ID": f"agent-{number + 1}",
