@@ -19,6 +19,7 @@ from tests.cluster.conftest import SHORT, RunHere
 from tests.cluster.state import Experiment, Trial
 from tests.command import ROOT
 
+pytestmark = pytest.mark.programs
 CONST = "experiments/gpt2/const.yaml"
 
 

@@ -73,6 +73,7 @@ sys.exit(max(process.wait() for process in ended))
 """
 
 
+@pytest.mark.programs
 def test_through_deepspeeds_runner_and_a_shell(tmp_path: Path) -> None:
     """Everywhere: in place of pdsh stands a script that hands the command to one shell for each host."""
     (tmp_path / "bin").mkdir()

@@ -115,6 +115,7 @@ def slurm(tmp_path: Path) -> Slurm:
     return Slurm(tmp_path)
 
 
+@pytest.mark.programs
 @pytest.mark.long("a job twice; a shorter one stays, and test_stopping has signals")
 def test_a_job_that_is_signalled_checkpoints_is_requeued_and_goes_on_to_its_end(slurm: Slurm) -> None:
     first = slurm.start(max_length=1_000_000)
@@ -147,6 +148,7 @@ def test_a_job_that_is_signalled_checkpoints_is_requeued_and_goes_on_to_its_end(
     assert len(slurm.asked) == 1  # and not once more at each turn
 
 
+@pytest.mark.programs
 def test_what_cannot_run_is_said_once_and_ends_every_task_with_2(slurm: Slurm) -> None:
     refused = slurm.start(max_length=0)
     said, _ = refused.communicate(timeout=TIMEOUT_S)

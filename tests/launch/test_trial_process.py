@@ -83,6 +83,7 @@ def until(condition: Callable[[], Any]) -> Any:
 # ---------------------------------------------------------------------------------------- nothing is left
 
 
+@pytest.mark.programs
 def test_killed_it_leaves_no_process_behind(tmp_path: Path) -> None:
     """Not even of its ranks; until then it reports, and what it reports is read once."""
     process = process_in(tmp_path, experiment(slots=2))
@@ -113,6 +114,7 @@ signal.pause()
 """
 
 
+@pytest.mark.programs
 def test_it_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     """However that one ends: here it is killed, and can end nothing itself."""
     run_dir = tmp_path / "run"

@@ -162,6 +162,7 @@ def interrupted(folder: Path) -> Iterator[Interrupted]:
             process.kill()
 
 
+@pytest.mark.programs
 def test_a_killed_search_leaves_nothing_and_its_trial_goes_on_from_its_checkpoint(
     interrupted: Interrupted,
 ) -> None:

@@ -39,6 +39,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE_S", 0.2)
 
 
+@pytest.mark.programs
 def test_no_port_of_a_run_is_open_to_other_machines(tmp_path: Path) -> None:
     """Of any of its processes, while two ranks train; torch's own launcher and its store bind every interface."""
     process = process_in(tmp_path, experiment(slots=2))
