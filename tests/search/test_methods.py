@@ -1,4 +1,7 @@
-"""The search methods, by the cases that Determined's own tests name and by their invariants."""
+"""The search methods, by the cases that Determined's own tests name and by their invariants.
+
+``cluster/test_searchers.py`` holds every decision against that of another searcher.
+"""
 
 from __future__ import annotations
 
@@ -151,15 +154,6 @@ def test_the_first_trial_of_constants_has_the_seed_that_was_seen_on_a_master() -
     assert first.seed == 441365315
 
 
-def test_a_trial_that_replaces_another_draws_on() -> None:
-    """Whichever is told first: the numbers follow the order in which trials are created."""
-    search = search_of({"name": "random", "max_trials": 2, "max_concurrent_trials": 1}, seed=3)
-    [first] = search.start()
-    [second] = search.exited(1)
-    at_once = search_of({"name": "random", "max_trials": 2}, seed=3).start()
-    assert [first, second] == at_once
-
-
 def test_what_is_not_said_is_what_the_master_fills_in() -> None:
     given_null = {"name": "adaptive_asha", "divisor": None, "mode": "aggressive", "max_trials": 3}
     filled = with_defaults(given_null)
@@ -176,35 +170,6 @@ def test_what_is_not_said_is_what_the_master_fills_in() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- methods
-
-
-def test_a_grid_is_walked_some_at_a_time_and_drops_impossible_points() -> None:
-    space = {"n": {"type": "categorical", "vals": [1, 2, 3]}}
-    search = search_of({"name": "grid", "max_concurrent_trials": 2}, space)
-    assert [action.hparams["n"] for action in search.start()] == [3, 2]
-    [last] = search.exited(1, "INVALID_HP")
-    assert last.hparams["n"] == 1
-    assert search.exited(2) == search.exited(3) == []
-
-
-def test_a_grid_without_a_limit_is_created_at_once() -> None:
-    space = {"n": {"type": "categorical", "vals": [1, 2, 3]}}
-    search = search_of({"name": "grid", "max_concurrent_trials": 0}, space)
-    assert [action.hparams["n"] for action in search.start()] == [3, 2, 1]
-
-
-def test_a_random_search_replaces_impossible_points() -> None:
-    search = search_of({"name": "random", "max_trials": 2, "max_concurrent_trials": 1})
-    assert len(search.start()) == 1
-    assert len(search.exited(1, "INVALID_HP")) == 1
-    assert len(search.exited(2)) == 1
-    assert search.exited(3) == []
-
-
-def test_a_random_search_does_not_replace_trials_that_failed() -> None:
-    search = search_of({"name": "random", "max_trials": 2, "max_concurrent_trials": 2})
-    assert len(search.start()) == 2
-    assert search.exited(1, "ERRORED") == search.exited(2, "ERRORED") == []
 
 
 def test_a_single_trial_is_not_replaced() -> None:
@@ -227,35 +192,6 @@ def test_async_halving_promotes_all_where_each_is_better_than_the_last() -> None
     search = search_of({**config, "max_concurrent_trials": 1})
     trained = simulate(search, lambda trial: -float(trial), every=1000, longest=9000)
     assert trained == dict.fromkeys(range(1, 13), 9000)
-
-
-def test_async_halving_takes_the_larger_as_the_better_where_told_so() -> None:
-    config = {**ASHA, "divisor": 3, "num_rungs": 3, "max_trials": 12, "max_time": 9000}
-    search = search_of({**config, "max_concurrent_trials": 1, "smaller_is_better": False})
-    trained = simulate(search, float, every=1000, longest=9000)
-    assert trained == dict.fromkeys(range(1, 13), 9000)
-
-
-def test_async_halving_forgets_impossible_points() -> None:
-    config = {**ASHA, "divisor": 2, "num_rungs": 2, "max_trials": 1, "max_time": 8}
-    search = search_of({**config, "max_concurrent_trials": 1})
-    [create] = search.start()
-    search.created(1, create)
-    search.validated(1, {"loss": 1.0, "batches": 4})
-    assert search.rungs[0].metrics
-    [again] = search.exited(1, "INVALID_HP")
-    assert isinstance(again, Create)
-    assert not search.rungs[0].metrics
-
-
-def test_a_metric_that_is_no_number_is_worse_than_any() -> None:
-    """The master's search for its place ends behind all that are there."""
-    config = {**ASHA, "divisor": 2, "num_rungs": 2, "max_trials": 2, "max_time": 8}
-    search = search_of({**config, "max_concurrent_trials": 2})
-    for number, create in enumerate(search.start(), start=1):
-        search.created(number, create)
-    assert search.validated(1, {"loss": 1e30, "batches": 4}) == []
-    assert search.validated(2, {"loss": float("nan"), "batches": 4}) == [Stop(trial_id=2)]
 
 
 @pytest.mark.parametrize(
