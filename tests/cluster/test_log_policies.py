@@ -51,11 +51,3 @@ def test_a_failure_that_another_start_cannot_help_is_started_once(
     assert re.match(f"ERROR: {said}", why)
     assert last == NO_RESTART_HELPS
     assert (trial.run_id, trial.restarts, trial.log_policy) == (1, 0, "No restart helps")
-
-
-@pytest.mark.long("two more starts, that show what the policies prevent")
-def test_without_the_policies_it_is_started_as_often_as_allowed(cluster: Cluster) -> None:
-    number = cluster.create(CONST, *SHORT, "data.path=/nowhere", "log_policies=[]", "max_restarts=1")
-    cluster.wait(number, "ERROR")
-    trial = cluster.trial(number)
-    assert (trial.run_id, trial.restarts, trial.log_policy) == (2, 2, "")

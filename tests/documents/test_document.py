@@ -56,12 +56,6 @@ def test_overwriting_is_what_determined_calls_merging(
     assert Document(name="a", data=data).overwritten(path, value, "--set").data == expected
 
 
-def test_an_empty_mapping_takes_nothing_away() -> None:
-    document = Document(name="a", data={"a": {"b": 1}, "c": None})
-    assert document.overwritten(("a",), {}, "--set").data == document.data
-    assert document.overwritten(("c",), {}, "--set").data == {"a": {"b": 1}, "c": {}}
-
-
 @given(MAPPINGS, PATHS, TREES)
 def test_overwriting_reaches_its_place_and_nothing_else(
     data: dict[str, Any], path: KeyPath, value: Any

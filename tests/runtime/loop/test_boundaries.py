@@ -71,21 +71,6 @@ def test_every_boundary_is_where_the_documentation_puts_it(
         assert bool(due) == (due.end or due.validate or due.checkpoint or due.report)
 
 
-def test_the_example_of_the_issue() -> None:
-    """Length 11, validation every 5, reports every 3."""
-    schedule = Schedule(
-        max_length=Batch(11),
-        validation_period=Batch(5),
-        checkpoint_period=None,
-        reporting_period=Batch(3),
-        batches_per_epoch=1000,
-    )
-    batches = range(1, 12)
-    assert [b for b in batches if schedule.due(b).validate] == [5, 10, 11]
-    assert [b for b in batches if schedule.due(b).report] == [3, 6, 9, 11]
-    assert [b for b in batches if schedule.due(b).checkpoint] == [11]
-
-
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_period_below_one_is_every_batch(value: int) -> None:
     """As in Determined's ``TrainUnit``."""
