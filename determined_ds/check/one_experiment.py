@@ -29,9 +29,9 @@ from determined_ds.config.keys import CLUSTER
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
-from determined_ds.experiment.decide import no_length
+from determined_ds.experiment.decide import left_open, no_length
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.launcher import launcher_problems
 from determined_ds.experiment.legacy import ignored_keys_of
@@ -109,9 +109,10 @@ def check_experiment(document: Document, options: CheckOptions) -> Checked:
     ignored = [each for each in ignored_keys_of(document, options.place) if not _covered(each.key, covered)]
     findings += findings_of((each for each in problems if not _covered(each.key, reported)), ignored)
     if options.place == CLUSTER:
-        findings += findings_of([], [*missing_policies(document), *launcher_problems(document)])
+        policies = missing_policies(document) if experiment.states_all else []  # of what our trainer logs
+        findings += findings_of([], [*policies, *launcher_problems(document)])
     context_dir = options.context_dir or _context_of(experiment, Path(document.name))
-    findings += _entrypoint_findings(experiment, context_dir)
+    findings += _entrypoint_findings(experiment, context_dir, options.place)
     wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}
     broken = {key for key in wrong if key.startswith(SPACE)}
     if not broken and not any(key.startswith("searcher") for key in wrong):
@@ -126,7 +127,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Checked:
         findings += findings_of([], error.problems)
         verdicts = _judged(experiment, points, context_dir, dataclasses.replace(options, gpu_memory=None))
     if not any(verdict.problems or verdict.resolved for verdict in verdicts):
-        findings += findings_of([], notes=[_left_open(experiment)])
+        findings += findings_of([], notes=[left_open(experiment)])
     findings += [
         finding
         for finding in _point_findings(experiment, points, verdicts)
@@ -175,25 +176,17 @@ def _has_code(experiment: Experiment, folder: Path) -> bool:
     return source_of(experiment.trial.partition(":")[0], folder) is not None
 
 
-def _entrypoint_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
+def _entrypoint_findings(experiment: Experiment, context_dir: Path, place: int) -> list[Finding]:
     if experiment.trial:
         return _trial_findings(experiment, context_dir)
     if experiment.script is None:
         return []
     try:
         check_script(experiment.script, context_dir, experiment.document)
-    except ConfigError as error:  # Determined's own driver runs on a cluster
-        own = [problem for problem in error.problems if problem.code == OWN_DRIVER]
+    except ConfigError as error:
+        own = [each for each in error.problems if each.code == OWN_DRIVER and place == CLUSTER]
         return findings_of((each for each in error.problems if each not in own), own)
     return []
-
-
-def _left_open(experiment: Experiment) -> Problem:
-    """The note about what code decides."""
-    whose = "the script" if experiment.script else "the trial"
-    message = f"could not check batch and strategy: {whose} decides them"
-    fix = "state hyperparameters.deepspeed_config and global_batch_size, and they are checked"
-    return experiment.document.problem(("entrypoint",), message, fix, "left-open", value=NOT_GIVEN)
 
 
 def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:

@@ -137,13 +137,17 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     from determined_ds.config.resolve import Where
     from determined_ds.experiment.decide import decide, read_document
     from determined_ds.experiment.experiment import parse_experiment
-    from determined_ds.experiment.trial_file import check_trial_file
+    from determined_ds.experiment.script_file import check_trial
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
     )
     experiment = parse_experiment(document)
-    check_trial_file(experiment.trial, context_dir, experiment.document)
+    does, fix = (
+        "det-ds estimate builds the model",
+        "state sizes: det-ds estimate --params 1.5B --layers 48 ...",
+    )
+    check_trial(experiment, context_dir, does=does, fix=fix)
     where = Where(context_dir=context_dir, accelerator=assumed_cuda(experiment.slots))
     resolved = decide(experiment, experiment.hyperparameters, where)
     strategy = resolved.strategy

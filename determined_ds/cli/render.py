@@ -46,14 +46,17 @@ def render(
     from determined_ds.config.accelerator import assumed_cuda
     from determined_ds.config.resolve import Where
     from determined_ds.devices import detect_accelerator
-    from determined_ds.experiment.decide import decide, read_document
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.decide import decide_stated, left_open, read_document
     from determined_ds.experiment.experiment import parse_experiment
 
     document = read_document(config, context_dir, slots=slots, overrides=overrides, command="render")
     experiment = parse_experiment(document)
     devices = assumed_cuda(experiment.slots) if accelerator == "cuda" else detect_accelerator(accelerator)
     point = experiment.hyperparameters
-    resolved = decide(experiment, point, Where(context_dir=context_dir, accelerator=devices))
+    resolved = decide_stated(experiment, point, Where(context_dir=context_dir, accelerator=devices))
+    if resolved is None:
+        raise ConfigError(left_open(experiment))
     for warning in resolved.warnings:
         click.echo(f"{click.style('warning', fg='yellow')}: {warning}", err=True)
     if as_json:

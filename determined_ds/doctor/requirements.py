@@ -14,9 +14,9 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import is_prebuilt
 from determined_ds.errors import Problem
-from determined_ds.experiment.decide import decide, read_document
+from determined_ds.experiment.decide import decide_stated, read_document
 from determined_ds.experiment.experiment import parse_experiment
-from determined_ds.experiment.trial_file import check_trial_file
+from determined_ds.experiment.script_file import check_entrypoint
 from determined_ds.experiment.variables import variables_for
 
 WORKERS = "num_workers"  # a hyperparameter of the models here, and a usual one elsewhere
@@ -56,7 +56,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requi
     """
     document = read_document(config, context_dir, command="doctor")
     experiment = parse_experiment(document)
-    check_trial_file(experiment.trial, context_dir, document)
+    check_entrypoint(experiment, context_dir)
     enough = Accelerator(
         name=accelerator.name,
         num_devices=max(accelerator.num_devices, experiment.slots),
@@ -64,12 +64,12 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requi
         fp16=accelerator.fp16,
     )
     point = experiment.hyperparameters
-    resolved = decide(experiment, point, Where(context_dir=context_dir, accelerator=enough))
+    resolved = decide_stated(experiment, point, Where(context_dir=context_dir, accelerator=enough))
     tools: dict[str, list[str]] = {}
-    for op in ops_of(resolved):
+    for op in ops_of(resolved) if resolved else ():
         for tool in () if NVCC in op.tools and is_prebuilt(op.name) else op.tools:
             tools.setdefault(tool, []).append(f"{op.name} ({'.'.join(map(str, op.key))})")
-    if resolved.torch_compile:
+    if resolved and resolved.torch_compile:
         tools.setdefault(CXX, []).append("torch.compile (hyperparameters.torch_compile)")
     workers = _first_of(WORKERS, point.data)
     storage = document.get(("checkpoint_storage",))
@@ -77,7 +77,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requi
         slots=experiment.slots,
         workers=workers if isinstance(workers, int) else 0,
         tools=tools,
-        packages=tuple(missing_packages(resolved.ds)),
+        packages=tuple(missing_packages(resolved.ds)) if resolved else (),
         storage=storage if isinstance(storage, dict) else None,
         variables=variables_for(document, kind_of_device(accelerator)).values,
     )

@@ -197,6 +197,14 @@ def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Whe
     return None
 
 
+def left_open(experiment: Experiment) -> Problem:
+    """What a command says that needs to know what only the code decides."""
+    whose = "the script" if experiment.script else "the trial"
+    message = f"{whose} decides batch and strategy: they are not known before it runs"
+    fix = "state hyperparameters.deepspeed_config and global_batch_size"
+    return experiment.document.problem(("entrypoint",), message, fix, "left-open", value=NOT_GIVEN)
+
+
 def _too_many_ranks(experiment: Experiment, where: Where) -> list[Problem]:
     most = where.accelerator.max_ranks * where.machines
     if (where.slots or 0) <= most:

@@ -10,8 +10,10 @@ from typing import Any
 
 from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.documents.differences import differences
+from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.changed_keys import Changes, changes_since, settings_before
+from determined_ds.experiment.changed_keys import Changes, changes_since, settings_before, settings_of
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.forking import check_writers, fork_of
@@ -112,10 +114,13 @@ def start_in(
         found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
     origin = checkpoint or fork
-    if origin is not None and resolved is not None:
+    by_library = origin is not None and (experiment.script is None or _is_librarys(origin))
+    if origin is not None and resolved is not None and by_library:
         takes = resolved.fit.warm_start if checkpoint is None else None
         start = replace(start, changes=_changes_of(origin, experiment, resolved, warm_start=takes))
         found.problems += start.changes.problems
+    elif checkpoint is not None and experiment.script is not None:
+        start = replace(start, changes=_changes_of_script(there, experiment))
     found.raise_any()
     return start
 
@@ -203,6 +208,23 @@ def _changes_of(
     # check_writers checks the number of ranks.
     problems = [problem for problem in changes.problems if problem.key != "resources.slots_per_trial"]
     return Changes(effective=changes.effective, idle=changes.idle, problems=tuple(problems))
+
+
+def _is_librarys(checkpoint: Checkpoint) -> bool:
+    """Whether a loop of this library wrote a checkpoint."""
+    return (checkpoint.path / "trial_state.json").is_file()
+
+
+def _changes_of_script(there: RunDir, experiment: Experiment) -> Changes:
+    """What has changed since a script's run began; what that means, only the script knows."""
+    try:
+        before = settings_before(read_yaml(there.experiment).data, None)
+    except ConfigError:
+        before = None
+    if before is None:
+        return Changes(effective=(UNKNOWN,))
+    now = settings_of(experiment, None)
+    return Changes(effective=tuple(str(each) for each in differences(before.experiment, now.experiment)))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

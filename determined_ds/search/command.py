@@ -90,7 +90,7 @@ def header(plan: SearchPlan) -> Iterator[str]:
     experiment, machine, searcher = plan.experiment, plan.machine, plan.searcher
     axes = experiment.space.axes
     over = f" over {_count(len(axes), 'hyperparameter')}" if axes else ""
-    yield f"{experiment.name}: {searcher['name']}{over}, {experiment.trial}"
+    yield f"{experiment.name}: {searcher['name']}{over}, {experiment.entrypoint}"
     better = "the smaller the better" if experiment.smaller_is_better else "the larger the better"
     yield f"  search     {_trials(plan)} by {experiment.metric}, {better}"
     at_once = "one trial at a time" if machine.at_once == 1 else f"{machine.at_once} trials at a time"

@@ -188,10 +188,11 @@ class LocalSearch:
 
     def _judge(self, trial: CourseTrial) -> None:
         try:
-            length = self.plan.judge(trial.create).fit.max_length
+            resolved = self.plan.judge(trial.create)
         except ConfigError as error:
             self._end(trial, DROPPED, in_a_line(error), "INVALID_HP")
             return
+        length = resolved.fit.max_length if resolved is not None else None
         value = length.value if length is not None and length.unit == "batches" else None
         self._lengths[trial.number] = value if isinstance(value, int) else None
 

@@ -22,7 +22,7 @@ from determined_ds.documents.differences import Difference, differences
 from determined_ds.documents.document import Document, get_path, plain_copy, words
 from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.experiment.decide import Problems, decide, read_document
+from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
 from determined_ds.launch.forking import CHECKPOINT, fork_of
@@ -36,6 +36,7 @@ from determined_ds.search.study import STUDY, About
 # Parts of an experiment's configuration that may change when its search is resumed.
 NOT_THE_SEARCH = words("""description integrations labels log_policies max_restarts name notes project retention_policy
     workspace""")
+MAX_LENGTH = ("searcher", "max_length")
 MAX_RESTARTS = 5  # Determined's default
 MOST_DIFFERENCES = 12
 
@@ -91,8 +92,8 @@ class SearchPlan:
         """The searched hyperparameters of a trial, by dotted name."""
         return {axis.name: get_path(create.hparams, axis.path) for axis in self.experiment.space.axes}
 
-    def judge(self, create: Create) -> ResolvedConfig:
-        """What a trial will run with.
+    def judge(self, create: Create) -> ResolvedConfig | None:
+        """What a trial will run with; None where its code decides that.
 
         Raises:
             ConfigError: its point is impossible.
@@ -102,7 +103,7 @@ class SearchPlan:
         if problem is not None:
             raise ConfigError(problem)
         where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)
-        return decide(experiment, hyperparameters, where, here=True)
+        return decide_stated(experiment, hyperparameters, where, here=True)
 
     @cached_property
     def _has_no_stages(self) -> bool:
@@ -120,6 +121,9 @@ class SearchPlan:
             "metric": experiment.metric,
             "smaller_is_better": experiment.smaller_is_better,
         }
+        length = experiment.document.get(MAX_LENGTH)
+        if length is not None and not experiment.states_all:  # the code reads it
+            data["searcher"][MAX_LENGTH[-1]] = length
         source = experiment.document.get(CHECKPOINT)
         if source is not None:
             data["searcher"][CHECKPOINT[-1]] = source
@@ -155,7 +159,8 @@ def prepare_search(
         context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
     )
     findings = check_experiment(document, asked).findings
-    found.warn(finding.problem for finding in findings if not _is_error(finding))
+    notes = [finding.problem for finding in findings if not _is_error(finding)]
+    found.warn(problem for problem in notes if problem.code != "left-open")  # a script decides, as it should
     errors = [finding.problem for finding in findings if _is_error(finding)]
     found.problems += [problem for problem in errors if problem not in found.problems]
     found.raise_any()

@@ -25,7 +25,8 @@ from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.trial_file import check_trial_file, parsed, source_of
+from determined_ds.experiment.script_file import check_trial
+from determined_ds.experiment.trial_file import parsed, source_of
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)
@@ -176,7 +177,11 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         data = {**document.data, "hyperparameters": point, "searcher": searcher}
         document = document.holding(data)
         experiment = parse_experiment(document)
-    check_trial_file(experiment.trial, context_dir, document)
+    does = "det-ds compare and autotune train some steps"
+    fix = (
+        "use det-ds search over what the script reads, e.g. overwrite_deepspeed_args; or write a trial class"
+    )
+    check_trial(experiment, context_dir, does=does, fix=fix)
     where = Where(context_dir=context_dir, accelerator=accelerator)
     resolved = decide(experiment, experiment.hyperparameters, where, here=True)
     document = with_real_names(document)
