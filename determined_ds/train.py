@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
+    add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
+    add("--predict", metavar="FILE", type=Path, help="write predictions")
+    add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
     add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     return parser
 
@@ -101,6 +104,9 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         if options.measure is not None:
             _measure(trial, context, options)
             return
+        if options.evaluate is not None or options.predict is not None:
+            _evaluate(trial, context, options)
+            return
         Trainer(trial, context).fit(
             **fit_arguments(context.resolved.fit),
             latest_checkpoint=options.resume if info is None else info.latest_checkpoint or None,
@@ -120,6 +126,20 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
     )
     if options.run_dir is not None and context.distributed.rank == 0:
         write_row(row, RunDir(options.run_dir).measured)
+
+
+def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.runtime.loop.evaluating import Evaluation
+    from determined_ds.runtime.loop.progress import make_progress
+
+    evaluation = Evaluation(trial, context, make_progress(context.distributed.rank == 0))
+    if options.evaluate is not None:
+        evaluation.evaluate(options.evaluate)
+    elif options.checkpoint is None:
+        message, fix = "needs the weights of a checkpoint", "add --checkpoint UUID"
+        raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
+    else:
+        evaluation.predict(options.checkpoint, options.predict)
 
 
 def load_trial(spec: str) -> Any:

@@ -133,6 +133,10 @@ class LocalRun:
     def train_arguments(self) -> list[str]:
         """The options of ``determined_ds.train`` or ``determined_ds.script``, after those of :attr:`rank_words`."""
         words = [*self.experiment.train_options, *self.options.train_arguments]
+        if self.start.weights:
+            path, file = str(self.start.weights.path), self.options.predict
+            predict = ["--predict", str(file.absolute()), "--checkpoint", path] if file is not None else []
+            return [*words, *(predict or ["--evaluate", path])]
         if self.start.checkpoint:
             return [*words, "--resume", self.start.checkpoint.uuid]
         return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]

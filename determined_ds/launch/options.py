@@ -56,6 +56,19 @@ class RunOptions:
         default=False,
         is_flag=True,
     )
+    evaluate: str | None = _option(
+        "Validate once with the weights of a checkpoint, and train nothing. A path; or a uuid, best or last in "
+        "--run-dir.",
+        metavar="CHECKPOINT",
+    )
+    predict: Path | None = _option(
+        "Write the trial's predictions, a row a sample, to a .jsonl, .csv, .parquet or .pt file; train nothing.",
+        metavar="FILE",
+        type=PATH,
+    )
+    checkpoint: str | None = _option(
+        "Of --predict: as for --evaluate. Default: the best in --run-dir.", metavar="CHECKPOINT"
+    )
     accelerator: str | None = _option("Default: CUDA if available.", type=click.Choice(["cpu", "cuda"]))
     hang_timeout: float | None = _option(
         "End a run in which no step completes for this long; 0: no limit. Default: "
@@ -88,6 +101,11 @@ class RunOptions:
     def is_measured(self) -> bool:
         """Whether it trains some steps to measure them: from fresh weights, without a validation."""
         return self.measure is not None
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it uses the weights of a checkpoint, and trains nothing."""
+        return self.evaluate is not None or self.predict is not None
 
     @property
     def train_arguments(self) -> list[str]:

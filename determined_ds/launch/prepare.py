@@ -24,9 +24,11 @@ from determined_ds.launch.auto_slots import fitting_slots
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.resuming import check_storage, keeping_seed, start_in
+from determined_ds.launch.resuming import Start, check_storage, keeping_seed, start_in
+from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
+from determined_ds.protocol.run_lock import check_run_dir
 
 SLOTS = ("resources", "slots_per_trial")
 NOTHING_YET = "--resume: nothing in the run directory to resume; starting from step 0"
@@ -64,9 +66,16 @@ def prepare_run(
     stated = options.run_dir is not None
     is_first = options.resume and placed is not None and stated and RunDir(run_dir).is_empty()
     resume, forks = options.resume and not is_first, not (options.is_measured or experiment.measures)
-    start = found.of(
-        lambda: start_in(run_dir, experiment, resolved, resume=resume, stated=stated, forks=forks)
-    )
+    found.problems += check_options(options, experiment, resolved)
+    if options.only_reads:
+        start = found.of(lambda: Start(weights=weights_to_read(options)))
+        if start is not None and start.weights is not None:
+            run_dir = folder_of_results(run_dir, options, start.weights)
+            found.of(lambda: check_run_dir(run_dir))
+    else:
+        start = found.of(
+            lambda: start_in(run_dir, experiment, resolved, resume=resume, stated=stated, forks=forks)
+        )
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         found.of(lambda: check_storage(checkpoint, storage=options.storage))

@@ -39,12 +39,14 @@ class Start:
     Args:
         checkpoint: To resume from; None: from step 0.
         fork: A checkpoint of another run, to start from.
+        weights: A checkpoint whose weights are evaluated; nothing is trained.
         changes: What has changed since either was written.
         damages: What is wrong with checkpoints that are newer.
     """
 
     checkpoint: Checkpoint | None = None
     fork: Checkpoint | None = None
+    weights: Checkpoint | None = None
     changes: Changes = field(default_factory=Changes)
     damages: tuple[str, ...] = ()
 
@@ -60,6 +62,9 @@ class Start:
                 f"  fork       batch {self.fork.steps_completed} of {run.parent.name}/{run.name}, checkpoint"
                 f" {self.fork.uuid}"
             )
+        if self.weights:
+            at = self.weights.steps_completed
+            lines.append(f"  weights    batch {at}, checkpoint {self.weights.uuid}")
         if self.checkpoint:
             lines += _listed("changed", self.changes.effective)
             lines += _listed("no effect", self.changes.idle)

@@ -20,6 +20,7 @@ from determined_ds.errors import ConfigError, Problem
 RUNS = Path("runs")
 EXPERIMENT = "experiment.yaml"
 CHECKPOINTS = "checkpoints"
+PARTIAL_FILE = ".partial"  # suffix of a file that is being written
 STEP_GROUP = "measured"  # of the records in metrics.jsonl of a run that is measured, one a step
 WRITABLE = "give a --run-dir that can be written to"
 

@@ -56,6 +56,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "build_scheduler": ("optimizer",),
         "on_step_end": ("batch_idx", "metrics"),
         "frozen": ("batch_idx",),
+        "predict": ("model", "batch"),
+        "build_prediction_data_loader": (),
         "build_training_data_loader": (),
         "build_validation_data_loader": (),
         "build_callbacks": (),
@@ -165,6 +167,26 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             Modules and parameters, such as ``[self.engine.module.encoder] if batch_idx < 100 else []``.
         """
         return ()
+
+    def predict(self, model: Any, batch: Any) -> dict[str, Any]:
+        """Predictions for a batch, which ``det-ds run --predict FILE`` writes: one row a sample.
+
+        Args:
+            model: The engine, in evaluation mode, without gradients.
+            batch: One micro-batch, on the device; the last one may be smaller.
+
+        Returns:
+            Name -> a tensor, array or list with an entry for each sample of the batch.
+        """
+        raise NotImplementedError
+
+    def build_prediction_data_loader(self) -> Any:
+        """The data for :meth:`predict`, in the order in which rows are written.
+
+        Returns:
+            What :meth:`validation_loader` returns; by default the validation data.
+        """
+        return self.build_validation_data_loader()
 
     @property
     def total_steps(self) -> int:

@@ -258,6 +258,23 @@ class Checkpoints:
             self._count_damaged(state, uuid)
         return state, generators
 
+    def take(self, path: Path) -> tuple[TrialState, list[dict[str, Any]]]:
+        """Load the weights alone, whichever ranks wrote them; a collective.
+
+        Args:
+            path: The checkpoint's folder.
+
+        Returns:
+            Where training stood, and the state of the callbacks on each rank that wrote it.
+        """
+        self._verify(path, path.name)
+        with contents.only_data():
+            state = read_state(path, path.name)
+            self._read_weights(path, path.name)
+            files = sorted(path.glob("det_state_dict_rank*.pth")) if self._callbacks else []
+            parts = [torch.load(file, map_location="cpu", mmap=True) for file in files]
+        return state, [part.get("callbacks", {}) for part in parts]
+
     def fork(self, path: Path) -> None:
         """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""
         self._load(path, path.name, None)

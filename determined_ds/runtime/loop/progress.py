@@ -95,7 +95,7 @@ class LogLines(Progress):
             self._memory_gib = max(self._memory_gib, metrics.get(MEMORY, 0.0))
         else:
             self._validations[batches_trained] = metrics
-        at = f"{batches_trained:>{self._width}}/{self._total}"
+        at = f"{batches_trained:>{self._width}}" + (f"/{self._total}" if self._total else "")
         self.note(f"{group:<10}  batch {at}  {_summary(metrics)}")
 
     def end(self, state: TrialState, *, best_at: int) -> None:

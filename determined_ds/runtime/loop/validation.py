@@ -18,8 +18,8 @@ from determined_ds.runtime.data.loaders import build_loader
 from determined_ds.runtime.data.shares import CallPlan, ValidationBatches, validation_share
 from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.loop.custom_reducers import Reducers, plain
+from determined_ds.runtime.loop.declared_metrics import DeclaredMetrics
 from determined_ds.runtime.loop.metric_sums import MetricSums
-from determined_ds.runtime.loop.predictions import DeclaredMetrics
 from determined_ds.trial import returned
 from determined_ds.trial.author import failed, method_of, metrics_source
 
@@ -41,6 +41,9 @@ class Validator:
         dataset: What is validated on; None where this rank loads nothing.
     """
 
+    loader_method = "build_validation_data_loader"
+    takes_full_dataset = True
+
     def __init__(
         self,
         trial: det_ds.DeepSpeedTrial,
@@ -52,7 +55,8 @@ class Validator:
         self._trial = trial
         self._context = context
         self._note = note
-        self._full_dataset = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
+        is_whole = util.is_overridden(trial.evaluate_full_dataset, det_ds.DeepSpeedTrial)
+        self._full_dataset = is_whole and self.takes_full_dataset
         in_batches = not (self._full_dataset or context.use_pipeline_parallel)
         self._declared = DeclaredMetrics(trial, in_batches=in_batches)
         self._takes_index = util.has_param(trial.evaluate_batch, "batch_idx", 2)
@@ -71,7 +75,7 @@ class Validator:
         self.dataset: Any = None
         self._share: Any = None
         if mpu.should_build_data_loader:
-            loader = build_loader(self._trial, self._context, "build_validation_data_loader", self._note)
+            loader = build_loader(self._trial, self._context, self.loader_method, self._note)
             self.dataset = getattr(loader, "dataset", None)
             # All of it on the chief, for evaluate_full_dataset; a share of it on each replica otherwise.
             replica, replicas = mpu.data_parallel_rank, mpu.data_parallel_world_size

@@ -10,7 +10,7 @@ import torch
 from determined.pytorch import Reducer
 
 from determined_ds.errors import TrainingError, TrialError
-from determined_ds.runtime.loop.predictions import DeclaredMetrics
+from determined_ds.runtime.loop.declared_metrics import DeclaredMetrics
 from determined_ds.runtime.loop.step_end import StepEnd, mean_of
 
 
