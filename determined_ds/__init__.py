@@ -24,6 +24,7 @@ _HOMES = {
     "ReconciledTrial": "determined_ds.trial.base",
     "ResolvedConfig": "determined_ds.config.reconcile",
     "Results": "determined_ds.report.results",
+    "Session": "determined_ds.driven.driver",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.runtime.loop.fit",
@@ -45,6 +46,7 @@ _HOMES = {
     "reconcile": "determined_ds.config.reconcile",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.deepspeed.files",
+    "session": "determined_ds.driven.driver",
 }
 
 __all__ = sorted(_HOMES)
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
     from determined_ds.config.deepspeed.files import load_deepspeed_config, save_deepspeed_config
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
+    from determined_ds.driven.driver import Session, session
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results

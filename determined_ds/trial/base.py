@@ -47,6 +47,11 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     engine: Any
     validation_metrics: Sequence[str] | Mapping[str, Any] = ()
     is_whole = True
+    # How messages name the methods that make loaders.
+    loader_names: ClassVar[dict[str, str]] = {
+        "training_loader": "self.training_loader",
+        "validation_loader": "self.validation_loader",
+    }
     # Method -> the arguments that it is called with.
     called_with: ClassVar[dict[str, tuple[str, ...]]] = {
         "prepare": (),

@@ -183,23 +183,24 @@ def _has_index(dataset: Any) -> bool:
 
 def loader_arguments(trial: Any, method: str, dataset: Any, options: Mapping[str, Any]) -> None:
     """Check the arguments of ``self.training_loader`` or ``self.validation_loader``: data, and no ``batch_size``."""
+    name = trial.loader_names[method]
     if isinstance(dataset, type) or not (is_stream(dataset) or _has_index(dataset)):
         message = (
             f"got {described(dataset)}; expected data with __getitem__ and __len__, data that can be iterated, or a "
             "function that returns an iterator"
         )
-        fix, code = f"self.{method}(dataset)", "loader-data"
+        fix, code = f"{name}(dataset)", "loader-data"
     elif "batch_size" in options:
         size = trial.micro_batch_size
         message = f"got batch_size={options['batch_size']!r}; it is the micro-batch size, {size}"
         fix = (
-            f"leave batch_size out: self.{method}(dataset); its size is set by global_batch_size, or by "
+            f"leave batch_size out: {name}(dataset); its size is set by global_batch_size, or by "
             "train_micro_batch_size_per_gpu in the DeepSpeed JSON"
         )
         code = "loader-batch-size"
     else:
         return
-    raise TrialError(Problem(key=f"self.{method}", message=message, fix=fix, code=code))
+    raise TrialError(Problem(key=name, message=message, fix=fix, code=code))
 
 
 def callbacks(trial: Any, value: Any) -> dict[str, pytorch.PyTorchCallback]:

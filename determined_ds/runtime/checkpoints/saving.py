@@ -100,6 +100,10 @@ class Checkpoints:
         self._built = records_of(context.models)
         self._checked_own_file = False
 
+    def add_part(self, name: str, part: Stateful) -> None:
+        """Keep another state on each rank, before anything is saved or loaded."""
+        self._parts[name] = part
+
     @property
     def _storage(self) -> Any:
         return getattr(self._context._core.checkpoint, "_storage_manager", None)

@@ -5,6 +5,7 @@ Every period counts from the start of training, whether this process trained tho
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Schedule:
     """The arguments of ``Trainer.fit`` that say when something happens.
 
     Args:
-        max_length: ``Batch(n)`` or ``Epoch(n)``.
+        max_length: ``Batch(n)`` or ``Epoch(n)``; None where only a script knows when it ends.
         validation_period: A period (int) or a schedule (container); None: only at the end.
         checkpoint_period: The same.
         reporting_period: The same.
@@ -41,7 +42,7 @@ class Schedule:
         ConfigError: each argument in epochs, where there are none.
     """
 
-    max_length: pytorch.TrainUnit
+    max_length: pytorch.TrainUnit | None
     validation_period: pytorch.TrainUnit | None
     checkpoint_period: pytorch.TrainUnit | None
     reporting_period: pytorch.TrainUnit | None
@@ -65,10 +66,17 @@ class Schedule:
 
     @property
     def num_batches(self) -> int:
-        """Batches from the start of training to its end."""
+        """Batches from the start of training to its end; more than can be trained where that is not known."""
+        if self.max_length is None:
+            return sys.maxsize
         length = self.max_length.value
         assert isinstance(length, int)
         return length * self._per_epoch if isinstance(self.max_length, pytorch.Epoch) else length
+
+    @property
+    def stated_batches(self) -> int | None:
+        """The same; None where it is not known."""
+        return None if self.max_length is None else self.num_batches
 
     @property
     def in_epochs(self) -> bool:

@@ -99,36 +99,47 @@ class Trainer:
     def _fit(
         self, options: LoopOptions, latest_checkpoint: str | None, fork: Path | None, profiles: bool
     ) -> None:
-        info, searcher = cluster_info(), section_of(self._context, "searcher")
         if options.test_mode:
             lengths = {**options.lengths, "max_length": pytorch.Batch(1)}
             options = replace(options, lengths=lengths, step_zero_validation=False)
         _check_length(options.lengths["max_length"])
-        policy = options.checkpoint_policy
-        if policy not in POLICIES:
-            raise _refused("checkpoint_policy", policy, "not a valid policy", "use best, all or none")
-        if options.warm_start not in WARM_STARTS:
-            fix = f"use {' or '.join(WARM_STARTS)}"
-            raise _refused("warm_start", options.warm_start, "not a valid warm start", fix)
-        if policy == "best" and not searcher.get("metric"):
-            logger.warning(
-                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
-            )
-            policy = "all"
-        if profiles or section_of(self._context, "profiling").get("enabled"):
+        options = of_experiment(options, self._context)
+        if profiles:
             self._context._core.profiler.on()
-        options = replace(
-            options,
-            checkpoint_policy="none" if options.test_mode else policy,
-            metric=searcher.get("metric") or "",
-            smaller_is_better=searcher.get("smaller_is_better") is not False,
-            time_metric=str(searcher.get("time_metric") or ""),
-            trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
-        )
         if latest_checkpoint is not None:
             latest_checkpoint = find_checkpoint(self._context, latest_checkpoint)
         progress = make_progress(self._context.distributed.rank == 0)
         TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint, fork)
+
+
+def of_experiment(options: LoopOptions, context: Any) -> LoopOptions:
+    """The options with what the experiment says of the searcher; turns profiling on where it says so.
+
+    Raises:
+        ConfigError: an option is not valid.
+    """
+    info, searcher = cluster_info(), section_of(context, "searcher")
+    policy = options.checkpoint_policy
+    if policy not in POLICIES:
+        raise _refused("checkpoint_policy", policy, "not a valid policy", "use best, all or none")
+    if options.warm_start not in WARM_STARTS:
+        fix = f"use {' or '.join(WARM_STARTS)}"
+        raise _refused("warm_start", options.warm_start, "not a valid warm start", fix)
+    if policy == "best" and not searcher.get("metric"):
+        logger.warning(
+            "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+        )
+        policy = "all"
+    if section_of(context, "profiling").get("enabled"):
+        context._core.profiler.on()
+    return replace(
+        options,
+        checkpoint_policy="none" if options.test_mode else policy,
+        metric=searcher.get("metric") or "",
+        smaller_is_better=searcher.get("smaller_is_better") is not False,
+        time_metric=str(searcher.get("time_metric") or ""),
+        trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
+    )
 
 
 def section_of(context: Any, name: str) -> dict[str, Any]:

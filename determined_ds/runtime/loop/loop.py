@@ -68,7 +68,7 @@ class TrainingLoop:
         returned.engines(trial, context.models)
         self._callbacks = returned.callbacks(trial, trial.build_callbacks())
         warned: set[str] | None = set() if self._is_chief else None
-        self._sums = MetricSums(context.device, source=metrics_source(trial, *METHODS), warned=warned)
+        self._sums = MetricSums(context.device, source=self._source, warned=warned)
         attach(self.callbacks, context.models)
         self._step_end = StepEnd(trial, self.callbacks)
         self._freezing = Freezing(trial, context.models)
@@ -91,6 +91,11 @@ class TrainingLoop:
             warm_start=options.warm_start,
             note=progress.note,
         )
+
+    @property
+    def _source(self) -> str:
+        """Where the training metrics come from, as messages say it."""
+        return metrics_source(self._trial, *METHODS)
 
     @property
     def callbacks(self) -> list[Any]:
@@ -154,13 +159,12 @@ class TrainingLoop:
         """
         batches = self._open_training_data()
         self._context.adopt()
-        self._progress.start(total=self._schedule.num_batches, done=self._state.batches_trained)
+        self._progress.start(total=self._schedule.stated_batches, done=self._state.batches_trained)
         self._call_back("on_training_start")
         check_callbacks(self._callbacks)
         if self._options.step_zero_validation and self._state.batches_trained == 0:
             self._validate()
-        for model in self._context.models:
-            model.train()
+        self._set_modes()
         # Nothing is built from here on: the generators continue from where the checkpoint was made.
         if self._generators:
             set_rng_state(self._generators, self._context.device)
@@ -169,10 +173,18 @@ class TrainingLoop:
         self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(self._state.batches_trained)
+        self._catch_up()
+        return batches
+
+    def _catch_up(self) -> None:
+        """Validate where that failed at the end of an earlier process."""
         at_the_end = self._state.batches_trained == self._schedule.num_batches
         if at_the_end and self._state.last_validation != self._state.batches_trained:
-            self._validate()  # it failed at the end of an earlier process
-        return batches
+            self._validate()
+
+    def _set_modes(self) -> None:
+        for model in self._context.models:
+            model.train()
 
     def end(self) -> None:
         """What comes after the last batch; a collective."""
@@ -270,8 +282,9 @@ class TrainingLoop:
         if self._stops.requested:
             self._is_stopped = True
             self._checkpoint()
-            done, total = self._state.batches_trained, self._schedule.num_batches
-            self._progress.note(f"stopped     batch {done} of {total}, {self._stops.reason}")
+            done, total = self._state.batches_trained, self._schedule.stated_batches
+            of = "" if total is None else f" of {total}"
+            self._progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
 
     def _due(self) -> Due:
         return self._schedule.due(self._state.batches_trained)

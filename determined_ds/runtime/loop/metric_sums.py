@@ -129,7 +129,7 @@ class MetricSums:
                 )  # torch takes no list of arrays without dimensions
             tensor = torch.as_tensor(value, dtype=DTYPE, device=device).detach()
         except (TypeError, ValueError, RuntimeError):
-            fix = "return numbers, or tensors, arrays or lists of numbers"
+            fix = "use numbers, or tensors, arrays or lists of numbers"
             raise self._refused(name, described(value), fix) from None
         if tensor.numel() == 1:
             return tensor.reshape(())

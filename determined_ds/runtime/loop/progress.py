@@ -52,8 +52,8 @@ def _summary(metrics: Mapping[str, Any]) -> str:
 class Progress:
     """No display, for every rank but the chief."""
 
-    def start(self, *, total: int, done: int) -> None:
-        """Training goes from batch ``done`` to ``total``."""
+    def start(self, *, total: int | None, done: int) -> None:
+        """Training goes from batch ``done`` to ``total``, None where that is not known."""
 
     def step(self, batches_trained: int) -> None:
         """A batch was trained."""
@@ -75,19 +75,22 @@ class LogLines(Progress):
     """One line a report, for logs."""
 
     def __init__(self) -> None:
-        self._total = 0
+        self._total: int | None = 0
         self._width = 1
         self._started_s = time.monotonic()
         self._training: Mapping[str, Any] = {}  # as reported last
         self._validations: dict[int, Mapping[str, Any]] = {}  # by batch
         self._memory_gib = 0.0
 
-    def start(self, *, total: int, done: int) -> None:
+    def start(self, *, total: int | None, done: int) -> None:
         self._started_s = time.monotonic()
         self._total = total
-        self._width = len(str(total))
+        self._width = len(str(total or done))
         if done:
-            self.note(f"resumed at batch {done} of {total}")
+            self.note(f"resumed at batch {done}{self._of_total(' of ')}")
+
+    def _of_total(self, before: str) -> str:
+        return "" if self._total is None else f"{before}{self._total}"
 
     def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
         if group == "training":
@@ -95,13 +98,13 @@ class LogLines(Progress):
             self._memory_gib = max(self._memory_gib, metrics.get(MEMORY, 0.0))
         else:
             self._validations[batches_trained] = metrics
-        at = f"{batches_trained:>{self._width}}" + (f"/{self._total}" if self._total else "")
+        at = f"{batches_trained:>{self._width}}{self._of_total('/') if self._total else ''}"
         self.note(f"{group:<10}  batch {at}  {_summary(metrics)}")
 
     def end(self, state: TrialState, *, best_at: int) -> None:
         took_s = time.monotonic() - self._started_s
         took = f"{took_s:.0f} s" if took_s < 120 else f"{took_s / 60:.0f} minutes"
-        trained = f"{state.batches_trained} of {self._total} batches in {took}"
+        trained = f"{state.batches_trained}{self._of_total(' of ')} batches in {took}"
         self.note("  ".join([f"trained     {trained}", *self._in_short()]))
         newest = state.kept[-1] if state.kept else ""
         best = ""
@@ -146,7 +149,7 @@ class Bar(LogLines):
         self._task: Any = None
         self._shown_at = 0.0
 
-    def start(self, *, total: int, done: int) -> None:
+    def start(self, *, total: int | None, done: int) -> None:
         super().start(total=total, done=done)
         self._task = self._bar.add_task("", total=total, completed=done, latest="")
         self._bar.start()

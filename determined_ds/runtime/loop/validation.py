@@ -115,7 +115,7 @@ class Validator:
         for model in self._context.models:
             model.eval()
         # The reducers keep what they hold of the training since the last report.
-        with self._reducers.kept(), _evaluating(self._pipelines), averaged(callbacks):
+        with self._reducers.kept(), evaluating(self._pipelines), averaged(callbacks):
             self._context.reset_reducers()
             for callback in callbacks:
                 callback.on_validation_start()
@@ -223,7 +223,7 @@ def averaged(callbacks: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _evaluating(engines: list[Any]) -> Iterator[None]:
+def evaluating(engines: list[Any]) -> Iterator[None]:
     """Let pipelines take other numbers and sizes of micro-batches than in training.
 
     ``micro_batches`` is how many ``eval_batch`` takes by default, ``dynamic_shape`` sends every shape along instead of

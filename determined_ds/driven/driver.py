@@ -1,0 +1,411 @@
+"""``determined_ds.session``: a plain DeepSpeed script with exact resume, preemption, metrics and search."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from determined import pytorch
+from torch.utils import data as torch_data
+
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.driven.feeding import TrainingBatches, ValidationData, given_loader
+from determined_ds.driven.own_run import Config, OwnRun, show_own_errors
+from determined_ds.driven.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
+from determined_ds.driven.taking import Drive
+from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.runtime.data.passes import has_state
+from determined_ds.runtime.loop.fit import fit_arguments, of_experiment
+from determined_ds.runtime.loop.progress import make_progress
+from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
+from determined_ds.runtime.opening import open_context
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.script_run import script_run
+from determined_ds.trial import returned
+from determined_ds.trial.author import described
+
+# Where the configuration does not say it: as Trainer.fit has it.
+DEFAULTS = {"reporting_period": pytorch.Batch(100)}
+
+
+def session(
+    config: Config = None,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    accelerator: str | None = None,
+) -> Session:
+    """Run a plain DeepSpeed script as an experiment: ``with determined_ds.session("experiment.yaml") as s:``.
+
+    The same script runs by itself, under torchrun, by ``det-ds run`` and on a cluster. Under the last two everything
+    is taken from the run, and the arguments are ignored.
+
+    Args:
+        config: The path of an experiment's YAML; a mapping of an experiment's configuration, or of hyperparameters;
+            or None, where the script states all of its DeepSpeed configuration itself.
+        run_dir: For metrics, checkpoints and TensorBoard files; ``runs/<name>/<time>`` if None.
+        resume: Resume what is in ``run_dir``. The environment variable ``DETERMINED_DS_RESUME=DIR`` says both.
+        accelerator: ``cpu``, ``cuda``, or None for the best there is.
+
+    Returns:
+        The session, to be entered by ``with``.
+
+    Raises:
+        ConfigError: on entering: the configuration cannot run; every reason.
+    """
+    return Session(config, run_dir=run_dir, resume=resume, accelerator=accelerator)
+
+
+def _refused(key: str, message: str, fix: str, code: str = "session") -> ConfigError:
+    return ConfigError(Problem(key=key, message=message, fix=fix, code=code))
+
+
+def _check_count(key: str, num: Any) -> None:
+    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+        raise _refused(key, f"got {described(num)}; expected an integer of at least 1", f"write {key}(10)")
+
+
+def _check_given(engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
+    """Refuse what is not an engine, and objects without a state."""
+    fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
+    if not engines:
+        raise _refused("s.checkpoint", "its first call was given no engine", fix)
+    for engine in engines:
+        if not isinstance(engine, deepspeed.DeepSpeedEngine):
+            raise _refused("s.checkpoint", f"got {described(engine)}; expected an engine of DeepSpeed", fix)
+    for name, each in state.items():
+        if not has_state(each):
+            message = f"{name} is {described(each)}, which has no state_dict and load_state_dict"
+            raise _refused("s.checkpoint", message, "give it both, or leave it out")
+
+
+class Session:
+    """What :func:`session` gives a script. A step ends when the next batch is taken.
+
+    What the script does after ``engine.step()`` belongs to the step: reports, a validation, a checkpoint. After a stop
+    request the pass at hand ends early, and a script that begins another pass ends there, with exit code 0.
+    """
+
+    def __init__(
+        self, config: Config, *, run_dir: str | os.PathLike[str] | None, resume: bool, accelerator: str | None
+    ) -> None:
+        self._own = OwnRun(
+            config=config,
+            run_dir=None if run_dir is None else Path(run_dir),
+            resume=resume,
+            accelerator=accelerator,
+        )
+        self._stack = contextlib.ExitStack()
+        self._context: Any = None
+        self._trial: Any = None
+        self._loader: TrainingBatches | None = None
+        self._loop: SteppedLoop | None = None
+        self._drive: Drive | None = None
+        self._latest: str | None = None
+        self._fork: Path | None = None
+        self._run_dir: Path | None = None
+        self._test = False
+        self._validated = 0  # samples of the validation data since the last report
+
+    # ------------------------------------------------------------------------------------ start and end
+
+    def __enter__(self) -> Session:
+        with contextlib.ExitStack() as stack:
+            self._context = stack.enter_context(self._opened())
+            self._trial = ScriptTrial(self._context)
+            self._stack = stack.pop_all()
+        return self
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        run, info = script_run(), cluster_info()
+        if run is not None:
+            run.trained = True
+            self._latest, self._fork, self._test = run.resume, run.fork, run.test
+            self._run_dir = run.run_dir
+            with open_context() as context:
+                yield context
+        elif info is not None and info.task_type == "TRIAL":
+            self._latest = info.latest_checkpoint or None
+            with open_context(accelerator=self._own.accelerator) as context:
+                yield context
+        else:
+            show_own_errors()
+            with self._own.opened(lambda: self.stop_requested) as (
+                context,
+                self._run_dir,
+                self._latest,
+                self._fork,
+            ):
+                yield context
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            return self._stack.__exit__(kind, error, traceback)
+        with self._stack:
+            self._close()
+        return None
+
+    def _close(self) -> None:
+        if self._drive is not None and self._drive.was_driven:
+            self._drive.close()
+            return
+        if self._loader is not None:
+            raise TrainingError(
+                "nothing was trained: the loader of s.loader was not iterated\n"
+                "  fix: write for batch in loader: ..., with the loader that s.loader has returned"
+            )
+
+    # ------------------------------------------------------------------------------------ what was decided
+
+    @property
+    def context(self) -> Any:
+        """Determined's DeepSpeed context, for what a session has no method for.
+
+        Raises:
+            ConfigError: the session was not entered.
+        """
+        if self._context is None:
+            raise _refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
+        return self._context
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.context.device  # type: ignore[no-any-return]
+
+    @property
+    def distributed(self) -> Any:
+        """The ranks: ``rank``, ``size``, ``local_rank``, ``allgather(...)`` and the like."""
+        return self.context.distributed
+
+    @property
+    def rank(self) -> int:
+        """Of this process, from 0."""
+        return int(self.distributed.rank)
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory; None on a cluster."""
+        return self.context and self._run_dir
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """The hyperparameters of this point, derived ones included."""
+        return dict(self.context.get_hparams())
+
+    @property
+    def resolved(self) -> ResolvedConfig:
+        """What was decided.
+
+        Raises:
+            ConfigError: the batch is not known before ``s.checkpoint(engine)``.
+        """
+        return self.context.resolved  # type: ignore[no-any-return]
+
+    @property
+    def ds_config(self) -> dict[str, Any]:
+        """The mapping for ``deepspeed.initialize(config=...)``, every ``"auto"`` filled.
+
+        Raises:
+            ConfigError: as for :attr:`resolved`.
+        """
+        return self.resolved.ds_config
+
+    @property
+    def batches_trained(self) -> int:
+        """Optimizer steps that have ended since the start of training, in this process or before."""
+        return 0 if self._loop is None else self._loop.batches_trained
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was requested and its checkpoint is written: end the script soon."""
+        return self._drive is not None and self._drive.is_stopped
+
+    # ------------------------------------------------------------------------------------ data
+
+    def loader(self, dataset: Any, **options: Any) -> TrainingBatches:
+        """The training data in micro-batches, shuffled; iterating it drives the training.
+
+        Args:
+            dataset: With an index, or a stream, as for ``DataParallelTrial.training_loader``; or torch's
+                ``DataLoader`` over data with an index, which is split over the replicas here.
+            options: Of Determined's ``DataLoader``, or of ``StreamLoader``; not ``batch_size``.
+
+        Returns:
+            What to iterate, once a pass. The batches are on the CPU.
+
+        Raises:
+            TrialError: it is not data, or a batch size is given.
+            ConfigError: it is the second one.
+        """
+        if self._loader is not None:
+            fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
+            raise _refused("s.loader", "was called before: a session has one training loader", fix)
+        self._loader = TrainingBatches(self, self._maker("training_loader", dataset, options), dataset)
+        self._trial.loader = self._loader
+        return self._loader
+
+    def validation_loader(self, dataset: Any, **options: Any) -> ValidationData:
+        """This replica's share of the validation data, in order; every sample is in one share.
+
+        What the script reports next with ``validation=True`` is weighted by the samples that this rank has taken. With
+        a pipeline it yields iterators for ``engine.eval_batch``, each over one micro-batch.
+
+        Args:
+            dataset: As for :meth:`loader`. A stream is read whole by every replica.
+            options: As for :meth:`loader`.
+
+        Returns:
+            What to iterate, once a validation. The batches are on the CPU.
+
+        Raises:
+            TrialError: it is not data, or a batch size is given.
+        """
+        return ValidationData(self, self._maker("validation_loader", dataset, options), dataset)
+
+    def _maker(self, method: str, dataset: Any, options: Mapping[str, Any]) -> Any:
+        """A function that makes a loader, once the batch is known; what can be checked now is."""
+        trial = self._trial_in_use
+        if isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
+            if options:
+                fix = f"give the dataset: {trial.loader_names[method]}(loader.dataset, ...)"
+                raise _refused(trial.loader_names[method], "got a loader, and options for another", fix)
+            return lambda: given_loader(dataset, self.resolved.batch)
+        if "batch_size" not in options:  # its message names the size, which may not be known yet
+            returned.loader_arguments(trial, method, dataset, options)
+        return lambda: getattr(trial, method)(dataset, **options)
+
+    @property
+    def _trial_in_use(self) -> Any:
+        return self.context and self._trial
+
+    def epochs(self, num: int) -> Iterator[int]:
+        """The numbers of the epochs that are left: those done before a resume are skipped.
+
+        It ends after a stop request, and at ``fit.max_length`` where that is stated.
+
+        Args:
+            num: Epochs in all, >= 1: passes over the data.
+
+        Yields:
+            0 .. num - 1.
+        """
+        _check_count("s.epochs", num)
+        return self._drive_of("s.epochs").epochs(num)
+
+    def steps(self, num: int | None = None) -> Iterator[Any]:
+        """For each optimizer step that is left, an iterator over its micro-batches, e.g. for a pipeline::
+
+            for batches in s.steps():
+                loss = engine.train_batch(data_iter=batches)
+
+        Args:
+            num: Steps in all; None: to ``fit.max_length``.
+
+        Yields:
+            Iterators; None on ranks that load nothing, such as a pipeline's middle stages.
+        """
+        if num is not None:
+            _check_count("s.steps", num)
+        drive = self._drive_of("s.steps")
+        if num is None and self._loop is not None and not self._loop.states_length:
+            raise _refused(
+                "s.steps", "nothing says how long to train", "write s.steps(1000), or state fit.max_length"
+            )
+        return drive.steps(num)
+
+    # ------------------------------------------------------------------------------------ checkpoints, metrics
+
+    def checkpoint(self, *engines: Any, **state: Any) -> None:
+        """Hand over the engines, before the first batch; called again, have a checkpoint written.
+
+        The first call resumes them, where the run resumes. A later one writes a checkpoint when the step ends, beside
+        those of ``fit.checkpoint_period``; call it on all ranks.
+
+        Args:
+            engines: What ``deepspeed.initialize`` has returned first, of each engine.
+            state: Name -> object with ``state_dict`` and ``load_state_dict`` that is saved and restored with them:
+                an average of the weights, a scheduler of your own, counters.
+
+        Raises:
+            ConfigError: it is not an engine, or one with other batch sizes than were decided.
+            CheckpointError: the checkpoint to resume from does not fit.
+        """
+        if self._loop is None:
+            self._begin(engines, state)
+            return
+        known = [id(engine) for engine in self.context.models]
+        if any(id(engine) not in known for engine in engines):
+            fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
+            raise _refused("s.checkpoint", "got an engine that its first call was not given", fix)
+        self._drive_of("s.checkpoint").request_checkpoint()
+
+    def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
+        context = self.context
+        _check_given(engines, state)
+        for engine in engines:
+            context.wrap_model_engine(engine)
+        options = self._options(context)
+        script = ScriptState(context.models, lambda: self._drive.position() if self._drive else {}, state)
+        progress = make_progress(self.rank == 0)
+        loop = SteppedLoop(self._trial, context, options, progress, script)
+        self._stack.enter_context(loop)
+        loop.load(self._latest, self._fork)
+        self._loop = loop
+        self._drive = Drive(loop, loop.position, context.resolved.batch.accumulation)
+
+    def _options(self, context: Any) -> LoopOptions:
+        arguments = fit_arguments(context.resolved.fit)
+        lengths = {name: arguments.pop(name, DEFAULTS.get(name)) for name in LENGTHS}
+        if self._test:
+            lengths["max_length"] = pytorch.Batch(1)
+        arguments["step_zero_validation"] = False  # the script validates
+        if arguments.pop("profiling_enabled", False):
+            context._core.profiler.on()
+        return of_experiment(LoopOptions(lengths=lengths, test_mode=self._test, **arguments), context)
+
+    def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
+        """Report metrics of a micro-batch, or of a validation.
+
+        Training metrics become means over ranks and over each ``fit.reporting_period``. Validation metrics become means
+        over the ranks that report any; each counts the samples that it has taken from a validation loader since its
+        last report, or else 1. Both go to where the run's metrics go when the step ends.
+
+        Args:
+            metrics: Name -> number, or tensor of one number. A ``loss`` that is not finite stops the training.
+            validation: Whether they are of a validation, and ``searcher.metric`` may be among them.
+
+        Raises:
+            TrainingError: a value is not a number.
+        """
+        if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+            raise TrainingError(
+                f"s.report: got {described(metrics)}; expected metrics by name\n"
+                '  fix: write s.report({"loss": loss})'
+            )
+        weight, self._validated = float(self._validated or 1), 0 if validation else self._validated
+        self._drive_of("s.report").report(metrics, validation=validation, weight=weight)
+
+    def _drive_of(self, what: str) -> Drive:
+        """What is driven.
+
+        Raises:
+            ConfigError: there is no engine yet.
+        """
+        context = self.context
+        if self._drive is None:
+            raise _refused(
+                what, "no engine was handed over yet", "call s.checkpoint(engine) after deepspeed.initialize"
+            )
+        if what in ("s.steps", "s.epochs") and self._loader is None:
+            raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
+        if what == "iterating the loader" and context.use_pipeline_parallel:
+            fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
+            raise _refused(what, "a pipeline takes its batches itself", fix)
+        return self._drive

@@ -1,0 +1,281 @@
+"""A script that no launcher of ours has started: ``python3 train.py``, ``torchrun train.py``. It makes its own run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from determined import core
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.resolve import Where
+from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document, plain_copy
+from determined_ds.documents.reading import read_yaml
+from determined_ds.errors import ConfigError, Problem, lines_of_error
+from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
+from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.secrets import restored
+from determined_ds.launch.local_run import LocalRun, as_constants
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.ranks.process import Failure
+from determined_ds.launch.ranks.run_ranks import Outcome
+from determined_ds.launch.resuming import keeping_seed, start_in
+from determined_ds.protocol.checkpoint_files import remove_partial
+from determined_ds.protocol.handed_on import shortened
+from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, short, slug
+from determined_ds.protocol.run_lock import RunLock
+from determined_ds.protocol.signals import STOP
+from determined_ds.runtime.group.collectives import as_chief
+from determined_ds.runtime.group.distributed import join_process_group
+from determined_ds.runtime.master.ending import cause_of, exit_code_of, reason_of
+from determined_ds.runtime.opening import open_context
+
+# In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
+RESUME = "DETERMINED_DS_RESUME"
+SLOTS = ("resources", "slots_per_trial")
+Config = str | os.PathLike[str] | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRun:
+    """How a script runs by itself.
+
+    Args:
+        config: As given to ``session``.
+        run_dir: The same.
+        resume: The same.
+        accelerator: The same.
+    """
+
+    config: Config
+    run_dir: Path | None
+    resume: bool
+    accelerator: str | None
+
+    @contextlib.contextmanager
+    def opened(self, stopped: Callable[[], bool]) -> Iterator[tuple[Any, Path, str | None, Path | None]]:
+        """The context, the run directory, the uuid of the checkpoint to resume, and the folder of one to fork.
+
+        Args:
+            stopped: Returns whether training has stopped as requested, once it has ended.
+
+        Raises:
+            ConfigError: it cannot run; every reason.
+        """
+        devices = detect_accelerator(self.accelerator)
+        distributed = join_process_group(devices)
+        with contextlib.ExitStack() as stack:
+            run = as_chief(distributed, lambda: self._decided(distributed, devices))
+            if distributed.rank == 0:
+                stack.enter_context(_recorded(run, stopped))
+                print(*run.header(), sep="\n", flush=True)
+                for warning in (*run.start.damages, *run.warnings):
+                    print(f"warning: {warning}", file=sys.stderr, flush=True)
+            distributed.allgather(None)  # what ranks read is written
+            stack.enter_context(_stopping())
+            context = stack.enter_context(
+                open_context(
+                    experiment=run.experiment,
+                    run_dir=run.run_dir,
+                    accelerator=devices.name,
+                    distributed=distributed,
+                )
+            )
+            start = run.start
+            yield (
+                context,
+                run.run_dir,
+                start.checkpoint.uuid if start.checkpoint else None,
+                start.fork.path if start.fork else None,
+            )
+
+    def _decided(self, distributed: core.DistributedContext, devices: Accelerator) -> LocalRun:
+        experiment = parse_experiment(document_of(self.config, distributed.size))
+        where = Where(
+            context_dir=Path.cwd(),
+            accelerator=devices,
+            slots=distributed.size,
+            slots_origin="the launched ranks",
+            machines=distributed.cross_size,
+        )
+        resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
+        run_dir, resume = self._place(experiment)
+        try:
+            start = start_in(
+                run_dir, experiment, resolved, resume=resume, stated=self._stated is not None, forks=True
+            )
+        except ConfigError as error:
+            raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None
+        if start.checkpoint is not None:
+            experiment = keeping_seed(start.checkpoint, experiment)
+        return OwnLocalRun(
+            options=RunOptions(config=Path(experiment.document.name)),
+            experiment=experiment,
+            resolved=resolved,
+            accelerator=devices,
+            context_dir=Path.cwd(),
+            run_dir=run_dir.resolve(),
+            start=start,
+            warnings=resolved.warnings if resolved is not None else (),
+        )
+
+    @property
+    def _stated(self) -> Path | None:
+        """The run directory that was stated."""
+        given = os.environ.get(RESUME)
+        return Path(given) if given else self.run_dir
+
+    def _place(self, experiment: Experiment) -> tuple[Path, bool]:
+        """The run directory, and whether to resume what is there.
+
+        As under every launcher, the first launch of a job may say that it resumes.
+        """
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        resume = self.resume or restarted or RESUME in os.environ
+        stated = self._stated
+        if stated is None:
+            return new_run_dir(RUNS / slug(experiment.name), datetime.now()), resume
+        return stated, resume and not (RunDir(stated).is_empty() and RESUME not in os.environ)
+
+
+def document_of(config: Config, ranks: int) -> Document:
+    """The experiment that a script is given, on the ranks that were launched.
+
+    Args:
+        config: The path of an experiment YAML, a mapping of one or of hyperparameters, or None.
+        ranks: How many there are.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    if isinstance(config, (str, os.PathLike)):
+        document = restored(read_yaml(Path(config)), os.environ)
+        if not OF_EXPERIMENTS & document.data.keys():
+            message = "is not an experiment: it has no hyperparameters"
+            fix = "give an experiment's YAML, or the hyperparameters as a mapping: session({...})"
+            raise ConfigError(
+                Problem(key="session", value=str(config), message=message, fix=fix, code="session")
+            )
+    elif config is None or isinstance(config, Mapping):
+        given = plain_copy(dict(config or {}))
+        if not OF_EXPERIMENTS & given.keys():
+            given = {"hyperparameters": as_constants(given)}
+        document = Document(name="session", data=given)
+    else:
+        message = "expected the path of an experiment's YAML, a mapping, or nothing"
+        fix = 'write session("experiment.yaml"), or session({"global_batch_size": 32, ...})'
+        kind = type(config).__name__
+        raise ConfigError(Problem(key="session", value=kind, message=message, fix=fix, code="session"))
+    script = Path(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "script.py")
+    for key, value in (("name", script.stem), ("entrypoint", ["python3", short(script)])):
+        if document.get((key,)) is None:
+            document = document.overwritten((key,), value, "the script")
+    return document.overwritten(SLOTS, ranks, "the launched ranks")
+
+
+def in_words_of_session(problem: Problem) -> Problem:
+    """A problem of a run directory, in arguments of ``session`` instead of options of ``det-ds run``."""
+    words = {
+        "add --resume to continue it": "write session(..., resume=True) to continue it",
+        "add --run-dir ": "write run_dir=",
+        "--run-dir": "run_dir",
+        "--resume": "resume",
+    }
+
+    def said(text: str) -> str:
+        for option, argument in words.items():
+            text = text.replace(option, argument)
+        return text
+
+    return replace(problem, key=said(problem.key), message=said(problem.message), fix=said(problem.fix))
+
+
+class OwnLocalRun(LocalRun):
+    """A run that a script makes."""
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes it: the same, with the run directory in the environment."""
+        return f"{RESUME}={shlex.quote(short(self.run_dir))} {shlex.join([*sys.orig_argv])}"
+
+
+@contextlib.contextmanager
+def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Write what ranks read, and how the run has ended; on rank 0."""
+    with RunLock(run.run_dir):
+        run.write()
+        outcome = Outcome()
+        try:
+            yield
+        except BaseException as error:
+            if not (isinstance(error, SystemExit) and not error.code):
+                outcome = _failed(error, run)
+            raise
+        finally:
+            if stopped() and not outcome.failures:
+                outcome = Outcome(signals=(signal.SIGTERM,))
+            RunDir(run.run_dir).remove_next()
+            run.write_result(outcome)
+            if stopped():
+                print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
+
+
+def _failed(error: BaseException, run: LocalRun) -> Outcome:
+    remove_partial(RunDir(run.run_dir).checkpoints)
+    code = exit_code_of(error)
+    reason = shortened(reason_of(error))
+    failure = Failure(
+        rank=0, code=code, exit_code=code, time=time.time(), cause=cause_of(error), reason=reason
+    )
+    return Outcome(failures=(failure,))
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[None]:
+    """Within, SIGTERM and SIGINT request a stop; the second one does what it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, _frame: Any) -> None:
+        STOP.set()
+        signal.signal(number, before[signal.Signals(number)])
+        print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        STOP.clear()
+
+
+def show_own_errors() -> None:
+    """From now on an error of this library that ends the script is printed without a traceback."""
+    outer = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if not isinstance(error, ConfigError):
+            outer(kind, error, traceback)
+            return
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(*lines_of_error(error), sep="\n", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+
+    sys.excepthook = hook
