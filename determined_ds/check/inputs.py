@@ -1,4 +1,4 @@
-"""Files to check -> Reports: an experiment's YAML or a DeepSpeed JSON each, and the context directories once."""
+"""Files to check -> Reports: an experiment's YAML, a DeepSpeed JSON or code each, and the context directories once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from determined_ds.check.migration.judge import migration_findings
 from determined_ds.check.one_experiment import Checked, CheckOptions, check_experiment
 from determined_ds.check.output import Report, findings_of, in_order
 from determined_ds.check.sent_files import context_problems
@@ -34,7 +35,7 @@ def check_files(
     """Check files, each by itself.
 
     Args:
-        files: Experiments, or DeepSpeed JSONs.
+        files: Experiments, DeepSpeed JSONs, or scripts and trials to be brought here.
         context_dir: Of the experiments' code; None to find it for each.
         slots: Instead of ``resources.slots_per_trial``.
         overrides: ``KEY=VALUE``, which overwrite values of every experiment.
@@ -72,6 +73,9 @@ def check_files(
 def _check_file(
     file: Path, options: CheckOptions, slots: int | None, overrides: Sequence[str]
 ) -> tuple[Report, Path | None]:
+    if file.suffix == ".py":
+        changes, command = migration_findings(file)
+        return Report(file=str(file), kind="code", findings=in_order(changes, str(file)), run=command), None
     found = Problems()
     kind, checked = "experiment", Checked(findings=[])
     document = found.of(lambda: read_json(file) if file.suffix == ".json" else read_yaml(file))

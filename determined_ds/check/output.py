@@ -55,11 +55,12 @@ class Report:
 
     Args:
         file: As the user named it.
-        kind: ``experiment``, ``deepspeed`` or ``context``.
+        kind: ``experiment``, ``deepspeed``, ``context``, or ``code`` to be brought here.
         findings: By place.
         num_points: Points of the search space that were checked; 1 where nothing is searched.
         num_runnable: Those of them that can run.
         size: Points in all; None where the space is not finite.
+        run: The command that runs the code, once it is changed; "" for another file.
     """
 
     file: str
@@ -68,6 +69,7 @@ class Report:
     num_points: int = 0
     num_runnable: int = 0
     size: int | None = None
+    run: str = ""
 
     def count(self, severity: str) -> int:
         return sum(finding.severity == severity for finding in self.findings)
@@ -85,6 +87,7 @@ class Report:
             "kind": self.kind,
             "findings": [_as_json(finding, self.file) for finding in self.findings],
             "points": {"checked": self.num_points, "runnable": self.num_runnable, "size": self.size},
+            **({"run": self.run} if self.run else {}),
         }
 
 

@@ -23,6 +23,7 @@ Examples:
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
   det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
+  det-ds check train.py
 
 \b
 Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note names what could not be checked,
@@ -76,8 +77,11 @@ def check(
 
     Each CONFIG is an experiment's YAML or a DeepSpeed JSON. Reports what Determined's master would reject, and what it
     would accept: unknown keys, batches that do not divide, strategies that exclude each other, points of a search that
-    cannot run, a missing trial, a metric that it does not report, secrets in the context directory. Each problem comes
-    with its place and a fix.
+    cannot run, a missing trial or script, a metric that it does not report, secrets in the context directory. Each
+    problem comes with its place and a fix.
+
+    Of a script or trial that was written for another trainer (train.py, trial.py) it reports, line by line, what to
+    change for it to run here, and the command that runs it then.
     """
     from determined_ds.check.inputs import check_files
     from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
@@ -138,6 +142,8 @@ def _show(report: Report) -> None:
             click.echo(f"    {line}")
     if report.kind == "experiment" and report.num_points > 1 and report.num_runnable:
         click.echo(f"{report.file}: {report.points_in_words()}")
+    if report.run:
+        click.echo(f"{report.file}: run it with: {report.run}")
 
 
 def _summarize(num_files: int, num_errors: int, num_warnings: int) -> None:
