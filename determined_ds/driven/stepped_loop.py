@@ -168,6 +168,7 @@ class SteppedLoop(TrainingLoop):
         self._marks: Any = None
         self.wants_checkpoint = False
         self._steps: list[int] = []
+        self._before: list[tuple[int, int]] = []
 
     @property
     def batches_trained(self) -> int:
@@ -251,6 +252,15 @@ class SteppedLoop(TrainingLoop):
     def begin_step(self) -> None:
         super().begin_step()
         self._steps = self._steps or [engine.global_steps for engine in self._context.models]
+        self._before = self._counters()
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no engine has done anything since the step has begun: its batch was taken, and not used."""
+        return self._before == self._counters()
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(engine.global_steps, engine.micro_steps) for engine in self._context.models]
 
     def report_validation(self, metrics: Mapping[str, Any], weight: float) -> None:
         """Keep what the script reports of a validation until the step ends."""
@@ -315,12 +325,23 @@ class SteppedLoop(TrainingLoop):
 
     # ------------------------------------------------------------------------------------ end
 
-    def leave_out(self, taken: int, accumulation: int) -> None:
-        """Show that a part of a step was taken at the end, and is left out."""
-        self._progress.note(
-            f"left out    {taken} of {accumulation} micro-batches of batch {self._state.batches_trained + 1}, where "
-            "the script has ended: no checkpoint holds a part of a batch"
-        )
+    def end_without(self, taken: int, accumulation: int) -> None:
+        """End where the script has left a step that it had begun: report and save the last whole one; a collective.
+
+        Args:
+            taken: Micro-batches of the step that were taken.
+            accumulation: Micro-batches in it.
+        """
+        if not self.is_untouched:
+            self._progress.note(
+                f"left out    {taken} of {accumulation} micro-batches of batch {self._state.batches_trained + 1}: the "
+                "script has ended in the middle of it"
+            )
+        self._agreed, self._ends = True, True
+        due = replace(self._due(), report=self._reporter.take_back_batch() > 0)
+        if self._data_place.of is not None:  # a stream's position is after what was taken
+            due = replace(due, checkpoint=False)
+        self._do(due)
 
     def _prove_checkpoint(self) -> None:
         def load() -> None:

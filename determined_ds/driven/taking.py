@@ -236,9 +236,10 @@ class Drive:
         """The script is done: end its last step, and the loop; a collective."""
         if not self._is_open:
             return
-        if 0 < self._taken < self._accumulation:
-            self._loop.leave_out(self._taken, self._accumulation)
-        self._end_step(agreed=True, ends=True)
+        if self._taken and (self._loop.is_untouched or not self._has_step):
+            self._loop.end_without(self._taken, self._accumulation)
+        else:
+            self._end_step(agreed=True, ends=True)
         self._loop.end()
 
     def report(self, metrics: Any, *, validation: bool, weight: float) -> None:

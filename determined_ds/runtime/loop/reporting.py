@@ -55,6 +55,11 @@ class Reporter:
             self._started = time.perf_counter()
         self._num_batches += 1
 
+    def take_back_batch(self) -> int:
+        """The batch that has begun is not trained. Returns those that were, since the last report."""
+        self._num_batches = max(0, self._num_batches - 1)
+        return self._num_batches
+
     def pause(self) -> None:
         """What follows is not training: a report, a validation, a checkpoint."""
         if self._started is None:
