@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
 
+    from determined_ds.config.hyperparameters import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
     from determined_ds.protocol.header import decided
     from determined_ds.runtime.upstream import log_in_task
@@ -96,8 +97,9 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             storage=options.storage,
         ) as context,
     ):
-        is_pipeline = context.resolved.topology.pipe_parallel_size > 1
-        spec = options.pipeline_trial if options.pipeline_trial and is_pipeline else options.trial
+        spec = options.trial
+        if options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1:
+            spec = options.pipeline_trial
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         trial = load_trial(spec)(context)
@@ -107,8 +109,12 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         if options.evaluate is not None or options.predict is not None:
             _evaluate(trial, context, options)
             return
+        if experiment is not None and experiment.is_legacy:  # its engine may decide all but the length
+            fit = parse_hyperparameters(experiment.hyperparameters).fit
+        else:
+            fit = context.resolved.fit
         Trainer(trial, context).fit(
-            **fit_arguments(context.resolved.fit),
+            **fit_arguments(fit),
             latest_checkpoint=options.resume if info is None else info.latest_checkpoint or None,
             test_mode=options.test,
             fork=options.fork,

@@ -26,7 +26,7 @@ from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import count, hang_timeout_s
-from determined_ds.protocol.header import decided, left_open
+from determined_ds.protocol.header import decided, undecided
 from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
 from determined_ds.protocol.run_lock import RunLock
@@ -78,7 +78,7 @@ class LocalRun:
             lines = decided(name, runs, self.resolved)
         else:
             by = "the script" if self.experiment.script else "the trial"
-            lines = left_open(name, runs, self.experiment.slots, self.accelerator, by=by)
+            lines = undecided(name, runs, self.experiment.slots, self.accelerator, by=by)
         lines.append(f"  seed       {self.experiment.trial_seed}{self._seed_origin()}")
         lines.append(f"  run dir    {short(self.run_dir)}")
         if self.placed is not None:

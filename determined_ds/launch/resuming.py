@@ -124,8 +124,8 @@ def start_in(
         takes = resolved.fit.warm_start if checkpoint is None else None
         start = replace(start, changes=_changes_of(origin, experiment, resolved, warm_start=takes))
         found.problems += start.changes.problems
-    elif checkpoint is not None and experiment.script is not None:
-        start = replace(start, changes=_changes_of_script(there, experiment))
+    elif checkpoint is not None and not experiment.states_all:
+        start = replace(start, changes=_changes_in_yaml(there, experiment))
     found.raise_any()
     return start
 
@@ -220,8 +220,8 @@ def _is_librarys(checkpoint: Checkpoint) -> bool:
     return (checkpoint.path / "trial_state.json").is_file()
 
 
-def _changes_of_script(there: RunDir, experiment: Experiment) -> Changes:
-    """What has changed since a script's run began; what that means, only the script knows."""
+def _changes_in_yaml(there: RunDir, experiment: Experiment) -> Changes:
+    """What has changed in an experiment since its run began; what that means, only its code knows."""
     try:
         before = settings_before(read_yaml(there.experiment).data, None)
     except ConfigError:

@@ -42,7 +42,7 @@ def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
     ]
 
 
-def left_open(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:
+def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:
     """The lines, where the configuration leaves the batch to the code.
 
     Args:

@@ -36,6 +36,7 @@ from determined_ds.search.study import STUDY, About
 # Parts of an experiment's configuration that may change when its search is resumed.
 NOT_THE_SEARCH = words("""description integrations labels log_policies max_restarts name notes project retention_policy
     workspace""")
+LEFT_OPEN = "left-open"
 MAX_LENGTH = ("searcher", "max_length")
 MAX_RESTARTS = 5  # Determined's default
 MOST_DIFFERENCES = 12
@@ -158,9 +159,9 @@ def prepare_search(
     asked = CheckOptions(
         context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
     )
-    findings = check_experiment(document, asked).findings
-    notes = [finding.problem for finding in findings if not _is_error(finding)]
-    found.warn(problem for problem in notes if problem.code != "left-open")  # a script decides, as it should
+    # That a script decides what is not stated is no news here.
+    findings = [each for each in check_experiment(document, asked).findings if each.problem.code != LEFT_OPEN]
+    found.warn(finding.problem for finding in findings if not _is_error(finding))
     errors = [finding.problem for finding in findings if _is_error(finding)]
     found.problems += [problem for problem in errors if problem not in found.problems]
     found.raise_any()

@@ -17,10 +17,13 @@ from determined_ds.protocol.checkpoint_files import MANIFEST, checkpoints_in
 from determined_ds.protocol.conclusion import RunResult, read_result
 from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.search.methods import Create
+from determined_ds.search.setup import prepare_search
 from tests.command import Started, det_ds
 
 OWN_SCRIPT = Path(__file__).with_name("own_script")
 STEPS = 8
+GROUPS = ("training", "validation")
 
 
 def words(folder: Path, arguments: str, *options: str, run_dir: str = "run") -> list[str]:
@@ -142,6 +145,72 @@ def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None
         done = det_ds(*words(own_script, "by_trainer.py", *sets, *more))
         assert done.returncode == 0, done.stderr
     assert "resumed at batch 4 of 4" in done.stdout
+
+
+@pytest.mark.parametrize("entrypoint", ["model_def:OwnTrial"])
+def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(
+    own_script: Path, entrypoint: str
+) -> None:
+    keys = {
+        "searcher.max_length": "{batches: 4}",
+        "min_validation_period": "{batches: 2}",
+        "scheduling_unit": 1,
+    }
+    sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    there = [str(own_script / "experiment.yaml"), str(own_script), "--run-dir", str(own_script / "run")]
+    command = ["run", *there, "--slots", "1", "--set", f"entrypoint={entrypoint}", *sets]
+    done = det_ds(*command)
+    assert done.returncode == 0, done.stderr
+    assert "batch      decided by the trial" in done.stdout
+    assert "ignored" not in done.stderr
+    metrics = RunDir(own_script / "run").metrics
+    steps = {group: [each["steps_completed"] for each in read_records(metrics, group)] for group in GROUPS}
+    assert steps == {"training": [1, 2, 3, 4], "validation": [2, 4]}
+    given = json.loads((own_script / "run/deepspeed_config.json").read_text())
+    assert given["train_batch_size"] == 8  # its engine's
+
+
+@pytest.mark.long("test_the_search_of_a_script_leaves_to_it_what_it_decides runs no trial")
+def test_a_search_runs_a_script_at_each_point(own_script: Path) -> None:
+    rates = "hyperparameters.learning_rate={type: categorical, vals: [0.1, 0.01]}"
+    there = [str(own_script / "experiment.yaml"), str(own_script), "--run-dir", str(own_script / "search")]
+    done = det_ds("search", *there, "--slots", "1", "--set", rates, "--set", "searcher.name=grid")
+    assert done.returncode == 0, done.stderr
+    assert "2 trials: 2 completed" in done.stdout
+
+
+def test_the_search_of_a_script_leaves_to_it_what_it_decides(own_script: Path) -> None:
+    overrides = [
+        "hyperparameters.learning_rate={type: categorical, vals: [0.1, 0.01]}",
+        "searcher={name: grid, metric: validation_loss, max_length: {epochs: 3}}",
+    ]
+    plan = prepare_search(own_script / "experiment.yaml", own_script, overrides=overrides, accelerator="cpu")
+    assert not any("decides" in warning for warning in plan.warnings)
+    create = next(event for event in plan.search().start() if isinstance(event, Create))
+    assert plan.judge(create) is None
+    trial = plan.trial_document(create)
+    assert trial.get(("searcher", "max_length")) == {"epochs": 3}
+    assert trial.get(("hyperparameters", "learning_rate")) in (0.1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("autotune",), "train some steps of a trial class, and this is a script"),
+        (("compare", "--strategies", "zero1"), "train some steps of a trial class, and this is a script"),
+        (("estimate",), "builds the model of a trial class, and this is a script"),
+        (("render",), "the script decides batch and strategy"),
+    ],
+)
+def test_a_command_that_needs_a_trial_refuses_a_script_by_name(
+    own_script: Path, words: tuple[str, ...], said: str
+) -> None:
+    command, *options = words
+    there = [str(own_script / "experiment.yaml"), str(own_script), *options]
+    done = CliRunner().invoke(main, [command, *there])
+    assert done.exit_code == EXIT_CONFIG
+    assert said in done.stderr
+    assert "fix:" in done.stderr
 
 
 # --------------------------------------------------------------------- what is refused before ranks start
