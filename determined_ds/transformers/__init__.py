@@ -1,0 +1,32 @@
+"""Hugging Face's Trainer under DeepSpeed on Determined: its arguments reconciled, its checkpoints and metrics kept.
+
+One changed import::
+
+    from determined_ds.transformers import DetCallback, TrainingArguments
+
+``DetCallback`` is that of ``determined.transformers``, by the same arguments. ``TrainingArguments`` and ``Trainer`` are
+those of ``transformers``: the first is filled from the trial's hyperparameters and its DeepSpeed JSON, the second
+resumes by itself and takes part in ``det-ds run --test``.
+"""
+
+from determined_ds.transformers.arguments import (
+    ReconciledArguments,
+    Seq2SeqTrainingArguments,
+    TrainingArguments,
+)
+from determined_ds.transformers.callback import DetCallback
+from determined_ds.transformers.opened import init
+from determined_ds.transformers.plugin import deepspeed_plugin
+from determined_ds.transformers.trainer import ResumingTrainer, Seq2SeqTrainer, Trainer
+
+__all__ = [
+    "DetCallback",
+    "ReconciledArguments",
+    "ResumingTrainer",
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
+    "Trainer",
+    "TrainingArguments",
+    "deepspeed_plugin",
+    "init",
+]

@@ -1,0 +1,293 @@
+"""``DetCallback``: transformers' Trainer on Determined, in place of that of ``determined.transformers``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import determined as det
+import torch
+import transformers
+from determined import core
+
+from determined_ds.config.hyperparameters import FitOptions, parse_hyperparameters
+from determined_ds.documents.writing import write_whole
+from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
+from determined_ds.memory.units import GIB
+from determined_ds.protocol.best import finite, is_better
+from determined_ds.runtime.loop.reporting import peak_memory_bytes
+from determined_ds.transformers.agreement import eval_strategy, hyperparameter_problems, searcher_problems
+from determined_ds.transformers.arguments import ReconciledArguments
+from determined_ds.transformers.checkpoints import Checkpoints
+from determined_ds.transformers.here import TrialHere, placed, trial_here
+from determined_ds.transformers.metrics import TRAINING, VALIDATION, Stopwatch, group_of, reported
+
+logger = logging.getLogger("determined_ds")
+
+
+class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Metrics, checkpoints, stops and resuming of a ``transformers.Trainer``, on a cluster and under ``det-ds run``.
+
+    The arguments are those of ``determined.transformers.DetCallback`` (0.38.1). Where there is a checkpoint to resume
+    from, it is in ``args.resume_from_checkpoint`` once the callback is made; give it to ``trainer.train``.
+
+    Args:
+        core_context: From :func:`determined_ds.transformers.init` or ``determined.core.init``.
+        args: The arguments of the Trainer.
+        filter_metrics: Report only metrics whose names hold one of these; None: all.
+        user_data: Written into each checkpoint as ``my_data.json``.
+
+    Raises:
+        ConfigError: the arguments and the experiment contradict each other.
+    """
+
+    def __init__(
+        self,
+        core_context: core.Context,
+        args: transformers.TrainingArguments,
+        filter_metrics: list[str] | None = None,
+        user_data: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.core_context = core_context
+        self.user_data = user_data
+        self.info = det.get_cluster_info()
+        self._trial = trial_here()
+        searcher = {} if self._trial is None else self._trial.searcher
+        self.searcher_metric: str | None = searcher.get("metric") or None
+        self.time_metric: str | None = searcher.get("time_metric") or None
+        self._smaller_is_better = searcher.get("smaller_is_better") is not False
+        self.filter_metrics = filter_metrics
+        if filter_metrics is not None:
+            self.filter_metrics = [*filter_metrics, *filter(None, (self.searcher_metric, self.time_metric))]
+        self._fit = FitOptions() if self._trial is None else self._checked(self._trial, args)
+        args.output_dir = placed(args.output_dir)
+        trial_id = None if self._trial is None or self.info is None else self.info.trial.trial_id
+        self._checkpoints = Checkpoints(core_context, args.output_dir, trial_id=trial_id, user_data=user_data)
+        self._is_chief = core_context.distributed.rank == 0
+        self._resumed_steps: int | None = None
+        self._begin()
+        if self._trial is not None:
+            self._resume(self._trial, args)
+
+    def _begin(self) -> None:
+        """What is known of a training that is about to begin."""
+        self._is_training = self._is_stopping = False
+        self._validation: dict[str, Any] = {}
+        self._validated: set[str] = set()  # names of metrics that were reported of the step at hand
+        self._validated_step = self._trained_step = self._saved_step = -1
+        self._best: float | None = None
+        self._best_steps: int | None = None
+        self._percent = 0
+        self._watch = Stopwatch()
+        self._peaks: list[int] = []
+
+    def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
+        problems = list(searcher_problems(trial.searcher, args))
+        if not isinstance(args, ReconciledArguments):
+            problems += hyperparameter_problems(trial.hyperparameters, args)
+        if problems:
+            raise ConfigError(problems)
+        states_fit = trial.hyperparameters.get(("fit",)) is not None
+        fit = parse_hyperparameters(trial.hyperparameters).fit
+        if fit.profiling_enabled:
+            self.core_context.profiler.on()
+        return fit if states_fit else FitOptions(checkpoint_policy="none")
+
+    def _resume(self, trial: TrialHere, args: Any) -> None:
+        if trial.run is not None and trial.run.fork is not None:
+            message = "a fork starts from weights alone, which this script has to load itself"
+            fix = "resume the run, or give the folder to from_pretrained"
+            raise ConfigError(Problem(key="--fork", value=str(trial.run.fork), message=message, fix=fix))
+        if trial.latest_checkpoint is None:
+            return
+        folder = self._checkpoints.fetch(trial.latest_checkpoint)
+        args.resume_from_checkpoint = str(folder)
+        state = transformers.TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        self._resumed_steps = self._saved_step = state.global_step
+        self._trained_step = self._validated_step = state.global_step
+        for each in state.log_history:
+            self._note_best(each, each.get("step"))
+        logger.info("resuming from checkpoint %s, step %d", trial.latest_checkpoint, state.global_step)
+
+    @contextlib.contextmanager
+    def stored(self) -> Iterator[Path]:
+        """The newest checkpoint as it is stored: its ``checkpoint-N``; a collective."""
+        with self._checkpoints.newest() as folder:
+            yield folder
+
+    # ------------------------------------------------------------------------------- of transformers' Trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check that training resumes where it was stopped."""
+        if self._resumed_steps not in (None, state.global_step):
+            message = (
+                f"training begins at step {state.global_step}, and the checkpoint is of step {self._resumed_steps}: "
+                "write trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)"
+            )
+            raise TrainingError(message)
+        self._is_training, self._is_stopping = True, False
+        self._watch.restart()
+        given = getattr(args, "hf_deepspeed_config", None)
+        if self._is_chief and given is not None and self._trial is not None and self._trial.run is not None:
+            path = self._trial.run.there.deepspeed_config
+            write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the evaluation before the step."""
+        self._report_validation(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Progress, and whether to stop; asked at every step, of the chief."""
+        self._watch.step()
+        self._report_progress(state.global_step / max(1, state.max_steps))
+        if state.global_step < state.max_steps and self._should_stop():
+            self._is_stopping = control.should_training_stop = True
+        # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
+        control.should_log = control.should_log or control.should_save or control.should_training_stop
+        if control.should_log:
+            self._peaks = self.core_context.distributed.allgather(peak_memory_bytes(args.device))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """At the end, evaluate and save what was not; in the middle of a pass, only save."""
+        self._report_validation(state)
+        step = state.global_step
+        in_midst = self._is_stopping and state.epoch != int(state.epoch)
+        if in_midst:  # this pass is trained to its end later
+            control.should_evaluate = control.should_save = False
+        is_end = control.should_training_stop or step >= state.max_steps
+        if is_end and not self._is_stopping and step > self._validated_step and eval_strategy(args) != "no":
+            control.should_evaluate = True
+        if is_end and (step > self._saved_step or (control.should_evaluate and self._is_stopping)):
+            control.should_save = True
+        if control.should_save:
+            control.should_log = True
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Report metrics of training; keep those of evaluations until all of them are there."""
+        group = group_of(logs or {})
+        metrics = reported(logs or {}, self.filter_metrics, step=state.global_step, epoch=state.epoch)
+        if group == VALIDATION:
+            self._validation.update(metrics)
+            if not self._is_training:
+                self._report_validation(state)
+        elif group == TRAINING and logs and state.global_step > self._trained_step:
+            self._trained_step = state.global_step
+            self._check_finite("loss", logs.get("loss"), state)
+            self._report_training(args, state, metrics)
+        self._watch.restart()
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Decide whether the evaluated weights are saved."""
+        metrics = metrics or {}
+        if self._is_training and self.searcher_metric in metrics:
+            self._check_finite(self.searcher_metric, metrics[self.searcher_metric], state)
+            is_best = self._note_best(metrics, state.global_step)
+            policy = self._fit.checkpoint_policy
+            wanted = policy == "all" or (policy == "best" and is_best)
+            # One answer for all ranks, since a checkpoint is a collective.
+            if self.core_context.distributed.broadcast(wanted) and state.global_step > self._saved_step:
+                control.should_save = True
+        self._watch.restart()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Store what the Trainer has written."""
+        self._report_validation(state)
+        self._saved_step = state.global_step
+        self._checkpoints.store(state.global_step)
+        self._checkpoints.prune(args.save_total_limit, self._best_steps)
+        self._watch.restart()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report what is left."""
+        self._report_validation(state)
+        self._is_training = False
+
+    # ------------------------------------------------------------------------------------------ reports
+
+    def _should_stop(self) -> bool:
+        """Whether to stop, the same on every rank; one broadcast."""
+        preempt, distributed = self.core_context.preempt, self.core_context.distributed
+        if preempt._preempt_mode is core.PreemptMode.WorkersAskChief:
+            return bool(preempt.should_preempt())
+        return bool(distributed.broadcast(preempt.should_preempt() if self._is_chief else None))
+
+    def _report_progress(self, progress: float) -> None:
+        percent = int(progress * 100)
+        if self._is_chief and percent > self._percent:
+            self._percent = percent
+            self.core_context.train.report_progress(min(1.0, progress))
+
+    def _report_training(self, args: Any, state: Any, metrics: dict[str, Any]) -> None:
+        steps_per_s = self._watch.take()
+        if not self._is_chief:
+            return
+        if steps_per_s is not None:
+            samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            metrics["samples_per_second"] = steps_per_s * samples
+        if self._peaks:
+            metrics["peak_memory_gib"] = max(self._peaks) / GIB
+            metrics["peak_memory_gib_min"] = min(self._peaks) / GIB
+        self.core_context.train.report_training_metrics(steps_completed=state.global_step, metrics=metrics)
+
+    def _report_validation(self, state: Any) -> None:
+        """Report the evaluations of one step, of one data set or several, each metric once."""
+        metrics, self._validation = self._validation, {}
+        if not metrics or (self._is_stopping and not self._is_training):
+            return  # what a script evaluates after a stop belongs to the training that is resumed
+        step = metrics["batches"]
+        if step < self._validated_step:
+            return
+        if step > self._validated_step:
+            self._validated, self._validated_step = set(), step
+            self._check_metrics(metrics)
+        metrics = {name: value for name, value in metrics.items() if name not in self._validated}
+        self._validated |= set(metrics)
+        if self._is_chief and metrics:
+            self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
+
+    def _check_metrics(self, metrics: dict[str, Any]) -> None:
+        """The searcher needs these two.
+
+        Raises:
+            ConfigError: one is missing.
+        """
+        problems = []
+        for key, name in (
+            ("searcher.metric", self.searcher_metric),
+            ("searcher.time_metric", self.time_metric),
+        ):
+            if name is not None and name not in metrics:
+                names = [each for each in metrics if each not in ("batches", "epochs")]
+                message = "is not among the metrics of an evaluation"
+                fix = f"use one of {', '.join(names)}, or return it from compute_metrics"
+                problems.append(
+                    Problem(key=key, value=name, message=message, fix=fix, code="searcher-metric")
+                )
+        if problems:
+            raise ConfigError(problems)
+
+    def _note_best(self, metrics: dict[str, Any], steps: int | None) -> bool:
+        value = finite(metrics.get(self.searcher_metric)) if self.searcher_metric else None
+        if not is_better(value, self._best, smaller_is_better=self._smaller_is_better):
+            return False
+        self._best, self._best_steps = value, steps
+        return True
+
+    def _check_finite(self, name: str | None, value: Any, state: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.item()
+        if self._fit.stop_on_nan and isinstance(value, float) and not math.isfinite(value):
+            raise NotFiniteError(
+                f"{name} is {value} at step {state.global_step}: nothing is saved of it; lower the learning rate, "
+                "or set hyperparameters.fit.stop_on_nan: false"
+            )

@@ -1,0 +1,67 @@
+"""``hyperparameters.fit`` as arguments of transformers: how long to train, and when to evaluate, save and log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from determined_ds.config.hyperparameters import FitOptions, Length
+from determined_ds.documents.document import Document
+from determined_ds.errors import Problem
+
+# Of fit -> the beginning of two arguments: NAME_strategy and NAME_steps.
+PERIODS = {"validation_period": "eval", "checkpoint_period": "save", "reporting_period": "logging"}
+NOT_HERE = "transformers has no such period"
+
+
+def fields_of_fit(fit: FitOptions, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that ``fit`` determines.
+
+    Args:
+        fit: As it was read.
+        stated: ``hyperparameters.fit`` as it is written; only what stands there is handed on.
+    """
+    fields: dict[str, Any] = {}
+    if fit.max_length is not None:
+        by_batches = fit.max_length.unit == "batches"
+        fields["max_steps"] = fit.max_length.value if by_batches else -1
+        if not by_batches:
+            fields["num_train_epochs"] = fit.max_length.value
+    for name, start in PERIODS.items():
+        period: Length | None = getattr(fit, name)
+        if period is None or not isinstance(period.value, int):
+            continue
+        if period.unit == "batches":
+            fields[f"{start}_strategy"], fields[f"{start}_steps"] = "steps", period.value
+        elif period.value == 1:
+            fields[f"{start}_strategy"] = "epoch"
+    if fit.step_zero_validation:
+        fields["eval_on_start"] = True
+    if fit.save_total_limit is not None:
+        fields["save_total_limit"] = fit.save_total_limit
+    return {name: value for name, value in fields.items() if stated}
+
+
+def length_problems(hyperparameters: Document, fit: FitOptions) -> list[Problem]:
+    """What of ``fit`` transformers cannot do: a list of numbers, and a period of several epochs."""
+    problems = []
+    for name in PERIODS:
+        period: Length | None = getattr(fit, name)
+        if period is None:
+            continue
+        if not isinstance(period.value, int):
+            fix = f"write a period: {name}: {{{period.unit}: {period.value[0]}}}"
+            problems.append(hyperparameters.problem(("fit", name), f"{NOT_HERE}: a list", fix, "hf-period"))
+        elif period.unit == "epochs" and period.value != 1:
+            fix = f"write {name}: {{epochs: 1}}, or a number of batches"
+            message = f"{NOT_HERE}: several epochs"
+            problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
+    return problems
+
+
+def length_of_fields(values: Mapping[str, Any]) -> dict[str, int] | None:
+    """``fit.max_length`` as the arguments state it; None where that is not a whole number."""
+    steps, epochs = values.get("max_steps") or -1, values.get("num_train_epochs")
+    if steps > 0:
+        return {"batches": int(steps)}
+    return {"epochs": int(epochs)} if epochs and epochs >= 1 and epochs == int(epochs) else None

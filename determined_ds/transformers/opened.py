@@ -1,0 +1,33 @@
+"""Determined's core context for a script of transformers, on a cluster and under ``det-ds run``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from determined import core
+
+from determined_ds.runtime.data.seeds import seed_everything
+from determined_ds.runtime.group.distributed import join_process_group
+from determined_ds.runtime.master.core_context import cluster_core_context
+from determined_ds.transformers.here import accelerator_here, trial_here
+
+
+@contextlib.contextmanager
+def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
+    """Join the ranks, seed the generators with the trial's seed, and open Determined's core context.
+
+    Args:
+        use_cpu: Train on CPUs although there is a GPU.
+
+    Yields:
+        The core context for :class:`~determined_ds.transformers.DetCallback`. On a cluster it survives short outages
+        of the master, and stops where the searcher stops the trial.
+    """
+    trial = trial_here()
+    distributed = join_process_group(accelerator_here(use_cpu=use_cpu))
+    if trial is not None:
+        seed_everything(trial.task.seed)
+    on_cluster = trial is not None and trial.run is None
+    with cluster_core_context(distributed) if on_cluster else core.init(distributed=distributed) as context:
+        yield context

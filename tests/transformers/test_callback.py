@@ -1,0 +1,316 @@
+"""``DetCallback`` beside a Trainer: what it reports, when it stops, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import determined as det
+import pytest
+import torch
+import transformers
+from determined import core
+
+from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
+from determined_ds.transformers import DetCallback
+from determined_ds.transformers.checkpoints import KEPT, Checkpoints
+
+
+class Reports:
+    """A core context that remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.distributed = core.DummyDistributedContext()
+        self.preempt = SimpleNamespace(
+            _preempt_mode=core.PreemptMode.WorkersAskChief, should_preempt=lambda: self.stops
+        )
+        self.train = self
+        self.checkpoint = self
+        self.stops = False
+        self.training: dict[int, dict[str, Any]] = {}
+        self.validation: list[tuple[int, dict[str, Any]]] = []
+        self.progress: list[float] = []
+        self.stored: dict[str, list[str]] = {}
+        self.deleted: list[str] = []
+
+    def report_training_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        assert steps_completed not in self.training
+        self.training[steps_completed] = metrics
+
+    def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        self.validation.append((steps_completed, metrics))
+
+    def report_progress(self, progress: float) -> None:
+        self.progress.append(progress)
+
+    def upload(self, folder: str, *, metadata: dict[str, Any], shard: bool, selector: Any) -> str:
+        uuid = f"uuid-{metadata['steps_completed']}"
+        files = (str(file.relative_to(folder)) for file in Path(folder).rglob("*") if file.is_file())
+        self.stored[uuid] = [name for name in files if selector(name)]
+        return uuid
+
+    def delete(self, uuid: str) -> None:
+        self.deleted.append(uuid)
+
+
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Says that this process trains a trial of an experiment."""
+
+    def of(
+        searcher: dict[str, Any], hparams: dict[str, Any] | None = None, latest: str | None = None
+    ) -> None:
+        config = {"searcher": {"name": "single", **searcher}, "resources": {"slots_per_trial": 1}}
+        info = SimpleNamespace(
+            task_type="TRIAL",
+            latest_checkpoint=latest,
+            trial=SimpleNamespace(
+                hparams=hparams or {}, _config=config, trial_seed=1, _steps_completed=0, trial_id=5
+            ),
+        )
+        monkeypatch.setattr(det, "get_cluster_info", lambda: info)
+
+    return of
+
+
+def arguments(folder: Path, **fields: Any) -> transformers.TrainingArguments:
+    options = {"eval_strategy": "steps", "eval_steps": 2, "logging_steps": 2, "save_steps": 2, "max_steps": 4}
+    return transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **{**options, **fields}
+    )
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.full((4,), index)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None) -> transformers.Trainer:
+    config = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    trainer = transformers.Trainer(
+        model=transformers.LlamaForCausalLM(config),
+        args=args,
+        train_dataset=Data(),
+        eval_dataset=eval_dataset or Data(),
+        callbacks=[DetCallback(reports, args), *more],
+    )
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    return trainer
+
+
+def codes(error: ConfigError) -> dict[str, str]:
+    return {problem.key: problem.code for problem in error.problems}
+
+
+# --------------------------------------------------------------------------------------------- reports
+
+
+def test_metrics_have_the_names_of_determined_s_callback(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"})
+    reports = Reports()
+    trainer = train(reports, arguments(tmp_path))
+    trainer.evaluate()  # as example scripts do: of a step that was reported
+    assert sorted(reports.training) == [2, 4]
+    assert reports.training[2].keys() >= {"loss", "grad_norm", "learning_rate", "batches", "epochs"}
+    assert reports.training[2]["samples_per_second"] > 0
+    assert not [name for name in reports.training[4] if name.endswith("_runtime")]
+    assert [(step, set(metrics)) for step, metrics in reports.validation] == [
+        (step, {"eval_loss", "batches", "epochs"}) for step in (2, 4)
+    ]
+    assert reports.progress == [0.25, 0.5, 0.75, 1.0]
+    assert list(reports.stored) == ["uuid-2", "uuid-4"]
+    assert all(name.startswith("checkpoint-4/") for name in reports.stored["uuid-4"])
+
+
+def test_several_data_sets_are_one_validation(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_first_loss"})
+    reports = Reports()
+    train(reports, arguments(tmp_path, eval_steps=4), eval_dataset={"first": Data(), "second": Data()})
+    assert [step for step, _ in reports.validation] == [4]
+    assert reports.validation[0][1].keys() >= {"eval_first_loss", "eval_second_loss"}
+
+
+def test_filtered_metrics_keep_the_searcher_s(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"})
+    callback = DetCallback(Reports(), arguments(tmp_path), filter_metrics=["accuracy"])
+    assert callback.filter_metrics == ["accuracy", "eval_loss"]
+
+
+def test_without_a_trial_it_reports_all_the_same(tmp_path: Path) -> None:
+    reports = Reports()
+    train(reports, arguments(tmp_path))
+    assert sorted(reports.training) == [2, 4]
+
+
+# --------------------------------------------------------------------------------------------- stops
+
+
+class Stopping(transformers.TrainerCallback):
+    def __init__(self, reports: Reports, step: int) -> None:
+        self.reports, self.step = reports, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.reports.stops = state.global_step + 1 == self.step
+
+
+def test_a_stop_is_asked_at_every_step_and_saves_without_an_evaluation(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"})
+    reports = Reports()
+    args = arguments(tmp_path, eval_strategy="epoch", max_steps=20, per_device_train_batch_size=2)
+    train(reports, args, Stopping(reports, 3))
+    assert list(reports.stored) == ["uuid-2", "uuid-3"]
+    assert reports.validation == []
+    assert sorted(reports.training) == [2, 3]
+
+
+def test_a_stop_at_the_end_of_a_pass_evaluates_it_before_it_saves(trial: Any, tmp_path: Path) -> None:
+    """A run that resumes begins with the next pass."""
+    trial({"metric": "eval_loss"})
+    reports = Reports()
+    args = arguments(
+        tmp_path, eval_strategy="epoch", save_strategy="epoch", max_steps=20, per_device_train_batch_size=2
+    )
+    train(reports, args, Stopping(reports, 4))
+    assert [step for step, _ in reports.validation] == [4]
+    assert list(reports.stored) == ["uuid-4"]
+
+
+def test_the_last_step_asks_no_more(trial: Any, tmp_path: Path) -> None:
+    """An acknowledged stop would make a master start the finished trial again."""
+    trial({"metric": "eval_loss"})
+    reports = Reports()
+    reports.preempt.should_preempt = lambda: pytest.fail("asked") if len(reports.progress) == 4 else False
+    train(reports, arguments(tmp_path))
+    assert list(reports.stored) == ["uuid-2", "uuid-4"]
+
+
+def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"})
+    reports = Reports()
+    callback = DetCallback(reports, arguments(tmp_path))
+    state = transformers.TrainerState(global_step=2, epoch=0.1)
+    with pytest.raises(NotFiniteError):
+        callback.on_log(None, state, None, logs={"loss": math.nan})
+    assert reports.training == {}
+
+
+# --------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("searcher", "fields", "expected"),
+    [
+        ({"metric": "validation_loss"}, {}, {"searcher.metric": "searcher-metric"}),
+        (
+            {"metric": "eval_loss"},
+            {"eval_strategy": "no"},
+            {"TrainingArguments.eval_strategy": "searcher-metric"},
+        ),
+        (
+            {"metric": "eval_loss"},
+            {"metric_for_best_model": "accuracy"},
+            {"TrainingArguments.metric_for_best_model": "stated-twice"},
+        ),
+        (
+            {"metric": "eval_loss"},
+            {"metric_for_best_model": "loss", "greater_is_better": True},
+            {"TrainingArguments.greater_is_better": "stated-twice"},
+        ),
+        (
+            {"metric": "eval_loss", "name": "adaptive_asha", "time_metric": "batches", "max_time": 7},
+            {},
+            {"searcher.max_time": "stated-twice"},
+        ),
+        ({"metric": "eval_loss", "max_length": {"batches": 7}}, {}, {"searcher.max_length": "stated-twice"}),
+    ],
+)
+def test_contradictions_with_the_searcher_are_refused(
+    trial: Any, tmp_path: Path, searcher: dict[str, Any], fields: dict[str, Any], expected: dict[str, str]
+) -> None:
+    trial(searcher)
+    with pytest.raises(ConfigError) as caught:
+        DetCallback(Reports(), arguments(tmp_path, **fields))
+    assert codes(caught.value) == expected
+
+
+def test_hyperparameters_that_plain_arguments_did_not_take_are_refused(trial: Any, tmp_path: Path) -> None:
+    fit = {"max_length": {"batches": 9}}
+    trial({"metric": "eval_loss"}, {"global_batch_size": 64, "fit": fit})
+    with pytest.raises(ConfigError) as caught:
+        DetCallback(Reports(), arguments(tmp_path))
+    assert codes(caught.value).keys() == {"hyperparameters.global_batch_size", "hyperparameters.fit"}
+
+
+def test_a_metric_that_no_evaluation_has_ends_the_run_at_the_first(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_accuracy"})
+    with pytest.raises(ConfigError) as caught:
+        train(Reports(), arguments(tmp_path))
+    assert codes(caught.value) == {"searcher.metric": "searcher-metric"}
+
+
+# --------------------------------------------------------------------------------------------- checkpoints
+
+
+class Stored(Reports):
+    """A storage whose one checkpoint is a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def download(self, uuid: str, destination: str) -> None:
+        target = Path(destination) / self.folder.name
+        target.mkdir(parents=True)
+        for file in self.folder.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+
+
+def written(folder: Path, steps: int) -> Path:
+    made = folder / f"checkpoint-{steps}"
+    made.mkdir(parents=True)
+    transformers.TrainerState(global_step=steps).save_to_json(str(made / "trainer_state.json"))
+    return made
+
+
+def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"}, latest="uuid-2")
+    written(tmp_path / "out", 4)  # never stored: its run was killed
+    args = arguments(tmp_path / "out")
+    callback = DetCallback(Stored(written(tmp_path / "stored", 2)), args)
+    assert args.resume_from_checkpoint == str(tmp_path / "out" / "checkpoint-2")
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["checkpoint-2"]
+    with pytest.raises(TrainingError, match=r"write trainer\.train"):
+        callback.on_train_begin(args, transformers.TrainerState(global_step=0), None)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "stored" / "model"
+    other.mkdir(parents=True)
+    checkpoints = Checkpoints(Stored(other), str(tmp_path / "out"), trial_id=1, user_data=None)
+    with pytest.raises(CheckpointError):
+        checkpoints.fetch("uuid")
+
+
+def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(tmp_path: Path) -> None:
+    reports = Reports()
+    checkpoints = Checkpoints(reports, str(tmp_path), trial_id=1, user_data={"who": "me"})
+    for steps in (2, 4, 6, 8):
+        written(tmp_path, steps)
+        checkpoints.store(steps)
+        checkpoints.prune(2, best_steps=4)
+    assert reports.deleted == ["uuid-2", "uuid-6"]
+    assert {f"checkpoint-8/{KEPT}", "checkpoint-8/my_data.json"} <= set(reports.stored["uuid-8"])
