@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import deepspeed.comm as comm
@@ -21,6 +22,9 @@ from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.instruction_times import time_instructions
 
+# Of this process, each while its trial holds it.
+ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def fix_engine(engine: Any) -> None:
     """Correct what ``deepspeed.initialize`` returned; does nothing the second time, or with another kind of engine."""
@@ -32,6 +36,7 @@ def fix_engine(engine: Any) -> None:
         _clip_by_all_stages(engine)
         _refuse_integers_between_stages(engine)
         time_instructions(engine)
+    _let_gradients_through(engine)
     _keep_gradient_norm(engine)
     _scale_loss(engine)
     _print_what_is_configured(engine)
@@ -119,6 +124,27 @@ def _refuse_integers_between_stages(engine: Any) -> None:
         send(engine, buffer, recv_stage)
 
     engine._send_tensor_meta = send_tensor_meta
+
+
+def _let_gradients_through(engine: Any) -> None:
+    """Let the backward pass of another engine go through this one, as a generator's goes through its discriminator.
+
+    Without ZeRO, an engine refuses any backward pass that it did not begin itself. Its own gradients of that pass are
+    not reduced over ranks, and are to be cleared before its next one: ``engine.zero_grad()``.
+
+    Source: ``DeepSpeedEngine._backward_prologue`` in ``deepspeed/runtime/engine.py``.
+    """
+    if engine in ENGINES:
+        return
+    ENGINES.add(engine)
+    prologue = engine._backward_prologue
+
+    def backward_prologue() -> None:
+        runs = [each for each in ENGINES if each._running_engine_backward]
+        if engine._support_torch_style_backward or not runs or engine in runs:
+            prologue()
+
+    engine._backward_prologue = backward_prologue
 
 
 def _keep_gradient_norm(engine: Any) -> None:

@@ -1,0 +1,139 @@
+"""What hyperparameters leave open is read from the first engine; what they state must agree with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import Ranks
+
+ENGINE = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+    "zero_optimization": {"stage": 1},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+def opened(hparams: Any, config: dict[str, Any], run_dir: Path, kind: str = "Replicated") -> dict[str, Any]:
+    """In a rank: what a context says before an engine is wrapped, and after."""
+    from determined_ds import ConfigError, open_context
+    from tests.dropin import trials
+
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+        said: dict[str, Any] = {"before": _described(context)}
+        try:
+            getattr(trials, kind)(context, config)
+        except ConfigError as error:
+            return {**said, "error": str(error)}
+        said["after"] = _described(context)
+        said["hparams"] = None if hparams is None else context.get_hparams()
+    said["written"] = json.loads((run_dir / "deepspeed_config.json").read_text())
+    return said
+
+
+def _described(context: Any) -> Any:
+    from determined_ds import ConfigError
+
+    try:
+        resolved = context.resolved
+    except ConfigError as error:
+        return [problem.code for problem in error.problems]
+    sizes = (context.get_global_batch_size(), context.get_per_slot_batch_size())
+    return *sizes, resolved.batch.micro_batch_size, resolved.topology.pipe_parallel_size, resolved.zero_stage
+
+
+@pytest.mark.parametrize("hparams", [None, {}, {"learning_rate": 0.3, "deepspeed_config": {}}])
+def test_nothing_is_stated(two_ranks: Ranks, hparams: Any, tmp_path: Path) -> None:
+    for found in two_ranks.run(opened, hparams, ENGINE, tmp_path):
+        assert found["before"] == ["batch-missing", "undecided"]
+        assert found["after"] == (16, 8, 4, 1, 1)
+        assert found["written"] == {**ENGINE, "train_batch_size": 16}
+
+
+def test_hyperparameters_are_completed_and_stay(one_rank: Ranks, tmp_path: Path) -> None:
+    hparams = {"learning_rate": 0.3, "deepspeed_config": {"steps_per_print": 7}}
+    (found,) = one_rank.run(opened, hparams, ENGINE, tmp_path)
+    assert found["hparams"].items() >= {**hparams, "global_batch_size": 8}.items()
+
+
+def test_the_global_batch_is_stated_and_the_rest_is_of_the_engine(one_rank: Ranks, tmp_path: Path) -> None:
+    """Alone it would be a micro-batch of 8."""
+    (found,) = one_rank.run(opened, {"global_batch_size": 8}, ENGINE, tmp_path)
+    assert found["before"] == (8, 8, 8, 1, 0)
+    assert found["after"] == (8, 8, 4, 1, 1)
+
+
+@pytest.mark.parametrize("hparams", [None, {"global_batch_size": 16}])
+def test_the_layout_is_of_the_engine(two_ranks: Ranks, hparams: Any, tmp_path: Path) -> None:
+    config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "optimizer": ENGINE["optimizer"]}
+    for found in two_ranks.run(opened, hparams, config, tmp_path, "TwoStages"):
+        assert found["after"] == (16, 16, 4, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"global_batch_size": 32}, "global_batch_size = 32: the engine that the trial wraps has 8"),
+        ({"zero_stage": 2}, "zero_stage = 2: the engine that the trial wraps has 1"),
+        ({"micro_batch_size": 2}, "micro_batch_size = 2: the engine that the trial wraps has 4"),
+        ({"deepspeed_config": {"train_batch_size": 4}}, "train_batch_size = 8: the engine's is not 4"),
+    ],
+)
+def test_what_is_stated_otherwise_is_refused(
+    one_rank: Ranks, stated: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (found,) = one_rank.run(opened, stated, ENGINE, tmp_path)
+    assert said in found["error"]
+
+
+def test_an_engine_of_another_stage_than_the_json(one_rank: Ranks, tmp_path: Path) -> None:
+    """It trains, and the file says what DeepSpeed was given."""
+    hparams = {"deepspeed_config": {**ENGINE, "zero_optimization": {"stage": 2}}}
+    (found,) = one_rank.run(opened, hparams, ENGINE, tmp_path)
+    assert (found["before"][-1], found["after"][-1]) == (2, 1)
+    assert found["written"]["zero_optimization"]["stage"] == 1
+
+
+def unit_of_other_replicas() -> str:
+    from determined_ds import ConfigError, open_context
+    from determined_ds import deepspeed as det_ds
+    from tests.dropin import trials
+
+    with open_context(accelerator="cpu") as context:
+        trials.Replicated(context)
+        try:
+            context.set_mpu(det_ds.ModelParallelUnit(0, 2, True, True))
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def test_a_unit_counts_the_replicas_of_the_engine(one_rank: Ranks) -> None:
+    (said,) = one_rank.run(unit_of_other_replicas)
+    assert "mpu.data_parallel_world_size = 2: the engine averages gradients over 1 replica" in said
+
+
+def counted_otherwise() -> str:
+    from determined import core
+
+    from determined_ds import ConfigError, init
+
+    theirs = core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+    try:
+        with init(distributed=theirs) as context:
+            return type(context.distributed).__name__
+    except ConfigError as error:
+        return str(error)
+
+
+def test_ranks_that_determined_counted_are_ours(one_rank: Ranks, two_ranks: Ranks) -> None:
+    assert one_rank.run(counted_otherwise) == ["TorchDistributedContext"]
+
+
+def test_ranks_that_the_environment_does_not_know(two_ranks: Ranks) -> None:
+    assert "rank 1 of 2 by its environment" in two_ranks.run(counted_otherwise)[1]

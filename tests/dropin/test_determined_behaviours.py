@@ -1,0 +1,286 @@
+"""What Determined's tests say of its own DeepSpeed trials, on one rank and on two; docs/coming-from.md has the table.
+
+Source: ``harness/tests/experiment/integrations/test_deepspeed_trial.py`` of determined 0.38.1.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import Ranks
+
+BATCHES = 6
+
+
+@pytest.fixture(params=["one_rank", "two_ranks"])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    found: Ranks = request.getfixturevalue(request.param)
+    return found
+
+
+def run(kind: str, home: Path, **fit: Any) -> dict[str, Any]:
+    """In a rank: train a trial of ``trials`` without hyperparameters. What its callback was handed, or the error."""
+    from determined.pytorch import Batch, Epoch
+
+    from determined_ds import DeterminedDSError
+    from determined_ds import deepspeed as det_ds
+    from tests.dropin import trials
+
+    os.environ["XDG_DATA_HOME"] = str(home)
+    epochs = fit.pop("epochs", None)
+    length = Batch(BATCHES) if epochs is None else Epoch(epochs)
+    try:
+        with det_ds.init() as context:
+            trial = getattr(trials, kind)(context)
+            det_ds.Trainer(trial, context).fit(
+                max_length=length, reporting_period=Batch(1), validation_period=Batch(BATCHES), **fit
+            )
+            batch = context.resolved.batch
+    except DeterminedDSError as error:
+        return {"error": type(error).__name__, "said": str(error)}
+    kept = trial.kept
+    training = [metrics["loss"] for metrics in kept.training if "loss" in metrics]
+    return {
+        "training": training,
+        "all": kept.training,
+        "validation": kept.validation,
+        "uuids": kept.uuids,
+        "called": kept.called,
+        "sizes": (batch.global_batch_size, batch.micro_batch_size, batch.accumulation, batch.replicas),
+    }
+
+
+def first(ranks: Ranks, kind: str, home: Path, **fit: Any) -> dict[str, Any]:
+    found: dict[str, Any] = ranks.run(run, kind, home, **fit)[0]
+    return found
+
+
+def error(ranks: Ranks, kind: str, home: Path, **fit: Any) -> str:
+    """What is said where a trial is refused, on every rank."""
+    said = {(found["error"], found["said"]) for found in ranks.run(run, kind, home, **fit)}
+    assert len(said) == 1, said
+    return " ".join(*said)
+
+
+def learns(found: dict[str, Any]) -> bool:
+    """Whether the last pass over the two batches has smaller losses than the first."""
+    losses = found["training"]
+    return losses[-2] < losses[0] and losses[-1] < losses[1]
+
+
+# ------------------------------------------------------------------------------------------------ it trains
+
+
+def test_a_trial_trains_by_the_configuration_of_its_engine(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_linear_model``: nothing is stated beside it."""
+    found = first(ranks, "Replicated", tmp_path)
+    assert found["sizes"] == (16, 4, 4 // ranks.size, ranks.size)
+    assert learns(found)
+    (metrics,) = found["validation"]
+    assert 0 < metrics["validation_loss"] < max(found["training"])
+
+
+def test_gradients_accumulated_by_hand_are_those_of_the_loop(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_manual_grad_acc_metrics``."""
+    by_hand, by_loop = (first(ranks, kind, tmp_path) for kind in ("Accumulating", "Replicated"))
+    assert by_hand["training"] == pytest.approx(by_loop["training"], rel=1e-6)
+
+
+def test_a_pipeline_trains(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_linear_pipeline_model``; its layout is the engine's."""
+    found = first(ranks, "Piped", tmp_path)
+    assert found["sizes"] == (16, 4, 4 // ranks.size, ranks.size)
+    assert learns(found)
+
+
+def test_two_stages_are_one_replica(two_ranks: Ranks, one_rank: Ranks, tmp_path: Path) -> None:
+    piped = first(two_ranks, "TwoStages", tmp_path)
+    assert piped["sizes"] == (16, 4, 4, 1)
+    whole = first(one_rank, "Piped", tmp_path)
+    assert piped["validation"][0]["validation_loss"] > 0
+    assert len(piped["training"]) == len(whole["training"]) == BATCHES
+
+
+def test_two_engines_train(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_two_model_engines``."""
+    found = first(ranks, "TwoEngines", tmp_path)
+    assert all(metrics["loss1"] == metrics["loss2"] for metrics in found["all"])
+    assert found["validation"][0]["loss1"] == found["validation"][0]["loss2"] < found["all"][0]["loss1"]
+
+
+def test_a_generator_learns_through_its_discriminator(ranks: Ranks, tmp_path: Path) -> None:
+    """As Determined's example ``dcgan`` trains: DeepSpeed 0.19.8 refuses it without ZeRO."""
+    found = first(ranks, "Adversaries", tmp_path)
+    assert found["all"][-1]["fooled"] != found["all"][0]["fooled"]
+    assert found["sizes"][2] == 4 // ranks.size
+
+
+def test_loaders_of_ones_own_are_used_as_they_are(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_custom_dataloader``: also one that never ends, whose length is a pass."""
+    found = first(ranks, "OwnLoaders", tmp_path)
+    assert learns(found)
+    assert len(found["validation"]) == 1
+
+
+def test_losses_are_reproduced(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_reproducibility``: all but what is measured in seconds."""
+    one, other = (first(ranks, "Piped", tmp_path) for _ in range(2))
+    assert one["training"] == other["training"]
+    assert one["validation"] == other["validation"]
+
+
+def test_hooks_are_called_once_each(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_callbacks``: a training workload ends at each report, not at the end of an epoch too."""
+    assert first(ranks, "Replicated", tmp_path, epochs=2)["called"] == {
+        "trial_startup": 1,
+        "training_start": 1,
+        "training_epoch_start": 2,
+        "training_epoch_end": 2,
+        "training_workload_end": 4,  # two batches an epoch, each reported
+        "validation_start": 1,
+        "validation_end": 1,
+        "checkpoint_write_end": 1,
+        "checkpoint_upload_end": 1,
+        "trial_shutdown": 1,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def test_a_reducer_sees_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_custom_reducer``."""
+    from tests.dropin.trials import VALIDATION_SAMPLES, Slope
+
+    expected = max(float(target) for _, target in Slope(VALIDATION_SAMPLES, 2))
+    assert first(ranks, "Reducing", tmp_path)["validation"][0]["largest"] == pytest.approx(expected)
+
+
+def test_a_metric_of_several_numbers_is_their_mean(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_linear_non_scalar_metrics``: a list of arrays, tensors of several elements."""
+    from tests.dropin.trials import VALIDATION_SAMPLES, Slope
+
+    found = first(ranks, "SeveralNumbers", tmp_path)
+    assert all(metrics["losses"] == pytest.approx(metrics["loss"]) for metrics in found["all"])
+    targets = [2 * float(target) for _, target in Slope(VALIDATION_SAMPLES, 2)]
+    assert found["validation"][0]["doubled"] == pytest.approx(sum(targets) / len(targets))
+    assert isinstance(found["validation"][0]["outputs"], float)
+
+
+def test_a_metric_of_some_validation_batches_is_their_mean(one_rank: Ranks, tmp_path: Path) -> None:
+    """``test_differing_valid_metric_keys`` refuses them; a metric of one kind of sample is in no other batch."""
+    (metrics,) = first(one_rank, "Alternating", tmp_path)["validation"]
+    assert (metrics["first"], metrics["others"]) == (2.0, 4.0)
+
+
+def test_every_validation_sample_counts_in_a_pipeline(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_invalid_valid_dataset`` refuses fewer micro-batches than a step takes; here each one is evaluated."""
+    assert first(ranks, "OneToValidate", tmp_path)["validation"][0]["validation_loss"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("LeavingOut", "stopped after 3 of 4 micro-batches"),
+        ("OwnLoadersUnsaid", "call context.disable_dataset_reproducibility_checks() in __init__"),
+        ("TrainsToPairs", "TrainsToPairs.train_batch"),
+        ("EvaluatesToPairs", "EvaluatesToPairs.evaluate_batch"),
+    ],
+)
+def test_a_mistake_is_refused_by_its_place(one_rank: Ranks, kind: str, said: str, tmp_path: Path) -> None:
+    """As ``test_fail_manual_grad_acc_metrics``, ``test_fail_dataset_repro_check`` and the invalid metrics do."""
+    assert said in error(one_rank, kind, tmp_path)
+
+
+def set_mpu(times: int, wrapped: bool) -> str:
+    from determined_ds import deepspeed as det_ds
+    from tests.dropin import trials
+
+    with det_ds.init() as context:
+        if wrapped:
+            trials.Replicated(context)
+        try:
+            for _ in range(times):
+                context.set_mpu(det_ds.make_data_parallel_mpu(context.distributed))
+        except BaseException as found:  # as Determined's is
+            return type(found).__name__
+    return ""
+
+
+@pytest.mark.parametrize(("times", "wrapped"), [(1, True), (2, True), (1, False)])
+def test_one_unit_is_set_after_an_engine(one_rank: Ranks, times: int, wrapped: bool) -> None:
+    """``test_fail_multiple_set_mpu``."""
+    expected = "" if wrapped and times == 1 else "InvalidExperimentException"
+    assert one_rank.run(set_mpu, times, wrapped) == [expected]
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_checkpoint_lies_where_determined_puts_it(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_checkpointing_and_restoring``: by its path, and by its uuid; an AttrDict configured its engine."""
+    (uuid,) = first(ranks, "Replicated", tmp_path)["uuids"]
+    path = tmp_path / "determined" / uuid
+    assert path.is_dir()
+    for given in (str(path), uuid):
+        again = first(ranks, "Replicated", tmp_path, latest_checkpoint=given, epochs=4)
+        assert len(again["training"]) == 8 - BATCHES, "it continues where the checkpoint was made"
+
+
+def test_a_checkpoint_of_other_engines_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_restore_invalid_checkpoint``."""
+    (uuid,) = first(ranks, "Replicated", tmp_path)["uuids"]
+    assert "it holds 1 engines, and this trial has 2" in error(
+        ranks, "TwoEngines", tmp_path, latest_checkpoint=uuid
+    )
+
+
+def test_a_checkpoint_that_is_not_there(one_rank: Ranks, tmp_path: Path) -> None:
+    said = error(one_rank, "Replicated", tmp_path, latest_checkpoint="0-1-2")
+    assert str(tmp_path / "determined") in said
+
+
+# ------------------------------------------------------------------------------------------------ process group
+
+
+def left_to_trial(home: Path, initializes: bool) -> list[Any]:
+    """In a rank: what was there before the trial began, whether it trained, and the batch."""
+    import deepspeed
+    import torch.distributed as dist
+    from determined.pytorch import Batch
+
+    from determined_ds import deepspeed as det_ds
+    from tests.dropin import trials
+
+    os.environ |= {"XDG_DATA_HOME": str(home), "DET_MANUAL_INIT_DISTRIBUTED": "1"}
+    with det_ds.init() as context:
+        before = dist.is_initialized(), context.distributed.allgather(context.distributed.rank)
+        if initializes:
+            deepspeed.init_distributed(auto_mpi_discovery=False)
+        try:
+            trials.engine_for(dist_init_required=False)
+        except AssertionError as error:
+            return [before, str(error)]
+        trial = trials.Replicated(context)
+        det_ds.Trainer(trial, context).fit(max_length=Batch(2))
+    return [before, context.resolved.batch.replicas]
+
+
+def test_the_process_group_can_be_left_to_the_trial(ranks: Ranks, tmp_path: Path) -> None:
+    """``test_manual_init_distributed``: until then, ranks exchange objects without it."""
+    for before, replicas in ranks.run(left_to_trial, tmp_path, True):
+        assert before == (False, list(range(ranks.size)))
+        assert replicas == ranks.size
+
+
+def test_a_trial_that_leaves_it_out_is_refused_by_deepspeed(one_rank: Ranks, tmp_path: Path) -> None:
+    """``test_fail_manual_init_distributed``."""
+    ((_, said),) = one_rank.run(left_to_trial, tmp_path, False)
+    assert "Distributed backend is not initialized" in said
