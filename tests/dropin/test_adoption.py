@@ -78,9 +78,15 @@ def test_the_layout_is_of_the_engine(two_ranks: Ranks, hparams: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        ({"global_batch_size": 32}, "global_batch_size = 32: the engine that the trial wraps has 8"),
-        ({"zero_stage": 2}, "zero_stage = 2: the engine that the trial wraps has 1"),
-        ({"micro_batch_size": 2}, "micro_batch_size = 2: the engine that the trial wraps has 4"),
+        (
+            {"global_batch_size": 32},
+            "global_batch_size = 32 (hyperparameters): the engine that the trial wraps has 8",
+        ),
+        ({"zero_stage": 2}, "zero_stage = 2 (hyperparameters): the engine that the trial wraps has 1"),
+        (
+            {"micro_batch_size": 2},
+            "micro_batch_size = 2 (hyperparameters): the engine that the trial wraps has 4",
+        ),
         ({"deepspeed_config": {"train_batch_size": 4}}, "train_batch_size = 8: the engine's is not 4"),
     ],
 )

@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
 }
-TRAINING_SAMPLES, VALIDATION_SAMPLES = 32, 11
+TRAINING_SAMPLES, VALIDATION_SAMPLES = 32, 17
 
 
 class Slope(torch.utils.data.Dataset[Any]):

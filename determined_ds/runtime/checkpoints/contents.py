@@ -7,6 +7,7 @@ import copy
 import io
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,15 +117,13 @@ def copied_attributes(reducer: Any) -> dict[str, Any]:
 def _allowed() -> list[Any]:
     """What a checkpoint may name besides tensors and plain values: classes that only hold values."""
     if not ALLOWED:
-        from attrdict import AttrDict
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
         from numpy._core.multiarray import _reconstruct, scalar
 
         ALLOWED.extend((DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, _reconstruct, scalar))
-        # Trials of Determined's are configured with an AttrDict, which DeepSpeed writes into their checkpoints.
-        ALLOWED.extend((AttrDict, np.ndarray, np.dtype, torch.Size, torch.device))
+        ALLOWED.extend((np.ndarray, np.dtype, torch.Size, torch.device))
         ALLOWED.extend(getattr(np.dtypes, name) for name in np.dtypes.__all__)
     return ALLOWED
 
@@ -165,7 +164,13 @@ def another_model(uuid: str, reason: str) -> ConfigError:
 
 def runs_code(path: str, error: Exception) -> CheckpointError:
     """The error of a checkpoint with objects that torch does not load as data."""
-    return CheckpointError(f"checkpoint {path} holds objects that could run code, and is not loaded: {error}")
+    found = re.findall(r"GLOBAL ([\w.]+)", str(error))
+    what, why = (f"objects of {', '.join(dict.fromkeys(found))}", "") if found else ("objects", f": {error}")
+    message = f"checkpoint {path} holds {what} that could run code, and is not loaded{why}"
+    if any(name.startswith("attrdict.") for name in found):
+        message += "\n  fix: its engine was configured with an AttrDict. If you trust the file, load it with "
+        message += "weights_only=False, make its ds_config a plain dict, and save it again"
+    return CheckpointError(message)
 
 
 @contextlib.contextmanager
