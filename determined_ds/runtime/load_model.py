@@ -24,7 +24,7 @@ from determined_ds.experiment.trial_file import source_of
 from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
 from determined_ds.runtime.checkpoints.contents import only_data, runs_code
-from determined_ds.runtime.checkpoints.weights import weights_in
+from determined_ds.runtime.checkpoints.weights import averaged_weights, weights_in
 from determined_ds.runtime.shapes.bare_trial import (
     bare_trial,
     chain_of,
@@ -41,7 +41,7 @@ TRUSTED = ("determined_ds", "model_defs")
 
 
 def load_state_dict_from_checkpoint_path(
-    path: str | Path, *, engine: int = 0, verify: bool = True
+    path: str | Path, *, engine: int = 0, verify: bool = True, average: str | None = None
 ) -> dict[str, torch.Tensor]:
     """The whole weights of a checkpoint, whatever ZeRO stage and however many slots wrote it.
 
@@ -49,13 +49,14 @@ def load_state_dict_from_checkpoint_path(
         path: A checkpoint's folder: of ``det checkpoint download``, or ``checkpoints/<uuid>`` of a run directory.
         engine: Which engine's, where a trial has several, counted from 0.
         verify: Whether to compare every file with the checkpoint's manifest first.
+        average: The name of an ``EMA`` in ``build_callbacks``, to have its average of the trained parameters.
 
     Returns:
         Name of a parameter -> float32 tensor on the CPU. Of a pipeline, names begin with the index of the layer:
         ``3.weight``. Weights that were trained in 16 bits come from the optimizer's fp32 copy where ZeRO split it.
 
     Raises:
-        CheckpointError: it is damaged, or holds no such engine, or something that could run code.
+        CheckpointError: it is damaged, or holds no such engine or average, or something that could run code.
     """
     path = Path(path)
     damage = damage_of(path) if verify else None
@@ -71,13 +72,19 @@ def load_state_dict_from_checkpoint_path(
         )
     try:
         with only_data():
-            return {name: tensor.contiguous().float() for name, tensor in weights_in(path, engine).items()}
+            weights = {name: tensor.contiguous().float() for name, tensor in weights_in(path, engine).items()}
+            return weights if average is None else averaged_weights(path, engine, average, weights)
     except pickle.UnpicklingError as error:
         raise runs_code(str(path), error) from error
 
 
 def load_model_from_checkpoint_path(
-    path: str | Path, *, context_dir: str | Path = ".", trial: Any = None, code: str = CONTEXT_DIR
+    path: str | Path,
+    *,
+    context_dir: str | Path = ".",
+    trial: Any = None,
+    code: str = CONTEXT_DIR,
+    average: str | None = None,
 ) -> torch.nn.Module:
     """The model of a checkpoint, built by its trial, with the trained weights.
 
@@ -93,6 +100,7 @@ def load_model_from_checkpoint_path(
         code: Where the trial's code comes from: ``context_dir``, or ``checkpoint`` for its ``code/``, which
             checkpoints from a cluster have. That runs code of the checkpoint: use it only if you trust its author.
             This library itself is not replaced.
+        average: See :func:`load_state_dict_from_checkpoint_path`.
 
     Returns:
         The model on the CPU in float32, in evaluation mode; of a pipeline, its layers one after the other.
@@ -106,7 +114,7 @@ def load_model_from_checkpoint_path(
     if code not in (CONTEXT_DIR, CHECKPOINT):
         message, fix = "is not a valid place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
         raise ConfigError(Problem(key="code", value=code, message=message, fix=fix, code="out-of-range"))
-    weights = load_state_dict_from_checkpoint_path(path)
+    weights = load_state_dict_from_checkpoint_path(path, average=average)
     experiment = _experiment_of(path)
     if code == CHECKPOINT:
         context_dir = _own_code(path, experiment)

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.runtime.checkpoints.built import differing_parameters
 from determined_ds.runtime.checkpoints.contents import another_model
 from determined_ds.runtime.group.collectives import as_chief
 from determined_ds.trial.ddp import CHECKPOINT
+from determined_ds.trial.own_parts import merge_parts
 
 WHOLE = ("mp_rank_00_model_states.pt", CHECKPOINT)
 
@@ -56,6 +57,44 @@ def weights_in(path: Path, engine: int) -> dict[str, Any]:
             # With ZeRO 1 it leaves out what is frozen, which is in the file above.
             weights.update(get_fp32_state_dict_from_zero_checkpoint(str(path), folder.name, lazy_mode=True))
     return weights
+
+
+def averaged_weights(
+    path: Path, engine: int, callback: str, weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The weights of one engine, those that an ``EMA`` averages replaced by its average.
+
+    Args:
+        path: A checkpoint's folder.
+        engine: Counted from 0.
+        callback: The name of the EMA.
+        weights: By name.
+
+    Raises:
+        CheckpointError: the checkpoint holds no such average.
+    """
+    files = sorted(path.glob("det_state_dict_rank*.pth"))
+    states = [torch.load(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
+    found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
+    if not found:
+        there = ", ".join(sorted({name for own in states for name in own})) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} holds no average of a callback {callback!r}; it has: {there}"
+        )
+    averages = merge_parts([engines[engine] for engines in found])
+    if strangers := sorted(averages.keys() - weights.keys()):
+        raise CheckpointError(
+            f"checkpoint {path} averages {strangers[0]}, whose name in the weights is another: a weight that pipeline "
+            "stages share"
+        )
+    tied = {
+        other: name
+        for other, value in weights.items()
+        if other not in averages
+        for name in averages
+        if value.shape == weights[name].shape and torch.equal(value, weights[name])
+    }
+    return {**weights, **averages, **{other: averages[name] for other, name in tied.items()}}
 
 
 def _index(layer_file: Path) -> int:

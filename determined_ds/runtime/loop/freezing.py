@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import util
 
 from determined_ds.errors import ConfigError, Problem, TrainingError
@@ -81,28 +82,36 @@ class _Engine:
         self._engine = engine
         self._parameters = list(engine.module.parameters())
         self._built = [parameter.requires_grad for parameter in self._parameters]
+        self._at_step: list[bool] | None = None  # where they were changed by hand when the optimizer stepped
         self.own = {id(parameter) for parameter in self._parameters}
-        self._optimizer = getattr(engine, "basic_optimizer", getattr(engine, "optimizer", None))
+        optimizer = getattr(engine, "basic_optimizer", getattr(engine, "optimizer", None))
+        self._optimizer = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
         self._is_plain = self._optimizer is getattr(engine, "optimizer", None)
         self._frozen: list[dict[str, Any]] = []  # groups of the optimizer
+        self._wanted: set[int] = set()
         self._out: list[tuple[dict[str, Any], Any]] = []
-        self._hooked = False
+        if self._optimizer is not None:
+            self._optimizer.register_step_pre_hook(self._before_step)
+            self._optimizer.register_step_post_hook(self._after_step)
 
     @property
     def _groups(self) -> list[set[int]]:
         found = [groups for engine, groups in getattr(self._trial, "_groups", ()) if engine is self._engine]
         return found[0] if found else []
 
+    # ------------------------------------------------------------------------------------ by the trial
+
     def freeze(self, wanted: set[int]) -> None:
         """Keep the groups with these parameters out of the next step."""
-        wanted = wanted & self.own
-        if wanted and not self._hooked:
-            self._hook()
-        self._frozen = []
-        for index, group in enumerate(self._groups):
+        self._frozen, self._wanted = [], wanted & self.own
+        if not self._wanted:
+            return
+        groups = self._groups
+        optimizer = self._follows(groups)
+        for index, group in enumerate(groups):
             if not group & wanted:
                 continue
-            self._frozen.append(self._optimizer.param_groups[index])  # type: ignore[union-attr]
+            self._frozen.append(optimizer.param_groups[index])
             if rest := len(group - wanted):
                 did = f"freezes a part of group {index} of the parameters, and {rest} of it would still train"
                 raise failed(self._trial, NAME, None, "whole groups", GROUP_FIX, did=did)
@@ -110,58 +119,60 @@ class _Engine:
             if built and id(parameter) in wanted:
                 parameter.requires_grad_(False)
 
+    def _follows(self, groups: list[set[int]]) -> torch.optim.Optimizer:
+        """The optimizer, of an engine that can do without some gradients.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        is_pipeline = isinstance(self._engine, PipelineEngine)
+        key = method_of(self._trial, NAME)
+        if is_pipeline or engine_name(self._engine) == DDP:
+            kind = "a pipeline" if is_pipeline else "torch's DistributedDataParallel"
+            message = f"{kind} waits for the gradients of all parameters"
+            fix = "give their group a rate of 0 in build_scheduler: LambdaLR(optimizer, [a function for each group])"
+        elif self._optimizer is None or len(self._optimizer.param_groups) != len(groups):
+            message = "the optimizer's groups are not those of build_parameters"
+            fix = "return every group with at least one parameter that requires a gradient"
+        else:
+            return self._optimizer
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code=NAME))
+
     def thaw(self) -> None:
         if self._frozen:
             for parameter, built in zip(self._parameters, self._built, strict=True):
                 parameter.requires_grad_(built)
 
-    def _hook(self) -> None:
-        """Have the optimizer step without the frozen groups.
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        """Leave out the frozen groups; ZeRO steps group by group, or part by part, the others out of sight."""
+        for group in optimizer.param_groups:
+            if any(group is each for each in self._frozen):
+                self._out.append((group, group["params"]))
+                group["params"] = []
+        if self._at_step is None:
+            self._at_step = [
+                parameter.requires_grad or (built and id(parameter) in self._wanted)
+                for parameter, built in zip(self._parameters, self._built, strict=True)
+            ]
 
-        ZeRO calls it once for each group, or each part of a group, with the other groups out of sight.
-        """
-        is_pipeline = self._engine.__class__.__name__ == "PipelineEngine"
-        if is_pipeline or engine_name(self._engine) == DDP:
-            kind = "a pipeline" if is_pipeline else "torch's DistributedDataParallel"
-            message = f"{kind} waits for the gradients of all parameters"
-            fix = (
-                "give their group a rate of 0 in build_scheduler: LambdaLR(optimizer, [one function a group])"
-            )
-            key = method_of(self._trial, NAME)
-            raise ConfigError(Problem(key=key, message=message, fix=fix, code=NAME))
-        optimizer = self._optimizer
-        assert optimizer is not None
-        if len(optimizer.param_groups) != len(self._groups):
-            message = "the optimizer's groups are not those of build_parameters"
-            fix = "return every group with at least one parameter that requires a gradient"
-            raise ConfigError(Problem(key=method_of(self._trial, NAME), message=message, fix=fix, code=NAME))
+    def _after_step(self, *_: Any) -> None:
+        for group, parameters in self._out:
+            group["params"] = parameters
+        self._out.clear()
 
-        def leave_out(*_: Any) -> None:
-            for group in optimizer.param_groups:
-                if any(group is each for each in self._frozen):
-                    self._out.append((group, group["params"]))
-                    group["params"] = []
-
-        def put_back(*_: Any) -> None:
-            for group, parameters in self._out:
-                group["params"] = parameters
-            self._out.clear()
-
-        optimizer.register_step_pre_hook(leave_out)
-        optimizer.register_step_post_hook(put_back)
-        self._hooked = True
+    # ------------------------------------------------------------------------------------ by hand
 
     def look(self) -> None:
-        """Refuse a parameter that was frozen or unfrozen by hand, where the engine does not follow."""
-        now = [parameter.requires_grad for parameter in self._parameters]
-        if now == self._built:
+        """Refuse a parameter that was frozen or unfrozen by hand in this step, where the engine does not follow."""
+        now, self._at_step = self._at_step, None
+        if now is None or now == self._built:
             return
         stepped: set[int] = set()
         if self._is_plain and self._optimizer is not None:
             stepped = {id(each) for group in self._optimizer.param_groups for each in group["params"]}
         names = [name for name, _ in self._engine.module.named_parameters()]
-        for name, parameter, built in zip(names, self._parameters, self._built, strict=True):
-            if parameter.requires_grad == built or id(parameter) in stepped:
+        for name, parameter, built, is_on in zip(names, self._parameters, self._built, now, strict=True):
+            if is_on == built or id(parameter) in stepped:
                 continue
             if built:
                 what = "frozen in training, and would still move by its momentum and weight decay"

@@ -39,10 +39,12 @@ def train(
             return [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
 
         def frozen(self, batch_idx: int) -> Any:
-            return [self.engine.module[0]] if batch_idx in (2, 3) and "by hand" not in case else []
+            return [self.engine.module[0]] if batch_idx in (2, 3) and case in ("", "one group") else []
 
         def on_step_end(self, batch_idx: int, metrics: Any) -> None:
-            if "by hand" in case:
+            if case == "for a moment":  # as trials of two networks do, between their steps
+                self.engine.module.requires_grad_(False)
+            elif "by hand" in case:
                 self.engine.module[0].requires_grad_(case == "unfrozen by hand")
             with deepspeed.zero.GatheredParameters(
                 list(self.engine.module.parameters()), enabled=zero_stage == 3
@@ -52,6 +54,8 @@ def train(
                 )
 
         def loss(self, model: Any, batch: Any) -> Any:
+            if case == "for a moment":
+                self.engine.module.requires_grad_(True)
             return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
         def build_training_data_loader(self) -> Any:
@@ -121,6 +125,11 @@ def test_what_the_engine_would_not_follow_is_refused(
 ) -> None:
     with pytest.raises(RanksFailed, match=said):
         two_ranks.run(train, tmp_path, zero_stage, case)
+
+
+@pytest.mark.long("a trial of two networks would fail at its first step")
+def test_what_is_off_between_steps_alone_is_trained(one_rank: Ranks, tmp_path: Path) -> None:
+    assert len(one_rank.run(train, tmp_path, 1, "for a moment")[0][0]) == STEPS
 
 
 @pytest.mark.parametrize("case", ["frozen by hand", "unfrozen by hand"])
