@@ -272,10 +272,11 @@ def show_own_errors() -> None:
         if not isinstance(error, ConfigError):
             outer(kind, error, traceback)
             return
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(*lines_of_error(error), sep="\n", file=sys.stderr)
+        if (
+            int(os.environ.get("RANK", "0")) == 0
+        ):  # torch collects sys.stderr, to put the rank before each line
+            print(*lines_of_error(error), sep="\n", file=sys.__stderr__, flush=True)
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(error.exit_code)
 
     sys.excepthook = hook

@@ -82,6 +82,7 @@ def die_at(place: str) -> None:
     """Be killed, or be asked to stop, where the environment says so."""
     for name, number in (("KILL_AT", signal.SIGKILL), ("STOP_AT", signal.SIGTERM)):
         if os.environ.get(name) == place and int(os.environ.get("RANK", "0")) == 0:
+            del os.environ[name]
             os.kill(os.getpid(), number)
 
 

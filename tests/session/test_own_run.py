@@ -1,0 +1,235 @@
+"""A script that runs by itself, in two ranks: its run directory, metrics, stop, resume, several engines, adoption."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import ROOT
+from tests.ranks import Ranks
+
+ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
+DS = {"zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2, "optimizer": ADAM}
+HPARAMS = {"global_batch_size": 8, "deepspeed_config": DS}
+SAMPLES, STEPS_A_PASS = 24, 3
+
+
+def linear(s: Any, ds_config: dict[str, Any] | None = None) -> Any:
+    import deepspeed
+    import torch
+
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 2)
+    config = ds_config or s.ds_config
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def data(size: int = SAMPLES) -> Any:
+    import torch
+
+    inputs = torch.arange(4.0 * size).reshape(size, 4) / size
+    return torch.utils.data.TensorDataset(inputs, inputs[:, :2])
+
+
+def step(engine: Any, batch: Any) -> Any:
+    import torch
+
+    loss = torch.nn.functional.mse_loss(engine(batch[0]), batch[1])
+    engine.backward(loss)
+    engine.step()
+    return loss
+
+
+def records(run_dir: Path, group: str) -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["group"] == group]
+
+
+# --------------------------------------------------------------------------------------- metrics
+
+
+def reporting(run_dir: str) -> list[Any]:
+    """In a rank: what is reported, and from which ranks, as a script may do it."""
+    import determined_ds
+
+    hparams = {**HPARAMS, "fit": {"reporting_period": {"batches": 2}}}
+    with determined_ds.session(hparams, run_dir=run_dir, accelerator="cpu") as s:
+        engine, loader = linear(s), s.loader(data())
+        held = s.validation_loader(data(7))
+        s.checkpoint(engine)
+        s.report({"start": 5.0}, validation=True)
+        count = 0
+        for epoch in s.epochs(2):
+            for batch in loader:
+                step(engine, batch)
+                count += 1
+                s.report({"mine": float(10 * s.rank + count)})
+            if epoch == 0:  # on one rank, after a pass
+                if s.rank == 0:
+                    s.report({"chief": 1.5}, validation=True)
+                continue
+            for inputs, _ in held:  # batch by batch
+                s.report({"mean": inputs[:, 0].mean()}, validation=True)
+        return [len(loader), len(held), s.batches_trained, engine.global_steps, str(s.device)]
+
+
+def test_metrics_are_means_over_ranks_micro_batches_and_samples(two_ranks: Ranks, tmp_path: Path) -> None:
+    found = two_ranks.run(reporting, str(tmp_path / "run"))
+    assert found == [[2 * STEPS_A_PASS, 2, 5, 6, "cpu"]] * 2  # the last step ends with the session
+    training = [record["metrics"]["mine"] for record in records(tmp_path / "run", "training")]
+    assert training == [7.5, 11.5, 15.5]  # of two ranks and four micro-batches each: 5 + (1 + ... + 4) / 4
+    validation = {
+        record["steps_completed"]: record["metrics"] for record in records(tmp_path / "run", "validation")
+    }
+    assert validation[0]["start"] == 5.0
+    assert validation[3]["chief"] == 1.5
+    inputs = [float(row[0]) for row, _ in data(7)]
+    assert validation[6]["mean"] == pytest.approx(sum(inputs) / 7)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["steps_completed"]) == ("completed", 6)
+
+
+# --------------------------------------------------------------------------------------- what is handed over
+
+
+def several(run_dir: str, stop_at: int, resume: bool) -> Any:
+    """In a rank: two engines and a counter; a stop is requested after a batch of the first pass."""
+    import deepspeed
+    import torch
+
+    import determined_ds
+    from determined_ds.protocol.signals import STOP
+
+    class Counter:
+        count = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}  # after each the ranks ask for a stop
+    with determined_ds.session(hparams, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
+        first = linear(s)
+        model = torch.nn.Linear(2, 2)
+        config = {**s.ds_config, "optimizer": ADAM}
+        second = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+        loader, counter = s.loader(data()), Counter()
+        s.checkpoint(first, second, counter=counter)
+        at_start = (s.batches_trained, counter.count)
+        for _ in range(2):
+            counter.count += 100  # before a pass: belongs to the step before it
+            for inputs, targets in loader:
+                middle = first(inputs)
+                loss = torch.nn.functional.mse_loss(second(middle), targets)
+                first.backward(loss, retain_graph=True)
+                second.backward(torch.nn.functional.mse_loss(second(middle.detach()), targets))
+                first.step()
+                second.step()
+                counter.count += 1
+                s.report({"loss": loss})
+                if first.global_steps == stop_at and s.rank == 0:
+                    STOP.set()
+            if s.stop_requested:
+                break
+        weights = [p.detach().tolist() for engine in (first, second) for p in engine.module.parameters()]
+        return at_start, counter.count, weights
+
+
+def test_engines_and_objects_are_restored_and_a_stop_ends_the_pass(two_ranks: Ranks, tmp_path: Path) -> None:
+    whole = two_ranks.run(several, str(tmp_path / "whole"), -1, False)
+    stopped = two_ranks.run(several, str(tmp_path / "run"), 2, False)
+    assert [count for _, count, _ in stopped] == [104, 104]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["steps_completed"]) == ("stopped", 2)
+    assert result["resume"].startswith("DETERMINED_DS_RESUME=")
+    resumed = two_ranks.run(several, str(tmp_path / "run"), -1, True)
+    assert [start for start, _, _ in resumed] == [(2, 104)] * 2
+    assert [each[1:] for each in resumed] == [each[1:] for each in whole]
+
+
+def adopting(run_dir: str) -> Any:
+    """In a rank: a script that states nothing but its own DeepSpeed configuration."""
+    import determined_ds
+
+    with determined_ds.session(run_dir=run_dir, accelerator="cpu") as s:
+        engine = linear(s, {"train_batch_size": 12, "gradient_accumulation_steps": 3, "optimizer": ADAM})
+        loader = s.loader(data())
+        s.checkpoint(engine)
+        for batch in loader:
+            s.report({"loss": step(engine, batch)})
+        return s.ds_config["train_micro_batch_size_per_gpu"], len(loader), engine.global_steps
+
+
+def test_without_a_configuration_the_engine_says_the_batch(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert two_ranks.run(adopting, str(tmp_path / "run")) == [(2, 6, 2)] * 2
+    assert (tmp_path / "run" / "deepspeed_config.json").is_file()
+
+
+def failing(run_dir: str) -> str:
+    """In a rank: a script with a mistake of its own, after two steps."""
+    import determined_ds
+
+    try:
+        hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}
+        with determined_ds.session(hparams, run_dir=run_dir, accelerator="cpu") as s:
+            engine, loader = linear(s), s.loader(data())
+            s.checkpoint(engine)
+            for number, batch in enumerate(loader):
+                step(engine, batch)
+                if number == 3:
+                    raise KeyError("mine")
+    except KeyError as error:
+        return repr(error)
+    return ""
+
+
+def test_an_exception_leaves_the_last_checkpoint_and_is_reported(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert two_ranks.run(failing, str(tmp_path / "run")) == ["KeyError('mine')"] * 2
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["cause"]) == ("failed", "crash")
+    assert "mine" in result["reason"]
+    assert result["checkpoint"]["steps_completed"] == 1  # the second step had not ended
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
+
+
+# --------------------------------------------------------------------------------------- as programs
+
+
+def test_it_is_stopped_by_a_signal_and_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
+    """As ``python3 script.py``; the same script again, without a change, goes to the end."""
+    script = ROOT / "tests/session/victim_script.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STOP_AT": "micro:7"}
+    environment["VICTIM_DIR"] = str(tmp_path / "run")
+    command = [sys.executable, str(script), "range"]
+    first = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert first.returncode == 0, first.stderr
+    assert "DETERMINED_DS_RESUME=run " in first.stderr
+    del environment["VICTIM_DIR"], environment["STOP_AT"]
+    environment["DETERMINED_DS_RESUME"] = "run"
+    rest = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert rest.returncode == 0, rest.stderr
+    assert "resumed at batch " in rest.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["steps_completed"]) == ("completed", 15)
+
+
+def test_a_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        'import determined_ds\nwith determined_ds.session({"global_batch_sise": 8}) as s:\n    pass\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "global_batch_sise" in done.stderr
+    assert "Traceback" not in done.stderr
