@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 from determined_ds.errors import ConfigError
+from determined_ds.experiment.code_check import no_test
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
-from determined_ds.experiment.script_file import no_test
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
     from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.scripts.surroundings import surrounded
+    from determined_ds.runtime.scripts.as_on_cluster import surrounded
     from determined_ds.runtime.upstream import debugging
 
     begin(run)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.check.migration.judge import migration_findings
+from determined_ds.check.migration.what_to_change import migration_findings
 from determined_ds.check.one_experiment import Checked, CheckOptions, check_experiment
 from determined_ds.check.output import Report, findings_of, in_order
 from determined_ds.check.sent_files import context_problems

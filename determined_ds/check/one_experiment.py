@@ -31,12 +31,12 @@ from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
+from determined_ds.experiment.code_check import OWN_DRIVER, check_script, find_script
 from determined_ds.experiment.decide import left_open, no_length
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.launcher import launcher_problems
 from determined_ds.experiment.legacy import ignored_keys_of
 from determined_ds.experiment.schema import experiment_problems
-from determined_ds.experiment.script_file import OWN_DRIVER, check_script, find_script
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.space.exponents import exponents
 from determined_ds.experiment.space.points import Points, points_of
@@ -182,11 +182,12 @@ def _entrypoint_findings(experiment: Experiment, context_dir: Path, place: int) 
     if experiment.script is None:
         return []
     try:
-        check_script(experiment.script, context_dir, experiment.document)
+        found = check_script(experiment.script, context_dir, experiment.document)
+        missing = found.missing_packages() if found is not None else []  # the cluster's image may have them
+        return findings_of(*((missing, []) if place != CLUSTER else ([], missing)))
     except ConfigError as error:
         own = [each for each in error.problems if each.code == OWN_DRIVER and place == CLUSTER]
         return findings_of((each for each in error.problems if each not in own), own)
-    return []
 
 
 def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:
@@ -227,11 +228,11 @@ def _judged(
 
     def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Iterable[Problem]:
         problem = stages_problem(hyperparameters, staged) if stages is False else None
-        if problem is None and resolved is not None:
+        if problem is None and resolved is not None and experiment.trial:
             trained = experiment.trained(resolved.topology.pipe_parallel_size)
             problem = optimizer_problem(trained, context_dir, resolved)
             problem = problem or scheduler_problem(trained, context_dir, resolved)
-        if problem is None and resolved is not None and options.gpu_memory is not None:
+        if problem is None and resolved is not None and options.gpu_memory is not None and experiment.trial:
             problem = options.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 

@@ -135,9 +135,9 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     """The shape of an experiment's model, and its strategy with the flags in place."""
     from determined_ds.config.accelerator import assumed_cuda
     from determined_ds.config.resolve import Where
+    from determined_ds.experiment.code_check import check_trial
     from determined_ds.experiment.decide import decide, read_document
     from determined_ds.experiment.experiment import parse_experiment
-    from determined_ds.experiment.script_file import check_trial
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"

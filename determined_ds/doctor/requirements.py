@@ -14,9 +14,9 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import is_prebuilt
 from determined_ds.errors import Problem
+from determined_ds.experiment.code_check import check_entrypoint
 from determined_ds.experiment.decide import decide_stated, read_document
 from determined_ds.experiment.experiment import parse_experiment
-from determined_ds.experiment.script_file import check_entrypoint
 from determined_ds.experiment.variables import variables_for
 
 WORKERS = "num_workers"  # a hyperparameter of the models here, and a usual one elsewhere

@@ -36,7 +36,7 @@ def check_trial_file(trial: str, context_dir: Path, document: Document) -> None:
         reason = getattr(error, "msg", None) or str(error)
         fix = f"fix {where}"
         raise _entrypoint(document, trial, f"{where} is not Python: {reason}", fix) from None
-    wrong = [_import_problem(node, name, fix, source) for node, name, fix in _wrong_imports(tree)]
+    wrong = wrong_imports(tree, source)
     if wrong:
         raise EntrypointError(wrong)
     names = _names_in(tree)
@@ -104,6 +104,16 @@ def dotted_name(node: ast.expr, imported: dict[str, str]) -> str:
     if not isinstance(node, ast.Name):
         return ""
     return ".".join([imported.get(node.id, node.id), *parts])
+
+
+def wrong_imports(tree: ast.Module, source: Path) -> list[Problem]:
+    """The imports of names of Determined's from where Determined does not have them.
+
+    Args:
+        tree: Of the module.
+        source: Its file.
+    """
+    return [_import_problem(node, name, fix, source) for node, name, fix in _wrong_imports(tree)]
 
 
 def _wrong_imports(tree: ast.Module) -> Iterator[tuple[ast.AST, tuple[str, str], str]]:

@@ -14,10 +14,10 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.code_check import check_entrypoint
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.legacy import ignored_keys_of
-from determined_ds.experiment.script_file import check_entrypoint
 from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import fitting_slots

@@ -23,9 +23,9 @@ from determined_ds.config.resolve import Where
 from determined_ds.config.strategy import SWITCHES
 from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.experiment.code_check import check_trial
 from determined_ds.experiment.decide import decide
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.script_file import check_trial
 from determined_ds.experiment.trial_file import parsed, source_of
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"

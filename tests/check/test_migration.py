@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from determined_ds.check.migration.judge import migration_findings
+from determined_ds.check.migration.what_to_change import migration_findings
 from determined_ds.check.output import ERROR
 from determined_ds.cli.main import main
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from determined_ds.check.migration.source import Source, keyword
 from determined_ds.check.output import ERROR, NOTE, WARNING, Finding
-from determined_ds.experiment.script_file import DRIVERS, OWN_DRIVER, THEIRS
+from determined_ds.experiment.code_check import DRIVERS, OWN_DRIVER, THEIRS
 
 TRIALS = (
     f"{THEIRS}.DeepSpeedTrial",

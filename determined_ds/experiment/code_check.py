@@ -1,8 +1,10 @@
-"""Whether a script can run here, from its source and the modules beside it: nothing is imported."""
+"""Whether what an experiment runs can run here, from its source and the modules beside it: nothing is imported."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +15,13 @@ from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import EntrypointError, Origin, Problem
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.trial_file import check_trial_file, dotted_name, parsed, source_of
+from determined_ds.experiment.trial_file import (
+    check_trial_file,
+    dotted_name,
+    parsed,
+    source_of,
+    wrong_imports,
+)
 
 LIBRARY = "determined_ds"
 THEIRS = "determined.pytorch.deepspeed"
@@ -77,12 +85,45 @@ class Script:
         )
 
     def problems(self) -> list[Problem]:
-        """Uses of Determined's own context or loop for DeepSpeed, which runs only on its clusters."""
+        """Wrong imports, and uses of Determined's own context or loop for DeepSpeed, which runs only on its clusters."""
         found = []
         for file, tree in self.trees.items():
+            found += wrong_imports(tree, file)
             for line, column, name in sorted(_drivers(tree)):
                 found.append(_own_driver(file, line, column, name))
         return found
+
+    def missing_packages(self) -> list[Problem]:
+        """Imports of what is neither in the context directory nor installed; those that are tried are left out."""
+        if any("sys.path" in ast.unparse(tree) for tree in self.trees.values()):
+            return []
+        return [
+            problem
+            for file, tree in self.trees.items()
+            for node in tree.body
+            for problem in self._missing_in(node, file)
+        ]
+
+    def _missing_in(self, node: ast.stmt, file: Path) -> Iterator[Problem]:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [str(node.module)]
+        for first in dict.fromkeys(name.split(".")[0] for name in names):
+            inside = any(
+                (folder / first).is_dir() or (folder / f"{first}.py").is_file() for folder in self._path
+            )
+            if (
+                not inside
+                and first not in sys.stdlib_module_names
+                and importlib.util.find_spec(first) is None
+            ):
+                yield Problem(
+                    key="",
+                    origin=Origin(f"{file}:{node.lineno}", file=str(file), line=node.lineno, column=1),
+                    message=f"imports {first}, which is neither in the context directory nor installed here",
+                    fix=f"pip install the package that has {first}",
+                    code="missing-package",
+                )
 
 
 def find_script(script: ScriptEntrypoint, context_dir: Path) -> Path | None:
@@ -141,8 +182,16 @@ def check_entrypoint(experiment: Experiment, context_dir: Path, *, for_test: boo
         check_trial_file(experiment.trial, context_dir, experiment.document)
         return
     found = check_script(script, context_dir, experiment.document)
+    missing = found.missing_packages() if found is not None and not _states_path(experiment) else []
+    if missing:
+        raise EntrypointError(missing)
     if for_test and found is not None and not found.uses_library:
         raise EntrypointError(no_test(script))
+
+
+def _states_path(experiment: Experiment) -> bool:
+    """Whether environment variables of the experiment say where Python finds modules."""
+    return "PYTHONPATH" in str((experiment.config.get("environment") or {}).get("environment_variables"))
 
 
 def check_trial(experiment: Experiment, context_dir: Path, *, does: str, fix: str) -> None:

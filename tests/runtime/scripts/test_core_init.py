@@ -16,10 +16,10 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.protocol.signals import STOP, TRAINED
+from determined_ds.runtime.scripts.as_on_cluster import surrounded
 from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.script_core import core_init
+from determined_ds.runtime.scripts.core_init import core_init
 from determined_ds.runtime.scripts.script_run import ScriptRun, begin
-from determined_ds.runtime.scripts.surroundings import surrounded
 
 TEXT = """
 entrypoint: python3 train.py

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from determined_ds.check.migration import deepspeed_script, determined_trial, huggingface
+from determined_ds.check.migration import determined_trial, huggingface, plain_deepspeed
 from determined_ds.check.migration.source import Source
 from determined_ds.check.output import ERROR, NOTE, Finding
 from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError, Origin, Problem
+from determined_ds.experiment.code_check import THEIRS, Script, find_script
 from determined_ds.experiment.entrypoint import (
     ENTRYPOINT_FORM,
     SCRIPT_FORM,
@@ -20,7 +21,6 @@ from determined_ds.experiment.entrypoint import (
     TrialEntrypoint,
     read_entrypoint,
 )
-from determined_ds.experiment.script_file import THEIRS, Script, find_script
 
 FOLDERS = (".", "experiments", "configs")
 YAML = ("*.yaml", "*.yml")
@@ -60,10 +60,10 @@ def _changes(source: Source) -> Iterator[Finding]:
         yield from determined_trial.changes(source)
     elif huggingface.is_used(source):
         yield from huggingface.changes(source)
-    elif source.calls_of(deepspeed_script.INITIALIZE) or deepspeed_script.is_ported(source):
-        yield from deepspeed_script.changes(source)
+    elif source.calls_of(plain_deepspeed.INITIALIZE) or plain_deepspeed.is_ported(source):
+        yield from plain_deepspeed.changes(source)
     elif "determined_ds" not in source.modules and not source.calls_of("determined.core.init"):
-        yield from deepspeed_script.unknown(source)
+        yield from plain_deepspeed.unknown(source)
 
 
 def _unreadable(file: Path, line: int, message: str, fix: str) -> Finding:
