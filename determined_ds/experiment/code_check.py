@@ -85,7 +85,7 @@ class Script:
         )
 
     def problems(self) -> list[Problem]:
-        """Wrong imports, and uses of Determined's own context or loop for DeepSpeed, which runs only on its clusters."""
+        """Wrong imports, and uses of Determined's own context or loop for DeepSpeed, which only its clusters run."""
         found = []
         for file, tree in self.trees.items():
             found += wrong_imports(tree, file)
@@ -285,7 +285,7 @@ def _own_driver(file: Path, line: int, column: int, name: str) -> Problem:
     return Problem(
         key="",
         origin=Origin(f"{file}:{line}", file=str(file), line=line, column=column),
-        message=f"{name} trains on GPUs of a Determined cluster alone",
+        message=f"{name} trains only on GPUs on a Determined cluster",
         fix=f"write {INSTEAD}, which has the same names and runs here too",
         code=OWN_DRIVER,
     )

@@ -159,7 +159,7 @@ def prepare_search(
     asked = CheckOptions(
         context_dir=context_dir, accelerator=devices.name if devices else "cpu", place=SEARCH
     )
-    # That a script decides what is not stated is no news here.
+    # A script may decide what is not stated.
     findings = [each for each in check_experiment(document, asked).findings if each.problem.code != LEFT_OPEN]
     found.warn(finding.problem for finding in findings if not _is_error(finding))
     errors = [finding.problem for finding in findings if _is_error(finding)]

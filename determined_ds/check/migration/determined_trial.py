@@ -40,7 +40,7 @@ def _imports(source: Source) -> Iterator[Finding]:
         own = {alias.name for alias in getattr(node, "names", ())} & set(DRIVERS)
         drives = sorted(used | own)
         if drives:
-            message = f"{' and '.join(drives)} of {THEIRS} run on GPUs of a Determined cluster alone"
+            message = f"{' and '.join(drives)} of {THEIRS} run only on GPUs on a Determined cluster"
             yield source.change(node, message, f"write {instead}", OWN_DRIVER, severity=ERROR)
         else:
             message = "runs as it is, by determined_ds.train; determined_ds has the same names"
