@@ -115,3 +115,22 @@ def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: So
     assert [report.steps for report in of_fork] == [report.steps for report in of_source]
     assert [report.metrics["lr"] for report in of_fork] == [report.metrics["lr"] for report in of_source]
     assert of_fork[0].metrics["loss"] < of_source[0].metrics["loss"]
+
+
+def test_a_checkpoint_is_evaluated_by_its_uuid_and_nothing_is_trained(
+    cluster: Cluster, source: Source
+) -> None:
+    """On two slots, where one has trained."""
+    entrypoint = (
+        "entrypoint=python3 -m determined.launch.torch_distributed python3 -m determined_ds.train "
+        f"model_defs.gpt2.trial:GPT2Trial --evaluate {source.checkpoint.uuid}"
+    )
+    number = cluster.create(CONST, *SHORT, entrypoint)
+    cluster.wait(number)
+    trial = cluster.trial(number)
+    [(steps, metrics)] = cluster.metrics(trial, "validation")
+    then = cluster.metrics(source.trial, "validation")[-1]
+    assert steps == then[0]
+    assert metrics["validation_loss"] == pytest.approx(then[1]["validation_loss"], rel=1e-5)
+    assert not cluster.metrics(trial, "training")
+    assert not cluster.checkpoints(trial)
