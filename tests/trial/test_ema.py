@@ -56,7 +56,7 @@ def train(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = 
 
     def weights(module: Any) -> dict[str, Any]:
         parameters = dict(module.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=kind == "3"):
+        with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=kind in ("3", "offload")):
             return {name: value.detach().float().numpy().copy() for name, value in parameters.items()}
 
     class Averaged:
@@ -97,6 +97,10 @@ def train(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = 
     ds_config["zero_optimization"] = {"stage": int(kind) if kind.isdigit() else 0}
     if kind == "3" and half == "bf16":
         ds_config["zero_optimization"]["stage3_param_persistence_threshold"] = 10  # one of each
+    if kind == "offload":
+        device = {"device": "cpu"}
+        ds_config["zero_optimization"] = {"stage": 3, "offload_param": device, "offload_optimizer": device}
+        ds_config["optimizer"]["params"] = {"lr": 0.1}
     if half == "bf16":
         ds_config["bf16"] = {"enabled": True}
     hparams = {
@@ -121,7 +125,7 @@ def train(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = 
 
 CASES = [
     (kind, half)
-    for kind in ("0", "1", "2", "3", "pipeline", "ddp")
+    for kind in ("0", "1", "2", "3", "offload", "pipeline", "ddp")
     for half in ("fp32", "bf16")
     if half == "fp32" or kind.isdigit()
 ]

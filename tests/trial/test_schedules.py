@@ -230,3 +230,55 @@ def test_each_step_has_torchs_rate_and_a_resumed_run_goes_on(
     first = two_ranks.run(train, tmp_path, kind, 3)[0]
     then = two_ranks.run(train, tmp_path, kind, STEPS, first["uuid"])[0]
     assert first["rates"] + then["rates"] == pytest.approx(torchs_rates())
+
+
+def train_to_a_plateau(run_dir: Path, steps: int, resume: str | None = None) -> dict[str, Any]:
+    """Train in this rank, with a validation after each step that is never better than the first."""
+    from determined.pytorch import Batch
+
+    from determined_ds import DataParallelTrial, Trainer, open_context
+
+    data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
+    rates: list[float] = []
+
+    class Mine(DataParallelTrial):
+        def build_model(self) -> Any:
+            return torch.nn.Linear(4, 2)
+
+        def build_scheduler(self, optimizer: Any) -> Any:
+            return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+        def loss(self, model: Any, batch: Any) -> Any:
+            return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+        def evaluate(self, model: Any, batch: Any) -> Any:
+            return {"validation_loss": 1.0}
+
+        def on_step_end(self, batch_idx: int, metrics: Any) -> None:
+            rates.append(self.engine.get_lr()[0])
+
+        def build_training_data_loader(self) -> Any:
+            return self.training_loader(data)
+
+        def build_validation_data_loader(self) -> Any:
+            return self.validation_loader(data)
+
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    with open_context(
+        hparams={"global_batch_size": 8, "deepspeed_config": ds_config},
+        exp_conf={"searcher": {"name": "single", "metric": "validation_loss"}},
+        run_dir=run_dir,
+        accelerator="cpu",
+    ) as context:
+        Trainer(Mine(context), context).fit(
+            max_length=Batch(steps), validation_period=Batch(1), latest_checkpoint=resume
+        )
+    newest = max((run_dir / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
+    return {"rates": rates, "uuid": newest.name}
+
+
+def test_a_plateau_halves_the_rate_also_after_a_resume(one_rank: Ranks, tmp_path: Path) -> None:
+    """The first validation is the best; every second one after it halves the rate of the next step."""
+    first = one_rank.run(train_to_a_plateau, tmp_path, 3)[0]
+    then = one_rank.run(train_to_a_plateau, tmp_path, 7, first["uuid"])[0]
+    assert first["rates"] + then["rates"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]

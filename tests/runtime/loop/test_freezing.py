@@ -39,7 +39,11 @@ def train(
             return [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
 
         def frozen(self, batch_idx: int) -> Any:
-            return [self.engine.module[0]] if batch_idx in (2, 3) and case in ("", "one group") else []
+            return (
+                [self.engine.module[0]]
+                if batch_idx in (2, 3) and case in ("", "one group", "offload")
+                else []
+            )
 
         def on_step_end(self, batch_idx: int, metrics: Any) -> None:
             if case == "for a moment":  # as trials of two networks do, between their steps
@@ -70,6 +74,9 @@ def train(
         "zero_optimization": {"stage": zero_stage},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1, "torch_adam": True}},
     }
+    if case == "offload":
+        ds_config["zero_optimization"] = {"stage": zero_stage, "offload_optimizer": {"device": "cpu"}}
+        ds_config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.1}}
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
         trial = Mine(context)
@@ -107,6 +114,17 @@ def test_frozen_weights_stay_under_every_stage_alike(
     then, _ = two_ranks.run(train, tmp_path / "stopped", zero_stage, "", STEPS, uuid)[0]
     for one, other in zip(seen, [*first, *then], strict=True):
         assert all((now == then).all() for now, then in zip(one, other, strict=True))
+
+
+@pytest.mark.long("compiles DeepSpeed's Adam where that was never done")
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_an_offloaded_optimizer_leaves_them_out_too(
+    zero_stage: int, two_ranks: Ranks, without_zero: Any, tmp_path: Path
+) -> None:
+    seen, _ = two_ranks.run(train, tmp_path, zero_stage, "offload")[0]
+    for one, other in zip(seen, without_zero, strict=True):
+        for now, then in zip(one, other, strict=True):
+            torch.testing.assert_close(torch.tensor(now), torch.tensor(then), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
