@@ -97,12 +97,12 @@ class Script:
         """Imports of what is neither in the context directory nor installed; those that are tried are left out."""
         if any("sys.path" in ast.unparse(tree) for tree in self.trees.values()):
             return []
-        return [
-            problem
-            for file, tree in self.trees.items()
-            for node in tree.body
-            for problem in self._missing_in(node, file)
-        ]
+        found: dict[str, Problem] = {}
+        for file, tree in self.trees.items():
+            for node in tree.body:
+                for problem in self._missing_in(node, file):
+                    found.setdefault(problem.message, problem)
+        return [*found.values()]
 
     def _missing_in(self, node: ast.stmt, file: Path) -> Iterator[Problem]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
