@@ -32,8 +32,8 @@ def run(**given: Any) -> None:
     """Run the experiment CONFIG with the code in CONTEXT_DIR, here.
 
     The arguments are those of `det experiment create CONFIG CONTEXT_DIR`. Its entrypoint is a trial class, in this
-    library's form or Determined's own, or a script of Python, which finds here what a cluster gives it. Started by torchrun, srun, mpirun or
-    deepspeed, it is one of the ranks and starts none.
+    library's form or Determined's own, or a script of Python, which finds here what a cluster gives it. Started by
+    torchrun, srun, mpirun or deepspeed, the command is one of the ranks and starts none.
     """
     from determined_ds.launch.external.as_rank import be_rank
     from determined_ds.launch.external.hostfile import run_on_hosts
