@@ -9,6 +9,7 @@ those of ``transformers``: the first is filled from the trial's hyperparameters 
 resumes by itself and takes part in ``det-ds run --test``.
 """
 
+from determined_ds.transformers.accelerated import accelerator
 from determined_ds.transformers.arguments import (
     ReconciledArguments,
     Seq2SeqTrainingArguments,
@@ -16,7 +17,6 @@ from determined_ds.transformers.arguments import (
 )
 from determined_ds.transformers.callback import DetCallback
 from determined_ds.transformers.opened import init
-from determined_ds.transformers.plugin import deepspeed_plugin
 from determined_ds.transformers.trainer import ResumingTrainer, Seq2SeqTrainer, Trainer
 
 __all__ = [
@@ -27,6 +27,6 @@ __all__ = [
     "Seq2SeqTrainingArguments",
     "Trainer",
     "TrainingArguments",
-    "deepspeed_plugin",
+    "accelerator",
     "init",
 ]

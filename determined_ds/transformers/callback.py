@@ -24,7 +24,7 @@ from determined_ds.runtime.loop.reporting import peak_memory_bytes
 from determined_ds.transformers.agreement import eval_strategy, hyperparameter_problems, searcher_problems
 from determined_ds.transformers.arguments import ReconciledArguments
 from determined_ds.transformers.checkpoints import Checkpoints
-from determined_ds.transformers.here import TrialHere, placed, trial_here
+from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
 from determined_ds.transformers.metrics import TRAINING, VALIDATION, Stopwatch, group_of, reported
 
 logger = logging.getLogger("determined_ds")
@@ -89,6 +89,10 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
         problems = list(searcher_problems(trial.searcher, args))
+        if unseen := missing_ranks(
+            args.world_size, "on CPUs, write TrainingArguments(use_cpu=True), or --use_cpu"
+        ):
+            problems.append(unseen)
         if not isinstance(args, ReconciledArguments):
             problems += hyperparameter_problems(trial.hyperparameters, args)
         if problems:

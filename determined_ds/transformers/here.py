@@ -104,3 +104,19 @@ def placed(output_dir: str | None) -> str | None:
     if run is None or (output_dir is not None and Path(output_dir).is_absolute()):
         return output_dir
     return str(run.run_dir.absolute() / (output_dir or "trainer_output"))
+
+
+def missing_ranks(seen: int, fix: str) -> Problem | None:
+    """The problem of ranks that do not see each other; None where all are seen.
+
+    Without a GPU, accelerate takes each rank for the only one unless CPUs are requested. DeepSpeed would still
+    train over all ranks, with each of them reading all of the data.
+
+    Args:
+        seen: Ranks that transformers or accelerate sees.
+        fix: What to write.
+    """
+    if seen == num_ranks():
+        return None
+    message = f"accelerate sees {seen} of {num_ranks()} ranks: each would train on all of the data"
+    return Problem(key="ranks", value=seen, message=message, fix=fix, code="ranks")
