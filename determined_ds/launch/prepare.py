@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
 from determined_ds.config.accelerator import Accelerator
@@ -68,10 +69,7 @@ def prepare_run(
     resume, forks = options.resume and not is_first, not (options.is_measured or experiment.measures)
     found.problems += check_options(options, experiment, resolved)
     if options.only_reads:
-        start = found.of(lambda: Start(weights=weights_to_read(options)))
-        if start is not None and start.weights is not None:
-            run_dir = folder_of_results(run_dir, options, start.weights)
-            found.of(lambda: check_run_dir(run_dir))
+        start, run_dir = found.of(lambda: _reading(options, run_dir)) or (None, run_dir)
     else:
         start = found.of(
             lambda: start_in(run_dir, experiment, resolved, resume=resume, stated=stated, forks=forks)
@@ -96,6 +94,14 @@ def prepare_run(
         placed=placed,
         configured_slots=configured_slots if isinstance(configured_slots, int) else None,
     )
+
+
+def _reading(options: RunOptions, run_dir: Path) -> tuple[Start, Path]:
+    """The start of a run that trains nothing, and where its results go."""
+    weights = weights_to_read(options)
+    there = folder_of_results(run_dir, options, weights)
+    check_run_dir(there)
+    return Start(weights=weights), there
 
 
 def _storage_problems(document: Document) -> list[Problem]:
