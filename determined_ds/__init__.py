@@ -49,11 +49,16 @@ _HOMES = {
     "session": "determined_ds.driven.driver",
 }
 
+# For other libraries' names.
+_MODULES = ("deepspeed",)
+
 __all__ = sorted(_HOMES)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -63,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})
 
 
 if TYPE_CHECKING:
