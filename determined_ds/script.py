@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import runpy
 import sys
@@ -18,6 +19,7 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.code_check import no_test
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
+from determined_ds.protocol.handed_on import LAUNCHED_BY
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
@@ -40,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
     script = ScriptEntrypoint(words=tuple(options.script))
-    return rank.run(lambda: _run(script, run), exit_of=lambda error: exit_message(script, error))
+    code = rank.run(lambda: _run(script, run), exit_of=lambda error: exit_message(script, error))
+    if code == 0 and LAUNCHED_BY in os.environ:  # this process ends without Python's own end
+        atexit._run_exitfuncs()
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

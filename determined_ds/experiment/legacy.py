@@ -11,7 +11,7 @@ from typing import Any
 from determined_ds.config.keys import ignored_keys
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import EntrypointError, Problem
-from determined_ds.experiment.entrypoint import TrialEntrypoint, read_entrypoint
+from determined_ds.experiment.entrypoint import ScriptEntrypoint, read_entrypoint
 
 # Key of the experiment -> argument of fit.
 LENGTHS: dict[KeyPath, str] = {
@@ -26,6 +26,8 @@ OTHERS: dict[KeyPath, str] = {
 REPORTING: KeyPath = ("scheduling_unit",)
 RECORDS: KeyPath = ("records_per_epoch",)  # read by Determined itself for metrics alone
 READ = frozenset(".".join(map(str, path)) for path in (*LENGTHS, *OTHERS, REPORTING, RECORDS))
+# The Core API hands it on.
+READ_BY_SCRIPTS = frozenset({"searcher.max_length"})
 
 
 def with_fit(hyperparameters: Document, document: Document) -> tuple[Document, list[Problem]]:
@@ -84,6 +86,9 @@ def ignored_keys_of(document: Document, place: int) -> list[Problem]:
         entrypoint = read_entrypoint(document.get(("entrypoint",)))
     except EntrypointError:
         return found
-    if isinstance(entrypoint, TrialEntrypoint) and entrypoint.legacy:
-        return [warning for warning in found if warning.key not in READ]
-    return found
+    read: frozenset[str] = frozenset()
+    if isinstance(entrypoint, ScriptEntrypoint):
+        read = READ_BY_SCRIPTS
+    elif entrypoint.legacy:
+        read = READ
+    return [warning for warning in found if warning.key not in read]

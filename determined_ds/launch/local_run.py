@@ -75,7 +75,7 @@ class LocalRun:
         """What will run, in a few lines."""
         name, runs = self.experiment.name, str(self.experiment.entrypoint)
         if self.resolved is not None:
-            lines = decided(name, runs, self.resolved)
+            lines = decided(name, runs, self.resolved, by_script=self.experiment.script is not None)
         else:
             by = "the script" if self.experiment.script else "the trial"
             lines = undecided(name, runs, self.experiment.slots, self.accelerator, by=by)

@@ -18,13 +18,14 @@ PACKAGES = ("determined", "deepspeed", "torch")
 WIDTH = 110
 
 
-def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
+def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool = False) -> list[str]:
     """The lines.
 
     Args:
         name: Of the experiment.
-        trial: What it runs: ``MODULE:CLASS``, or a script.
+        runs: What it runs: ``MODULE:CLASS``, or a script.
         resolved: What was decided.
+        by_script: Whether a script runs, which may go by something else than the experiment states.
     """
     topology, batch = resolved.topology, resolved.batch
     layout = count(topology.data_parallel_world_size, "replica")
@@ -33,11 +34,16 @@ def decided(name: str, trial: str, resolved: ResolvedConfig) -> list[str]:
     if topology.model_parallel_size > 1:
         layout += f" x {topology.model_parallel_size} model-parallel"
     return [
-        *_wrapped_title(f"{name}: {trial}"),
+        *_wrapped_title(f"{name}: {runs}"),
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
         *_wrapped("filled in", _filled_in(resolved)),
+        *(
+            ["             as the experiment states it; the script decides whether it goes by it"]
+            if by_script
+            else []
+        ),
         *_wrapped("versions", _versions()),
     ]
 

@@ -234,6 +234,7 @@ class ScriptTrainContext(LocalTrainContext):
         self, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
     ) -> None:
         begun(self._run)
+        steps_completed = int(steps_completed)  # of numpy, or a tensor
         super().report_metrics(group, steps_completed, metrics)
         if group == "validation":
             self._last_validation = steps_completed
