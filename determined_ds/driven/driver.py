@@ -15,7 +15,6 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.driven.feeding import TrainingBatches, ValidationData, given_loader
-from determined_ds.driven.own_run import Config, OwnRun, show_own_errors
 from determined_ds.driven.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.driven.taking import Drive
 from determined_ds.errors import ConfigError, Problem, TrainingError
@@ -29,6 +28,7 @@ from determined_ds.runtime.scripts.script_run import script_run
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
+Config = str | os.PathLike[str] | Mapping[str, Any] | None
 # Where the configuration does not say it: as Trainer.fit has it.
 DEFAULTS = {"reporting_period": pytorch.Batch(100)}
 
@@ -94,12 +94,10 @@ class Session:
     def __init__(
         self, config: Config, *, run_dir: str | os.PathLike[str] | None, resume: bool, accelerator: str | None
     ) -> None:
-        self._own = OwnRun(
-            config=config,
-            run_dir=None if run_dir is None else Path(run_dir),
-            resume=resume,
-            accelerator=accelerator,
-        )
+        self._config = config
+        self._wanted_dir = None if run_dir is None else Path(run_dir)
+        self._resume = resume
+        self._accelerator = accelerator
         self._stack = contextlib.ExitStack()
         self._context: Any = None
         self._trial: Any = None
@@ -132,16 +130,21 @@ class Session:
                 yield context
         elif info is not None and info.task_type == "TRIAL":
             self._latest = info.latest_checkpoint or None
-            with open_context(accelerator=self._own.accelerator) as context:
+            with open_context(accelerator=self._accelerator) as context:
                 yield context
         else:
+            # What makes a run is not sent to a cluster.
+            from determined_ds.driven.own_run import OwnRun, show_own_errors
+
             show_own_errors()
-            with self._own.opened(lambda: self.stop_requested) as (
-                context,
-                self._run_dir,
-                self._latest,
-                self._fork,
-            ):
+            own = OwnRun(
+                config=self._config,
+                run_dir=self._wanted_dir,
+                resume=self._resume,
+                accelerator=self._accelerator,
+            )
+            with own.opened(lambda: self.stop_requested) as found:
+                context, self._run_dir, self._latest, self._fork = found
                 yield context
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:

@@ -44,7 +44,6 @@ from determined_ds.runtime.opening import open_context
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
 SLOTS = ("resources", "slots_per_trial")
-Config = str | os.PathLike[str] | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class OwnRun:
         accelerator: The same.
     """
 
-    config: Config
+    config: str | os.PathLike[str] | Mapping[str, Any] | None
     run_dir: Path | None
     resume: bool
     accelerator: str | None
@@ -149,7 +148,7 @@ class OwnRun:
         return stated, resume and not (RunDir(stated).is_empty() and RESUME not in os.environ)
 
 
-def document_of(config: Config, ranks: int) -> Document:
+def document_of(config: str | os.PathLike[str] | Mapping[str, Any] | None, ranks: int) -> Document:
     """The experiment that a script is given, on the ranks that were launched.
 
     Args:
