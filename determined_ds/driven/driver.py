@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
+logger = logging.getLogger("determined_ds")
 # Where the configuration does not say it: as Trainer.fit has it.
 DEFAULTS = {"reporting_period": pytorch.Batch(100)}
 
@@ -368,7 +370,16 @@ class Session:
         lengths = {name: arguments.pop(name, DEFAULTS.get(name)) for name in LENGTHS}
         if self._test:
             lengths["max_length"] = pytorch.Batch(1)
-        arguments["step_zero_validation"] = False  # the script validates
+        idle = [
+            name
+            for name in ("validation_period", "step_zero_validation")
+            if arguments.get(name) or lengths.get(name)
+        ]
+        if idle and self.rank == 0:
+            logger.warning(
+                "warning: fit.%s: no effect in a session, whose script validates", ", fit.".join(idle)
+            )
+        arguments["step_zero_validation"] = False
         if arguments.pop("profiling_enabled", False):
             context._core.profiler.on()
         return of_experiment(LoopOptions(lengths=lengths, test_mode=self._test, **arguments), context)

@@ -40,6 +40,7 @@ class ScriptTrial(ReconciledTrial):
         "validation_loader": "s.validation_loader",
     }
     loader: Any = None
+    class_spec = ""  # in a checkpoint: no class builds the model
 
     def __init__(self, context: Any) -> None:
         self.context: Any = context

@@ -187,6 +187,11 @@ def _experiment_of(path: Path) -> Experiment:
         seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
         hparams = _constants({**seed, **found["hparams"]})
         config = {**(found["experiment_config"] or {}), "hyperparameters": hparams}
+        if not found["trial_cls_spec"]:
+            raise CheckpointError(
+                f"checkpoint {path} was written by a script, which alone can build its model\n"
+                "  fix: build it, and model.load_state_dict(load_state_dict_from_checkpoint_path(path))"
+            )
         config["entrypoint"] = f"python3 -m determined_ds.train {found['trial_cls_spec']}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None

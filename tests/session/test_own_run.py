@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
+from determined_ds.errors import CheckpointError
 from tests.command import ROOT
 from tests.ranks import Ranks
 
@@ -93,6 +95,10 @@ def test_metrics_are_means_over_ranks_micro_batches_and_samples(two_ranks: Ranks
     assert validation[6]["mean"] == pytest.approx(sum(inputs) / 7)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["steps_completed"]) == ("completed", 6)
+    newest = tmp_path / "run" / "checkpoints" / result["checkpoint"]["uuid"]
+    assert set(load_state_dict_from_checkpoint_path(newest)) == {"weight", "bias"}
+    with pytest.raises(CheckpointError, match="written by a script"):
+        load_model_from_checkpoint_path(newest)
 
 
 # --------------------------------------------------------------------------------------- what is handed over
@@ -153,6 +159,35 @@ def test_engines_and_objects_are_restored_and_a_stop_ends_the_pass(two_ranks: Ra
     resumed = two_ranks.run(several, str(tmp_path / "run"), -1, True)
     assert [start for start, _, _ in resumed] == [(2, 104)] * 2
     assert [each[1:] for each in resumed] == [each[1:] for each in whole]
+
+
+def halving(run_dir: str, stop_at: int, resume: bool) -> Any:
+    """In a rank: the script halves the learning rate after each pass."""
+    import determined_ds
+    from determined_ds.protocol.signals import STOP
+
+    hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}
+    with determined_ds.session(hparams, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
+        engine, loader = linear(s), s.loader(data())
+        s.checkpoint(engine)
+        for _ in range(3):
+            for batch in loader:
+                s.report({"loss": step(engine, batch)})
+                if engine.global_steps == stop_at and s.rank == 0:
+                    STOP.set()
+            if s.stop_requested:
+                break
+            for group in engine.optimizer.param_groups:
+                group["lr"] /= 2
+        return engine.get_lr(), [p.detach().tolist() for p in engine.module.parameters()]
+
+
+def test_what_the_script_does_to_the_engine_again_is_undone(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Going through two passes that are done, it halves the rate twice more."""
+    whole = two_ranks.run(halving, str(tmp_path / "whole"), -1, False)
+    assert whole[0][0] == [0.01 / 8]
+    two_ranks.run(halving, str(tmp_path / "run"), 2 * STEPS_A_PASS + 1, False)
+    assert two_ranks.run(halving, str(tmp_path / "run"), -1, True) == whole
 
 
 def adopting(run_dir: str) -> Any:

@@ -88,7 +88,7 @@ def state_files(trial: Any, context: Any, state: TrialState) -> dict[str, str]:
         "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
         "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
         "trial_seed": context.get_trial_seed(),
-        "trial_cls_spec": f"{kind.__module__}:{kind.__qualname__}",
+        "trial_cls_spec": getattr(trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
         "is_trainer": True,
     }
     return {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}
