@@ -31,7 +31,7 @@ from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
-from determined_ds.experiment.code_check import OWN_DRIVER, check_script, find_script
+from determined_ds.experiment.code_check import OWN_DRIVER, Script, check_script, find_script
 from determined_ds.experiment.decide import left_open, no_length
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.launcher import launcher_problems
@@ -184,10 +184,23 @@ def _entrypoint_findings(experiment: Experiment, context_dir: Path, place: int) 
     try:
         found = check_script(experiment.script, context_dir, experiment.document)
         missing = found.missing_packages() if found is not None else []  # the cluster's image may have them
-        return findings_of(*((missing, []) if place != CLUSTER else ([], missing)))
+        notes = _metric_notes(experiment, found) if found is not None else []
+        return findings_of(*((missing, []) if place != CLUSTER else ([], missing)), notes=notes)
     except ConfigError as error:
         own = [each for each in error.problems if each.code == OWN_DRIVER and place == CLUSTER]
         return findings_of((each for each in error.problems if each not in own), own)
+
+
+def _metric_notes(experiment: Experiment, script: Script) -> list[Problem]:
+    """A note where a script does not write the name of the searcher's metric."""
+    metric = experiment.metric
+    if not metric or script.names_metric(metric):
+        return []
+    message = (
+        f"could not find where {script.file.name} reports it at validation: its source does not have the name"
+    )
+    fix = f'report it: core_context.train.report_validation_metrics(steps, {{"{metric}": value}})'
+    return [experiment.document.problem(("searcher", "metric"), message, fix, "metric-unknown")]
 
 
 def _trial_findings(experiment: Experiment, context_dir: Path) -> list[Finding]:

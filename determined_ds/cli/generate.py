@@ -163,7 +163,7 @@ def _checked_name(name: str, trial: str) -> str:
         read_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
     except ConfigError as error:
         message = error.problems[0].message
-        fix = "write e.g. model_defs.mine.trial:MyTrial"
+        fix = "write e.g. model_defs.mine.trial:MyTrial; for a script, change the entrypoint in the file written"
         problems.append(Problem(key="--entrypoint", value=trial, message=message, fix=fix, code="entrypoint"))
     if problems:
         raise ConfigError(problems)

@@ -25,6 +25,8 @@ from determined_ds.experiment.trial_file import (
 
 LIBRARY = "determined_ds"
 THEIRS = "determined.pytorch.deepspeed"
+# Libraries whose loops name the metrics.
+MAKE_METRICS = ("transformers", "trl", "lightning", "pytorch_lightning")
 # What of Determined's module makes a context and a loop, which run on its own clusters alone.
 DRIVERS = ("init", "Trainer")
 OWN_DRIVER = "determined-own"
@@ -82,6 +84,21 @@ class Script:
         """Whether it, or a module that it imports, imports this library."""
         return any(
             module.split(".")[0] == LIBRARY for tree in self.trees.values() for module in _modules(tree, "")
+        )
+
+    def names_metric(self, metric: str) -> bool:
+        """Whether a name of a metric may be one that it reports: it is written out, or another library makes names."""
+        if any(
+            module.split(".")[0] in MAKE_METRICS
+            for tree in self.trees.values()
+            for module in _modules(tree, "")
+        ):
+            return True
+        names = {metric, metric.removeprefix("validation_"), metric.removeprefix("val_")}
+        return any(
+            (isinstance(node, ast.Constant) and node.value in names) or getattr(node, "arg", None) in names
+            for tree in self.trees.values()
+            for node in ast.walk(tree)
         )
 
     def problems(self) -> list[Problem]:

@@ -24,13 +24,15 @@ def told(found: Report) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("entrypoint", ["python3 train.py", "[python3, train.py]"])
 def test_of_a_script_what_the_experiment_states_is_checked(project: Path, entrypoint: str) -> None:
-    (project / "train.py").write_text("import deepspeed\n")
+    (project / "train.py").write_text("import deepspeed\nmetrics = dict(validation_loss=0)\n")
     script = f"entrypoint={entrypoint}"
     found = report(CONST, script, "hyperparameters.global_batch_size=33", "hyperparameters.fit=null")
     assert told(found) == [("error", "batch", "hyperparameters.global_batch_size")]
     (note,) = report(CONST, script, "hyperparameters.deepspeed_config=null").findings
     assert (note.severity, note.problem.code) == ("note", "left-open")
     assert report(CONST, script, "resources.slots_per_trial=0").count("error") == 0
+    (project / "train.py").write_text("import deepspeed\n")
+    assert "metric-unknown" in {code for _, code, _ in told(report(CONST, script))}
     (missing,) = report(CONST, script.replace("train.py", "trian.py")).findings
     assert missing.problem.fix == "did you mean train.py?"
 
