@@ -67,7 +67,14 @@ class EMA(Callback):
         self._engines = [OwnParts(engine) for engine in engines]
 
     def on_training_start(self) -> None:
-        """Begin with the weights, unless a checkpoint was loaded."""
+        """Begin with the weights, unless a checkpoint was loaded.
+
+        Raises:
+            ConfigError: Determined's own loop trains, which would not average.
+        """
+        if not self._engines:
+            message, fix = "has no effect under Determined's own Trainer", "train by determined_ds.Trainer"
+            raise ConfigError(Problem(key="EMA", message=message, fix=fix, code="own-loop"))
         if not self._averages:
             self._averages = [_copied(engine.values()) for engine in self._engines]
 

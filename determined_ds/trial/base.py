@@ -25,6 +25,9 @@ from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
+# Methods that the loop of this library calls.
+OWN_LOOP = ("frozen", "on_step_end")
+
 
 class ReconciledTrial(det_ds.DeepSpeedTrial):
     """A ``DeepSpeedTrial`` whose engine is built from the reconciled configuration.
@@ -77,6 +80,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self.args = AttrDict(context.get_hparams())
         self.resolved = resolved_of(context)
         self._groups: list[tuple[Any, list[set[int]]]] = []
+        self._check_loop()
         self.check_engine()
         returned.signatures(self, self.called_with)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
@@ -86,6 +90,18 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     def _build(self) -> None:
         """Build the model and its engine."""
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
+
+    def _check_loop(self) -> None:
+        """Refuse what Determined's own loop would silently leave out."""
+        if isinstance(getattr(self.context, "resolved", None), ResolvedConfig):
+            return
+        used = [name for name in OWN_LOOP if getattr(type(self), name) is not getattr(ReconciledTrial, name)]
+        used += ["validation_metrics"] if isinstance(self.validation_metrics, Mapping) else []
+        if used:
+            name = f"{type(self).__name__}.{used[0]}"
+            message = "has no effect under Determined's own context and Trainer"
+            fix = "open the context by determined_ds.open_context and train by determined_ds.Trainer"
+            raise ConfigError(Problem(key=name, message=message, fix=fix, code="own-loop"))
 
     def check_engine(self) -> None:
         """Check that the configured engine can train this; torch's DistributedDataParallel needs whole models.

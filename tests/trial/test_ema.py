@@ -24,6 +24,11 @@ def test_a_decay_is_between_0_and_1(decay: Any) -> None:
         EMA(decay)
 
 
+def test_under_determineds_own_loop_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect under Determined's own Trainer"):
+        EMA().on_training_start()
+
+
 def test_parts_of_any_number_of_replicas_make_the_whole() -> None:
     whole = torch.arange(5.0)
     for replicas in (1, 2, 3, 8):

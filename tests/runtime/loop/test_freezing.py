@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from determined_ds.errors import ConfigError
 from tests.ranks import Ranks, RanksFailed
 
 STEPS = 6
@@ -154,3 +156,21 @@ def test_what_is_off_between_steps_alone_is_trained(one_rank: Ranks, tmp_path: P
 def test_without_zero_torch_follows(case: str, one_rank: Ranks, tmp_path: Path) -> None:
     seen, _ = one_rank.run(train, tmp_path, 0, case)[0]
     assert {first for first, _ in moved(seen)} == {case == "unfrozen by hand"}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"frozen": list}, {"on_step_end": print}, {"validation_metrics": {"validation_loss": "mean"}}, {}],
+)
+def test_what_determineds_own_loop_would_leave_out_is_refused(own: dict[str, Any]) -> None:
+    from determined_ds import DataParallelTrial
+
+    kind: Any = type("Mine", (DataParallelTrial,), own)
+    kind.__abstractmethods__ = frozenset()
+    trial = object.__new__(kind)
+    trial.context = SimpleNamespace()
+    if not own:
+        trial._check_loop()
+        return
+    with pytest.raises(ConfigError, match=rf"Mine\.{next(iter(own))}: has no effect under Determined's own"):
+        trial._check_loop()
