@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from determined_ds.errors import CheckpointError, TrainingError
+from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
 from determined_ds.runtime.checkpoints.built import records_of
 from determined_ds.runtime.checkpoints.contents import check_state
 from determined_ds.runtime.group.collectives import all_ranks_come
@@ -215,7 +215,12 @@ class SteppedLoop(TrainingLoop):
         if self._options.lengths["max_length"] is None:
             lengths = {**self._options.lengths, "max_length": length}
             self._options = replace(self._options, lengths=lengths)
-        return self.begin()
+        batches = self.begin()
+        if self.length is None and self._schedule.batches_per_epoch is None:
+            message = "the training data has no length, so nothing says when a pass over it ends"
+            fix = "state fit.max_length: {batches: 1000}, or give the dataset a __len__"
+            raise ConfigError(Problem(key="s.loader", message=message, fix=fix, code="epochs-without-length"))
+        return batches
 
     def _engine_marks(self) -> Any:
         """What differs once anything has changed weights, optimizer settings or a schedule of an engine."""

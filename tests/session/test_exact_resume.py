@@ -45,13 +45,13 @@ def run(config: Path, run_dir: Path, *options: str, **env: str) -> subprocess.Co
     return det_ds("run", config, ROOT, "--run-dir", run_dir, *options, env=env)
 
 
-def interrupted(config: Path, run_dir: Path, points: tuple[str, ...]) -> None:
+def interrupted(config: Path, run_dir: Path, points: tuple[str, ...], **env: str) -> None:
     """Run to each point in turn, and then to the end."""
     for index, point in enumerate(points):
         name, _, place = point.partition("=")
-        done = run(config, run_dir, *(["--resume"] if index else []), **{name: place})
+        done = run(config, run_dir, *(["--resume"] if index else []), **{name: place, **env})
         assert done.returncode == (name == "KILL_AT"), (point, done.stdout, done.stderr)
-    done = run(config, run_dir, "--resume")
+    done = run(config, run_dir, "--resume", **env)
     assert done.returncode == 0, done.stderr
 
 
@@ -73,6 +73,16 @@ def test_under_any_strategy(zero: int, accumulation: int, tmp_path: Path) -> Non
     config = written(tmp_path, "range", zero=zero, accumulation=accumulation)
     assert run(config, tmp_path / "whole").returncode == 0
     interrupted(config, tmp_path / "run", KILLS["range"])
+    assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "run")) == []
+
+
+@pytest.mark.long("the same with data that runtime/test_resume_data.py has for trials")
+@pytest.mark.parametrize("data", ["stream", "torch"])
+def test_with_any_data(data: str, tmp_path: Path) -> None:
+    config = written(tmp_path, "range")
+    assert run(config, tmp_path / "whole", DATA=data).returncode == 0
+    points = ("KILL_AT=micro:5", "STOP_AT=micro:8", "KILL_AT=validated:10")
+    interrupted(config, tmp_path / "run", points, DATA=data)
     assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "run")) == []
 
 

@@ -159,6 +159,13 @@ def no_length(s: Any) -> None:
         pass
 
 
+def an_endless_pass(s: Any) -> None:
+    engine = engine_of(s)
+    loader = s.loader(lambda: iter(data()))
+    s.checkpoint(engine)
+    train(s, engine, loader)
+
+
 def no_epochs(s: Any) -> None:
     s.loader(data())
     s.checkpoint(engine_of(s))
@@ -186,6 +193,7 @@ REFUSED: list[tuple[str, Any, str, tuple[str, ...]]] = [
     ("never_iterated", HPARAMS, "TrainingError", ("nothing was trained", "was not iterated")),
     ("a_loss_that_is_not_finite", HPARAMS, "NotFiniteError", ("not finite at batch 1",)),
     ("no_length", WITHOUT_LENGTH, "ConfigError", ("nothing says how long to train", "s.steps(1000)")),
+    ("an_endless_pass", WITHOUT_LENGTH, "ConfigError", ("has no length", "fit.max_length")),
     ("no_epochs", HPARAMS, "ConfigError", ("s.epochs: got the int 0",)),
 ]
 

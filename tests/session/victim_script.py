@@ -54,6 +54,27 @@ class Data(torch.utils.data.Dataset[Any]):
         return self.inputs[index] + 0.1 * torch.randn(4), self.inputs[index, :2]
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """The same samples in the order in which they are."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        data = Data(SAMPLES)
+        return (data[index] for index in range(SAMPLES))
+
+
+def loader_of(s: Any, data: str) -> Any:
+    """A session's loader over each kind of data that it takes."""
+    if data == "stream":
+        return s.loader(Stream(), num_workers=2)
+    if data == "torch":
+        size = s.resolved.batch.micro_batch_size
+        return s.loader(torch.utils.data.DataLoader(Data(SAMPLES), size, shuffle=True, num_workers=2))
+    return s.loader(Data(SAMPLES))
+
+
 def own(parameter: Any) -> Any:
     """A parameter, or this rank's part of it under ZeRO 3."""
     return getattr(parameter, "ds_tensor", parameter).detach()
@@ -116,7 +137,7 @@ def main(s: Any) -> None:
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2))
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=s.ds_config)
-    loader = s.loader(Data(SAMPLES))
+    loader = loader_of(s, os.environ.get("DATA", "indexed"))
     held = s.validation_loader(Data(13))
     average = Average(model)
     s.checkpoint(engine, average=average)
