@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.check.migration.what_to_change import migration_findings
-from determined_ds.check.output import ERROR
+from determined_ds.check.output import ERROR, NOTE, WARNING
 from determined_ds.cli.main import main
 
 # The comments name what is found in their lines.
@@ -50,6 +50,7 @@ for step in range(10):
 PORTED = """
 import deepspeed
 import determined_ds
+deepspeed.init_distributed()
 
 with determined_ds.session() as s:
     engine, *_ = deepspeed.initialize(model=net, config=s.ds_config)
@@ -119,7 +120,7 @@ import torch
 EXAMPLES = {
     name.lower(): text
     for name, text in globals().items()
-    if name.isupper() and isinstance(text, str) and name != "ERROR"
+    if name.isupper() and isinstance(text, str) and "\n" in text
 }
 
 
@@ -166,6 +167,14 @@ def test_a_fix_is_written_with_the_names_of_the_script(tmp_path: Path) -> None:
     ]
 
 
+def test_what_may_stay_is_a_note(tmp_path: Path) -> None:
+    ported = f"import determined_ds\nwith determined_ds.session() as s:\n    pass\n{PLAIN}"
+    (tmp_path / "train.py").write_text(ported)
+    left = {each.problem.code: each.severity for each in migration_findings(tmp_path / "train.py")[0]}
+    assert left.pop("process-group") == WARNING
+    assert set(left.values()) == {NOTE}
+
+
 def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import trial\n" + CORE)
@@ -175,6 +184,11 @@ def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pyte
     assert "train.py: run it with: det-ds run train.yaml .\n" in done.stdout
     assert re.search(
         r"fix: write train.yaml: \{name: train, entrypoint: python3 .* python3 train.py,", done.stdout
+    )
+    Path("ds.json").write_text('{"train_batch_size": 8}')
+    assert (
+        "hyperparameters: {deepspeed_config: ds.json}"
+        in CliRunner().invoke(main, ["check", "train.py"]).stdout
     )
     Path("experiments").mkdir()
     Path("experiments/mine.yaml").write_text("entrypoint: python3 train.py\n")

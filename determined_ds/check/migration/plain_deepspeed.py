@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 
 from determined_ds.check.migration.source import VALIDATES, Source, keyword, metrics_in
-from determined_ds.check.output import ERROR, WARNING, Finding
+from determined_ds.check.output import ERROR, NOTE, WARNING, Finding
 
 INITIALIZE = "deepspeed.initialize"
+TWICE = "torch.distributed.init_process_group"
 JOINS = (
     "deepspeed.init_distributed",
-    "torch.distributed.init_process_group",
+    TWICE,
     "deepspeed.comm.init_distributed",
 )
 ARGUMENTS = ("deepspeed.add_config_arguments",)
@@ -20,6 +22,8 @@ SAMPLER = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.
 SESSIONS = ("determined_ds.session", "determined_ds.driven.session")
 WITH = "with determined_ds.session() as s:"
 SHOWS = ("print", "info", "log_dist", "add_scalar", "log", "set_postfix", "write", "set_description")
+# Without effect under det-ds run, and without harm.
+MAY_STAY = ("config-arguments", "local-rank")
 DEVICE_NAMES = ("cuda", "hip")
 
 
@@ -29,15 +33,14 @@ def is_ported(source: Source) -> bool:
 
 
 def changes(source: Source) -> Iterator[Finding]:
-    """What to change, in no order."""
-    yield from _session(source)
-    yield from _arguments(source)
-    yield from _devices(source)
-    yield from _engines(source)
-    yield from _data(source)
-    yield from _checkpoints(source)
-    yield from _pipelines(source)
-    yield from _reports(source)
+    """What to change, in no order; what may stay is a note, in a script with a session all that is left."""
+    is_done = is_ported(source)
+    for step in (_session, _arguments, _devices, _engines, _data, _checkpoints, _pipelines, _reports):
+        for finding in step(source):
+            may_stay = finding.problem.code in MAY_STAY or (
+                is_done and finding.problem.code != "process-group"
+            )
+            yield dataclasses.replace(finding, severity=NOTE) if may_stay else finding
 
 
 def engines_of(source: Source) -> list[str]:
@@ -49,8 +52,8 @@ def engines_of(source: Source) -> list[str]:
 def _session(source: Source) -> Iterator[Finding]:
     joins = source.calls_of(*JOINS)
     if is_ported(source):
-        for call in joins:
-            message = "the session has joined the process group already"
+        for call in source.calls_of(TWICE):
+            message = "the session has joined the process group, and torch refuses to join twice"
             yield source.change(call, message, "remove it", "process-group", severity=WARNING)
         return
     [first, *more] = [*joins, *source.calls_of(INITIALIZE)]
@@ -59,8 +62,8 @@ def _session(source: Source) -> Iterator[Finding]:
     fix = f"import determined_ds, and {replaced}: {WITH} with the training below it"
     yield source.change(first, message, fix, "session", severity=WARNING)
     for call in more:
-        if call in joins:
-            message = "the session joins the process group"
+        if call in source.calls_of(TWICE):
+            message = "the session joins the process group, and torch refuses to join twice"
             yield source.change(call, message, "remove it", "process-group", severity=WARNING)
 
 

@@ -23,6 +23,7 @@ from determined_ds.experiment.entrypoint import (
 )
 
 FOLDERS = (".", "experiments", "configs")
+DEEPSPEED_KEYS = ('"train_batch_size"', '"train_micro_batch_size_per_gpu"', '"zero_optimization"')
 YAML = ("*.yaml", "*.yml")
 
 
@@ -121,9 +122,23 @@ def _runs(path: Path, file: Path, wanted: Entrypoint) -> bool:
 def _no_experiment(source: Source, entrypoint: Entrypoint, config: Path) -> Finding:
     form = ENTRYPOINT_FORM if isinstance(entrypoint, TrialEntrypoint) else SCRIPT_FORM
     said = " ".join([*form.split()[:-1], *entrypoint.words])
+    stated = ", ".join(_hyperparameters(source))
     text = (
-        f"{{name: {config.stem}, entrypoint: {said}, hyperparameters: {{}}, resources: {{slots_per_trial: 1}}, "
-        "searcher: {name: single, metric: validation_loss}}"
+        f"{{name: {config.stem}, entrypoint: {said}, hyperparameters: {{{stated}}}, "
+        "resources: {slots_per_trial: 1}, searcher: {name: single, metric: validation_loss}}"
     )
     message = "no experiment beside it runs it"
     return source.change(source.tree, message, f"write {config}: {text}", "no-experiment", severity=NOTE)
+
+
+def _hyperparameters(source: Source) -> Iterator[str]:
+    """Those that a script needs for ``s.ds_config``: its DeepSpeed JSON, where it names one or has one beside it."""
+    constants = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant)]
+    for value in (each for each in constants if isinstance(each, str) and each.endswith(".json")):
+        if (source.file.parent / value).is_file():
+            yield f"deepspeed_config: {value}"
+            return
+    for path in sorted(source.file.parent.glob("*.json")):
+        if any(key in path.read_text(errors="replace") for key in DEEPSPEED_KEYS):
+            yield f"deepspeed_config: {path.name}"
+            return
