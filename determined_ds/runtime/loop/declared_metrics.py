@@ -17,6 +17,7 @@ from determined_ds.trial.author import described, failed, metrics_source, wrong
 Reducer = pytorch.Reducer
 NAME = "validation_metrics"
 WORDS = {"mean": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
+MOST_TESTED = 16
 METHODS = ("evaluate", "evaluate_batch")
 FIX = 'return tensors with a row for each prediction: {"validation_auc": (scores, labels)}'
 
@@ -59,6 +60,11 @@ class DeclaredMetrics:
             fix = "compute it in evaluate_full_dataset, or train without pipeline stages"
             raise TrialError(wrong(trial, NAME, None, expected, fix, did=did))
         self.forget()
+
+    @property
+    def test_batches(self) -> int:
+        """Batches that ``--test`` validates: an AUC, for example, needs samples of both classes."""
+        return MOST_TESTED if self._of_all else 1
 
     def forget(self) -> None:
         """Begin a validation."""

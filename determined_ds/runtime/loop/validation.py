@@ -34,7 +34,7 @@ class Validator:
     Args:
         trial: The trial.
         context: Its context.
-        test_mode: Stop after one ``evaluate_batch``.
+        test_mode: Stop after one ``evaluate_batch``, or some where a metric is over all predictions.
         note: Shows a line to the user.
 
     Attributes:
@@ -161,7 +161,7 @@ class Validator:
                 outputs.append(metrics)
             index += 1
             HEART.beat()
-            if self._test_mode:
+            if self._test_mode and index >= self._declared.test_batches:
                 break
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)

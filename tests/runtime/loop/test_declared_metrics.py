@@ -116,3 +116,9 @@ def test_the_step_s_metrics_are_means_over_micro_batches() -> None:
     assert seen == [(4, {"loss": torch.tensor(2.0), "hits": 1.5})]
     assert not seen[0][1]["loss"].requires_grad
     assert mean_of([]) == {}
+
+
+def test_a_test_validates_some_batches_for_a_metric_over_all_predictions() -> None:
+    """An AUC of one batch, which may have one class alone, would be NaN."""
+    assert declared({"auc": joined}).test_batches > 1
+    assert declared({"errors": "sum"}).test_batches == declared(()).test_batches == 1
