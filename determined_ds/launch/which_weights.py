@@ -101,6 +101,8 @@ def _path_of(given: str, run: RunDir | None) -> Path | None:
     """Where a checkpoint is; of a run its best, which without one is its last, or the one of this uuid."""
     if run is not None:
         if given in (BEST, LAST):
+            if not checkpoints_in(run.checkpoints):
+                return None
             result = read_result(run)
             best = (result.best or {}).get("checkpoint") if result is not None and given == BEST else None
             return run.checkpoints / best if best else run.path

@@ -69,6 +69,8 @@ def test_what_is_not_there_or_damaged_is_refused(run: Path) -> None:
     for given in ("nowhere", "best", "runs/other"):
         with pytest.raises(ConfigError, match="there is no such checkpoint"):
             weights_to_read(options(evaluate=given))
+    with pytest.raises(ConfigError, match="there is no such checkpoint"):
+        weights_to_read(options(evaluate="last", run_dir=run.parent))
     (run / "checkpoints/uuid2/weights").write_text("other")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         weights_to_read(options(evaluate="uuid2", run_dir=run))

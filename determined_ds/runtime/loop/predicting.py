@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from determined import util
 
 from determined_ds.errors import ConfigError, Problem, TrialError
 from determined_ds.protocol.heartbeat import HEART
@@ -32,7 +31,8 @@ def check_predicts(trial: Any, context: Any) -> None:
         message = "the stages of a pipeline compute a loss, and hand no outputs on"
         fix = "predict with a trial without pipeline stages, or by load_model_from_checkpoint_path"
         raise ConfigError(Problem(key="--predict", message=message, fix=fix, code=NAME))
-    if not isinstance(trial, ReconciledTrial) or not util.is_overridden(trial.predict, ReconciledTrial):
+    own = getattr(type(trial), NAME, None)
+    if not callable(own) or own is ReconciledTrial.predict:
         fix = "def predict(self, model, batch): return {'output': model(batch)}"
         raise TrialError(
             wrong(trial, NAME, None, "a method predict(model, batch)", fix, did="is not defined")
@@ -42,8 +42,13 @@ def check_predicts(trial: Any, context: Any) -> None:
 class Predictor(Validator):
     """Runs ``predict`` over ``build_prediction_data_loader``; the arguments are those of :class:`Validator`."""
 
-    loader_method = "build_prediction_data_loader"
     takes_full_dataset = False
+
+    @property
+    def loader_method(self) -> str:  # type: ignore[override]
+        """By Determined's own class, a trial has none for predictions."""
+        own = "build_prediction_data_loader"
+        return own if hasattr(self._trial, own) else "build_validation_data_loader"
 
     @torch.no_grad()
     def run_to(self, file: Path, callbacks: list[Any]) -> int:
@@ -90,7 +95,7 @@ class Predictor(Validator):
         batch = self._context.to_device(next(batches))
         length = sum(batches.weights)
         trial: Any = self._trial
-        found = trial.predict(trial.engine, batch)
+        found = trial.predict(self._context.models[0], batch)
         if not length or not self._counts:
             return None
         if not isinstance(found, dict) or not found:
