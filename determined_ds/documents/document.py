@@ -340,7 +340,12 @@ def unknown_key(
     known = sorted(known)
     word = str(path[-1])
     guess = nearest(word, known)
-    if elsewhere and word in elsewhere:
+    section, _, rest = word.partition(".")
+    if rest and section in known:
+        fix = (
+            f"write {section}: {{{rest.replace('.', ': {')}: ...}}{'}' * rest.count('.')}; a key has no dots"
+        )
+    elif elsewhere and word in elsewhere:
         fix = elsewhere[word] if " " in elsewhere[word] else f"did you mean {elsewhere[word]}?"
     else:
         fix = f"did you mean {guess!r}?" if guess else known_here(known)

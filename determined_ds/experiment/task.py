@@ -26,6 +26,7 @@ class Task:
         seed: Of the trial.
         steps_completed: By the processes before.
         on_cluster: Whether a cluster runs it.
+        has_hyperparameters: Whether any were given, if only an empty mapping.
     """
 
     hyperparameters: Document
@@ -33,6 +34,7 @@ class Task:
     seed: int
     steps_completed: int = 0
     on_cluster: bool = False
+    has_hyperparameters: bool = True
 
     def _searcher(self, key: str, default: Any) -> Any:
         value = ((self.exp_conf or {}).get("searcher") or {}).get(key)

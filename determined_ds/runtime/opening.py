@@ -84,7 +84,6 @@ def open_context(
         experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
         accelerator, storage = accelerator or run.accelerator, storage or run.storage
     task = _task(hparams, exp_conf, experiment)
-    has_none = hparams is None and experiment is None and not task.on_cluster
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
     folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, ranks))
@@ -92,24 +91,34 @@ def open_context(
         _core_context(task, folder, ranks, storage=storage, checkpoint_dir=checkpoint_dir) as core_context,
         _dropping_points(task, ranks),
     ):
-        resolved = _resolve(task, ranks, devices)
-        if isinstance(resolved, ResolvedConfig):
-            resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
-        seed_everything(task.seed)
-        context = DeepSpeedTrialContext(
-            core_context=core_context,
-            resolved=resolved,
-            hyperparameters=None if has_none else task.hyperparameters,
-            accelerator=devices,
-            run_dir=RunDir(folder),
-            trial_seed=task.seed,
-            exp_conf=task.exp_conf,
-            steps_completed=task.steps_completed,
-            enable_tensorboard_logging=enable_tensorboard_logging,
-        )
+        context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
         context.engine = engine
         yield context
         leave_peers()  # a rank that fails shows signs of life to its end
+
+
+def _context(
+    task: Task,
+    core_context: core.Context,
+    accelerator: Accelerator,
+    run_dir: RunDir,
+    enable_tensorboard_logging: bool,
+) -> DeepSpeedTrialContext:
+    resolved = _resolve(task, core_context.distributed, accelerator)
+    if isinstance(resolved, ResolvedConfig):
+        resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
+    seed_everything(task.seed)
+    return DeepSpeedTrialContext(
+        core_context=core_context,
+        resolved=resolved,
+        hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
+        accelerator=accelerator,
+        run_dir=run_dir,
+        trial_seed=task.seed,
+        exp_conf=task.exp_conf,
+        steps_completed=task.steps_completed,
+        enable_tensorboard_logging=enable_tensorboard_logging,
+    )
 
 
 @contextlib.contextmanager
@@ -191,7 +200,12 @@ def _task(
         return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed)
     given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
     seed = stated_seed(hparams or {}, first_trial_seed(int(given or 0)))
-    return Task(hyperparameters=hyperparameters_of(hparams), exp_conf=exp_conf, seed=seed)
+    return Task(
+        hyperparameters=hyperparameters_of(hparams),
+        exp_conf=exp_conf,
+        seed=seed,
+        has_hyperparameters=hparams is not None,
+    )
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:

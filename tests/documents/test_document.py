@@ -133,6 +133,8 @@ def test_an_unknown_key_is_named_with_what_was_meant() -> None:
     )
     assert unknown_key(document, ("zero",), known).fix == "known here: alpha, beta"
     assert unknown_key(document, ("zero",), known, {"zero": "one.zero"}).fix == "did you mean one.zero?"
+    dotted_key = unknown_key(document, ("alpha.one.two",), known)
+    assert dotted_key.fix == "write alpha: {one: {two: ...}}; a key has no dots"
 
 
 def test_many_unknown_keys_are_told_once() -> None:
