@@ -9,17 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.driven.feeding import TrainingBatches, ValidationData, given_loader
+from determined_ds.driven.refusals import check_count, check_given, refused
 from determined_ds.driven.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.driven.taking import Drive
-from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.runtime.data.passes import has_state
+from determined_ds.errors import TrainingError
 from determined_ds.runtime.loop.fit import fit_arguments, of_experiment
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
@@ -61,29 +60,6 @@ def session(
         ConfigError: on entering: the configuration cannot run; every reason.
     """
     return Session(config, run_dir=run_dir, resume=resume, accelerator=accelerator)
-
-
-def _refused(key: str, message: str, fix: str, code: str = "session") -> ConfigError:
-    return ConfigError(Problem(key=key, message=message, fix=fix, code=code))
-
-
-def _check_count(key: str, num: Any) -> None:
-    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-        raise _refused(key, f"got {described(num)}; expected an integer of at least 1", f"write {key}(10)")
-
-
-def _check_given(engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
-    """Refuse what is not an engine, and objects without a state."""
-    fix = "engine, *_ = deepspeed.initialize(...); s.checkpoint(engine)"
-    if not engines:
-        raise _refused("s.checkpoint", "its first call was given no engine", fix)
-    for engine in engines:
-        if not isinstance(engine, deepspeed.DeepSpeedEngine):
-            raise _refused("s.checkpoint", f"got {described(engine)}; expected an engine of DeepSpeed", fix)
-    for name, each in state.items():
-        if not has_state(each):
-            message = f"{name} is {described(each)}, which has no state_dict and load_state_dict"
-            raise _refused("s.checkpoint", message, "give it both, or leave it out")
 
 
 class Session:
@@ -176,7 +152,7 @@ class Session:
             ConfigError: the session was not entered.
         """
         if self._context is None:
-            raise _refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
+            raise refused("session", "is not entered", "write: with determined_ds.session(...) as s:")
         return self._context
 
     @property
@@ -251,7 +227,7 @@ class Session:
         """
         if self._loader is not None:
             fix = "put the data into one dataset, such as torch.utils.data.ConcatDataset"
-            raise _refused("s.loader", "was called before: a session has one training loader", fix)
+            raise refused("s.loader", "was called before: a session has one training loader", fix)
         self._loader = TrainingBatches(self, self._maker("training_loader", dataset, options), dataset)
         self._trial.loader = self._loader
         return self._loader
@@ -280,7 +256,7 @@ class Session:
         if isinstance(dataset, (torch_data.DataLoader, pytorch.DataLoader)):
             if options:
                 fix = f"give the dataset: {trial.loader_names[method]}(loader.dataset, ...)"
-                raise _refused(trial.loader_names[method], "got a loader, and options for another", fix)
+                raise refused(trial.loader_names[method], "got a loader, and options for another", fix)
             return lambda: given_loader(dataset, self.resolved.batch)
         if "batch_size" not in options:  # its message names the size, which may not be known yet
             returned.loader_arguments(trial, method, dataset, options)
@@ -301,7 +277,7 @@ class Session:
         Yields:
             0 .. num - 1.
         """
-        _check_count("s.epochs", num)
+        check_count("s.epochs", num)
         return self._drive_of("s.epochs").epochs(num)
 
     def steps(self, num: int | None = None) -> Iterator[Any]:
@@ -317,10 +293,10 @@ class Session:
             Iterators; None on ranks that load nothing, such as a pipeline's middle stages.
         """
         if num is not None:
-            _check_count("s.steps", num)
+            check_count("s.steps", num)
         drive = self._drive_of("s.steps")
         if num is None and self._loop is not None and not self._loop.states_length:
-            raise _refused(
+            raise refused(
                 "s.steps", "nothing says how long to train", "write s.steps(1000), or state fit.max_length"
             )
         return drive.steps(num)
@@ -348,12 +324,12 @@ class Session:
         known = [id(engine) for engine in self.context.models]
         if any(id(engine) not in known for engine in engines):
             fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
-            raise _refused("s.checkpoint", "got an engine that its first call was not given", fix)
+            raise refused("s.checkpoint", "got an engine that its first call was not given", fix)
         self._drive_of("s.checkpoint").request_checkpoint()
 
     def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
         context = self.context
-        _check_given(engines, state)
+        check_given(engines, state)
         for engine in engines:
             context.wrap_model_engine(engine)
         options = self._options(context)
@@ -414,12 +390,12 @@ class Session:
         """
         context = self.context
         if self._drive is None:
-            raise _refused(
+            raise refused(
                 what, "no engine was handed over yet", "call s.checkpoint(engine) after deepspeed.initialize"
             )
         if what in ("s.steps", "s.epochs") and self._loader is None:
-            raise _refused(what, "there is no training data", "call loader = s.loader(dataset) before")
+            raise refused(what, "there is no training data", "call loader = s.loader(dataset) before")
         if what == "iterating the loader" and context.use_pipeline_parallel:
             fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
-            raise _refused(what, "a pipeline takes its batches itself", fix)
+            raise refused(what, "a pipeline takes its batches itself", fix)
         return self._drive

@@ -126,9 +126,10 @@ def of_experiment(options: LoopOptions, context: Any) -> LoopOptions:
         fix = f"use {' or '.join(WARM_STARTS)}"
         raise _refused("warm_start", options.warm_start, "not a valid warm start", fix)
     if policy == "best" and not searcher.get("metric"):
-        logger.warning(
-            "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
-        )
+        if context.distributed.rank == 0:
+            logger.warning(
+                "warning: checkpoint_policy best has no searcher.metric to go by: every validation is kept"
+            )
         policy = "all"
     if section_of(context, "profiling").get("enabled"):
         context._core.profiler.on()
