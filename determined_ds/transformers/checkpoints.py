@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from determined import core
 
 from determined_ds.errors import CheckpointError
@@ -59,21 +61,24 @@ class Checkpoints:
         fetched = self._folder / f".{uuid}-{machine}"
         self._core.checkpoint.download(uuid, str(fetched))
         self._distributed.allgather(None)
-        names = sorted((each.name for each in fetched.glob(f"{PREFIX}*")), key=_steps_of)
-        if not names or _steps_of(names[-1]) < 0:
+        steps = max((_steps_of(each.name) for each in fetched.glob(f"{PREFIX}*")), default=-1)
+        # All ranks have looked before the first one moves it.
+        if min(self._distributed.allgather(steps)) < 0:
             message = f"checkpoint {uuid} holds no {PREFIX}N: it was not written by transformers' Trainer"
             raise CheckpointError(message)
-        target = self._folder / names[-1]
+        name = f"{PREFIX}{steps}"
+        target = self._folder / name
         if self._distributed.rank == 0:
-            self._remove_later(_steps_of(names[-1]))
-            os.replace(fetched / names[-1], target)
+            self._remove_later(steps)
+            os.replace(fetched / name, target)
         self._distributed.allgather(None)
         if is_local_chief and not target.exists():  # a folder that machines do not share
-            os.replace(fetched / names[-1], target)
+            os.replace(fetched / name, target)
         self._distributed.allgather(None)
         if is_local_chief:
             shutil.rmtree(fetched, ignore_errors=True)
         self._remember(target, uuid)
+        _allow_generators()
         return target
 
     def _remove_later(self, steps: int) -> None:
@@ -124,6 +129,17 @@ class Checkpoints:
             self._kept.remove(each)
             if self._distributed.rank == 0:
                 self._core.checkpoint.delete(each["uuid"])
+
+
+def _allow_generators() -> None:
+    """Let torch load the state of numpy's generator, which transformers 4.40 does not declare to be plain data.
+
+    Source: ``Trainer._load_rng_state`` of 4.40; torch 2.6 and later refuse it otherwise.
+    """
+    state: Any = np.random.get_state(legacy=True)
+    numbers = state[1]
+    plain = [numbers.__reduce__()[0], np.ndarray, np.dtype, type(numbers.dtype)]
+    torch.serialization.add_safe_globals(plain)
 
 
 def _in(folder: str) -> Callable[[str], bool]:

@@ -9,6 +9,7 @@ from determined import core
 
 from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
+from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.transformers.here import accelerator_here, trial_here
 
@@ -31,3 +32,4 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
     on_cluster = trial is not None and trial.run is None
     with cluster_core_context(distributed) if on_cluster else core.init(distributed=distributed) as context:
         yield context
+        leave_peers()  # a rank that fails shows signs of life to its end
