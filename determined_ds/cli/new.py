@@ -26,7 +26,7 @@ Examples:
     "--from",
     "model",
     metavar="MODEL",
-    help="Copy an example with its experiments: bert, causal_lm, dcgan, drivable_vit, gpt2 or vit.",
+    help="Copy an example with its experiments: bert, causal_lm, dcgan, drivable_vit, gpt2, hf_trainer or vit.",
 )
 @click.option(
     "-o",

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where a wheel puts the experiments (see setup.cfg).
 INSTALLED = Path(sysconfig.get_path("data"), "share", "determined-ds")
 PACKAGES = "model_defs"
+MAINS = ("trial.py", "train.py")  # what an experiment runs: a trial or a script
 JSON = re.compile(r"experiments/deepspeed/[\w.-]+\.json")
 
 
@@ -24,7 +25,7 @@ def copy_of(model: str, name: str) -> NewFiles:
     """The files of an example model under another name.
 
     Args:
-        model: A folder of ``model_defs`` with a trial.
+        model: A folder of ``model_defs`` with a trial or a script.
         name: Of the copy.
 
     Raises:
@@ -32,8 +33,8 @@ def copy_of(model: str, name: str) -> NewFiles:
     """
     check_name(name)
     code = ROOT / PACKAGES / model
-    if not model.isidentifier() or not (code / "trial.py").is_file():
-        models = sorted(trial.parent.name for trial in (ROOT / PACKAGES).glob("*/trial.py"))
+    models = sorted(file.parent.name for main in MAINS for file in (ROOT / PACKAGES).glob(f"*/{main}"))
+    if model not in models:
         close = nearest(model, models)
         fix = f"did you mean {close}?" if close else f"use one of {', '.join(models)}"
         raise ConfigError(Problem(key="--from", value=model, message="no such model", fix=fix, code="model"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ from determined_ds.scaffold.copies import _modules_in as modules_in
 from determined_ds.scaffold.templates import KINDS
 from tests.command import ROOT, det_ds
 
-MODELS = sorted(trial.parent.name for trial in (ROOT / "model_defs").glob("*/trial.py"))
+MODELS = sorted(
+    file.parent.name for stem in ("trial", "train") for file in (ROOT / "model_defs").glob(f"*/{stem}.py")
+)
 
 
 def new(folder: Path, *arguments: str) -> str:
@@ -69,7 +72,7 @@ def test_a_copy_has_its_own_names_and_all_that_it_imports(tmp_path: Path) -> Non
             data = yaml.safe_load(text)
             assert data["name"].startswith("mine_")
             assert "mine" in data["labels"]
-            assert " model_defs.mine.trial:" in data["entrypoint"]
+            assert re.search(r" model_defs\.mine\.(trial:|train$)", data["entrypoint"])
             assert (folder / data["hyperparameters"]["deepspeed_config"]).is_file()
             assert model not in {data["name"], *data["labels"]}
 
