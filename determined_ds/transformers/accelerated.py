@@ -7,6 +7,7 @@ from typing import Any
 
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.transformers.filling import with_zero
 from determined_ds.transformers.here import (
     accelerator_here,
     missing_ranks,
@@ -54,7 +55,7 @@ def accelerator(**options: Any) -> Any:
     if resolved.accelerator.name == "cpu":
         accelerate.PartialState(cpu=True)
     made = accelerate.Accelerator(
-        deepspeed_plugin=accelerate.DeepSpeedPlugin(hf_ds_config=resolved.ds_config),
+        deepspeed_plugin=accelerate.DeepSpeedPlugin(hf_ds_config=with_zero(resolved.ds_config)),
         mixed_precision=MIXED[resolved.strategy.precision],
         gradient_accumulation_steps=resolved.batch.accumulation,
         **options,

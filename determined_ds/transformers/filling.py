@@ -243,8 +243,12 @@ class _Completion:
         if resolved.zero_stage != 3:
             open_buckets = [path for path in open_buckets if path == BUCKETS[0]]
         changes = ((path, AUTO, "transformers") for path in [*self.deferred, *open_buckets])
-        config: dict[str, Any] = resolved.ds.overwritten_all(changes).data
-        return config
+        return with_zero(resolved.ds.overwritten_all(changes).data)
+
+
+def with_zero(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A DeepSpeed configuration with a section of ZeRO, which accelerate requires; absent means stage 0."""
+    return {"zero_optimization": {"stage": 0}, **config}
 
 
 def _with_length(hyperparameters: Document, given: Given) -> Document:
