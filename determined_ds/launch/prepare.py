@@ -15,7 +15,7 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.code_check import check_entrypoint
+from determined_ds.experiment.code_check import check_entrypoint, check_trial
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.legacy import ignored_keys_of
@@ -61,6 +61,11 @@ def prepare_run(
     found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     found.of(lambda: check_entrypoint(experiment, options.context_dir, for_test=options.test))
+    if options.is_measured:
+        fix = "leave --measure out: a script says itself how long it trains"
+        found.of(
+            lambda: check_trial(experiment, options.context_dir, does="--measure trains some steps", fix=fix)
+        )
     experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
     # A scheduler's script is the same at each launch of its job, the first one included.

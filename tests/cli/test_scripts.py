@@ -220,6 +220,7 @@ def test_a_command_that_needs_a_trial_refuses_a_script_by_name(
     ("line", "arguments", "said", "fix"),
     [
         ("", ("--test",), "a loop of its own", "determined_ds.session"),
+        ("", ("--measure", "5"), "--measure trains some steps of a trial class", "leave --measure out"),
         (
             "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
             (),
