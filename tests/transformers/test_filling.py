@@ -169,7 +169,7 @@ def test_both_fill_the_same_or_the_point_is_refused(
         return
     # Only with the data is a length in epochs known in batches, and compared by transformers.
     schedule = (found.ds_config.get("scheduler") or {}).get("params") or {}
-    if found.fields["max_steps"] == -1 and schedule.get("total_num_steps") == 100:
+    if found.fields.get("max_steps", -1) == -1 and schedule.get("total_num_steps") == 100:
         with pytest.raises(ValueError, match="total_num_steps=100 vs"):
             filled_by_transformers(found, stated, slots=slots)
         return
