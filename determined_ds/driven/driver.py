@@ -112,7 +112,8 @@ class Session:
                 yield context
         else:
             # What makes a run is not sent to a cluster.
-            from determined_ds.driven.own_run import OwnRun, show_own_errors
+            from determined_ds.driven.own_run import OwnRun
+            from determined_ds.runtime.tracebacks import show_own_errors
 
             show_own_errors()
             own = OwnRun(

@@ -22,7 +22,7 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, plain_copy
 from determined_ds.documents.reading import read_yaml
-from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, Problem, lines_of_error
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
@@ -261,22 +261,3 @@ def _stopping() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         STOP.clear()
-
-
-def show_own_errors() -> None:
-    """From now on an error of this library that ends the script is printed without a traceback."""
-    outer = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-        if not isinstance(error, DeterminedDSError):
-            outer(kind, error, traceback)
-            return
-        rank = int(os.environ.get("RANK", "0"))
-        if rank == 0 or not isinstance(error, (ConfigError, ChiefFailed)):  # rank 0 has the same
-            lines = [f"rank {rank}: {line}" if rank else line for line in lines_of_error(error)]
-            # Not to sys.stderr, which torch collects, to put the rank before each line.
-            print(*lines, sep="\n", file=sys.__stderr__, flush=True)
-        sys.stdout.flush()
-        os._exit(error.exit_code)
-
-    sys.excepthook = hook

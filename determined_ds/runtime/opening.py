@@ -33,6 +33,7 @@ from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.script_run import script_run
+from determined_ds.runtime.tracebacks import show_own_errors
 
 logger = logging.getLogger("determined_ds")
 
@@ -146,6 +147,8 @@ def init(
     Raises:
         ConfigError: the configuration cannot run.
     """
+    if script_run() is None and cluster_info() is None:  # elsewhere our launcher or the task's log shows them
+        show_own_errors()
     with open_context(
         hparams=hparams,
         exp_conf=exp_conf,

@@ -10,7 +10,9 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from determined_ds.errors import ChiefFailed, ConfigError, DeterminedDSError, lines_of_error
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 HEADER = re.compile(r"^(?P<indent>.*?)(Original )?Traceback \(most recent call last\):$")
@@ -144,3 +146,27 @@ def _exited(call: str, frames: Iterator[tuple[types.FrameType, int]], files: Aut
             place = f"{files.shown(code.co_filename)}:{line}, in {code.co_name}"
             return f"the trial called {call} at {place}: training had not ended\n  fix: {FIX}"
     return None
+
+
+# ------------------------------------------------------------------------------------------- scripts
+
+
+def show_own_errors() -> None:
+    """From now on an error of this library that ends the script is printed without a traceback."""
+    outer = sys.excepthook
+    if sys.flags.interactive or hasattr(sys, "ps1"):
+        return  # the interpreter stays
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if not isinstance(error, DeterminedDSError):
+            outer(kind, error, traceback)
+            return
+        rank = int(os.environ.get("RANK", "0"))
+        if rank == 0 or not isinstance(error, (ConfigError, ChiefFailed)):  # rank 0 has the same
+            lines = [f"rank {rank}: {line}" if rank else line for line in lines_of_error(error)]
+            # Not to sys.stderr, which torch collects, to put the rank before each line.
+            print(*lines, sep="\n", file=sys.__stderr__, flush=True)
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+
+    sys.excepthook = hook

@@ -237,7 +237,7 @@ def test_a_checkpoint_lies_where_determined_puts_it(ranks: Ranks, tmp_path: Path
 def test_a_checkpoint_of_other_engines_is_refused(ranks: Ranks, tmp_path: Path) -> None:
     """``test_restore_invalid_checkpoint``."""
     (uuid,) = first(ranks, "Replicated", tmp_path)["uuids"]
-    assert "it holds 1 engines, and this trial has 2" in error(
+    assert "it holds 1 engine, and this trial has 2" in error(
         ranks, "TwoEngines", tmp_path, latest_checkpoint=uuid
     )
 

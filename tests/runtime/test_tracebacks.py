@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.tracebacks import (
     AuthorsFiles,
     authors_traceback,
     exit_of_author,
     os_exit_reported,
+    show_own_errors,
     trimmed_traceback,
 )
 
@@ -207,3 +211,21 @@ def test_other_hard_exits_are_what_they_are(author: ModuleType, tmp_path: Path) 
 
     assert exit_hard(forks, tmp_path) == 5
     assert not (tmp_path / "said").exists()
+
+
+@pytest.mark.parametrize(("rank", "is_shown"), [("0", True), ("1", False)])
+def test_a_script_ends_with_the_message_alone(
+    rank: str, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has shown a configuration's mistake; anything else keeps its traceback."""
+    said, codes, others = io.StringIO(), [], []
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(sys, "__stderr__", said)
+    monkeypatch.setattr(sys, "excepthook", lambda *given: others.append(given[0]))
+    monkeypatch.setattr(os, "_exit", codes.append)
+    show_own_errors()
+    wrong = ConfigError(Problem(key="a", value=1, message="must be 2", fix="write 2"))
+    sys.excepthook(ConfigError, wrong, None)
+    sys.excepthook(ValueError, ValueError(), None)
+    assert said.getvalue() == ("error: a = 1: must be 2\n  fix: write 2\n" if is_shown else "")
+    assert (codes, others) == ([2], [ValueError])

@@ -65,7 +65,7 @@ def _plain(value: Any, otherwise: Any) -> Any:
 def misfit(then: Sequence[Record], now: Sequence[Record]) -> str | None:
     """Why the state of engines built then does not fit those built now; None where it does."""
     if len(then) != len(now):
-        return f"it holds {len(then)} engines, and this trial has {len(now)}"
+        return f"it holds {len(then)} engine{'s' * (len(then) != 1)}, and this trial has {len(now)}"
     for number, (before, wanted) in enumerate(zip(then, now, strict=True)):
         reasons = _misfits(before["parameters"], wanted["parameters"])
         if len(before["groups"]) != len(wanted["groups"]):
