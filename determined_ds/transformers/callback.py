@@ -105,9 +105,10 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def _resume(self, trial: TrialHere, args: Any) -> None:
         if trial.run is not None and trial.run.fork is not None:
-            message = "a fork starts from weights alone, which this script has to load itself"
-            fix = "resume the run, or give the folder to from_pretrained"
-            raise ConfigError(Problem(key="--fork", value=str(trial.run.fork), message=message, fix=fix))
+            key, value = "searcher.source_checkpoint_uuid", str(trial.run.fork)
+            message = "a run of transformers does not start from another's checkpoint by itself"
+            fix = "remove it, and give that checkpoint's folder checkpoint-N to from_pretrained"
+            raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="hf-fork"))
         if trial.latest_checkpoint is None:
             return
         folder = self._checkpoints.fetch(trial.latest_checkpoint)
