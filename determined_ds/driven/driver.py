@@ -277,6 +277,9 @@ class Session:
 
         Yields:
             0 .. num - 1.
+
+        Raises:
+            ConfigError: there is no engine or no data yet, or ``num`` is not a number of epochs.
         """
         check_count("s.epochs", num)
         return self._drive_of("s.epochs").epochs(num)
@@ -292,6 +295,9 @@ class Session:
 
         Yields:
             Iterators; None on ranks that load nothing, such as a pipeline's middle stages.
+
+        Raises:
+            ConfigError: there is no engine, no data or no length yet.
         """
         if num is not None:
             check_count("s.steps", num)
