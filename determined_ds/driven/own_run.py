@@ -251,7 +251,8 @@ def _stopping() -> Iterator[None]:
     def stop(number: int, _frame: Any) -> None:
         STOP.set()
         signal.signal(number, before[signal.Signals(number)])
-        print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") == "0":
+            print("stopping after this batch; a second signal stops at once", file=sys.stderr, flush=True)
 
     for number in before:
         signal.signal(number, stop)
