@@ -19,7 +19,7 @@ from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_ra
 from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
-from determined_ds.tune.session import Request, Say, Session, check_names, open_session, shape_of
+from determined_ds.tune.session import Request, Say, TuneSession, check_names, open_session, shape_of
 from determined_ds.tune.winner import winner_yaml
 
 BEST = "best.yaml"
@@ -41,7 +41,7 @@ class Autotune:
         left: What is not searched, and why.
     """
 
-    session: Session
+    session: TuneSession
     tuning: Tuning
     interrupts: Interrupts
     dropped: dict[str, int]
@@ -195,7 +195,7 @@ def parse_budget(text: str) -> Budget:
     raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
 
 
-def _no_tokens(session: Session) -> Problem:
+def _no_tokens(session: TuneSession) -> Problem:
     return Problem(
         key="--metric",
         value=TOKENS,

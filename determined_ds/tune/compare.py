@@ -14,7 +14,7 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
-from determined_ds.tune.session import Request, Say, Session, check_names, open_session, shape_of
+from determined_ds.tune.session import Request, Say, TuneSession, check_names, open_session, shape_of
 from determined_ds.tune.variants import Variant, named_variants
 
 
@@ -28,7 +28,7 @@ class Comparison:
         repeat: Runs of each.
     """
 
-    session: Session
+    session: TuneSession
     variants: Sequence[Variant]
     repeat: int
     _rows: dict[int, list[Row]] = field(default_factory=dict)

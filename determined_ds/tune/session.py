@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class TuneSession:
     """An experiment whose variants will be measured.
 
     Args:
@@ -123,7 +123,7 @@ def open_session(
     with_ddp: bool = False,
     for_cluster: bool = False,
     say: Say = print,
-) -> Session:
+) -> TuneSession:
     """Read the experiment and check the run directory. Warnings are printed; nothing is written.
 
     Args:
@@ -160,7 +160,7 @@ def open_session(
     for warning in found.warnings:
         say(f"warning: {warning}")
     created = now.isoformat(timespec="seconds")
-    return Session(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
+    return TuneSession(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
 
 
 def _devices(accelerator: str | None, on_cluster: Document | None) -> Accelerator:

@@ -19,7 +19,7 @@ from determined_ds.tune.autotune import BEST, Autotune, parse_budget, prepare_au
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import Budget, Tuning
-from determined_ds.tune.session import Request, Session
+from determined_ds.tune.session import Request, TuneSession
 from tests.tune.bases import CONST, ROOT, base_of, gpt2_candidates, row_of
 from tests.tune.simulated import START_S, WARMUP, Machine, prepared
 
@@ -31,7 +31,7 @@ def autotune(folder: Path, machine: Machine, **more: Any) -> Autotune:
     told = prepared(gpt2_candidates(), machine, **{"trials": 8, **more})
     request = Request(config=CONST, context_dir=ROOT, steps=20, warmup=WARMUP)
     return Autotune(
-        session=Session(request=request, base=base_of(), run_dir=folder),
+        session=TuneSession(request=request, base=base_of(), run_dir=folder),
         tuning=told.tuning,
         interrupts=told.interrupts,
         dropped={"a batch that does not divide": 3},
