@@ -24,7 +24,7 @@ _HOMES = {
     "ReconciledTrial": "determined_ds.trial.base",
     "ResolvedConfig": "determined_ds.config.reconcile",
     "Results": "determined_ds.report.results",
-    "Session": "determined_ds.driven.driver",
+    "Session": "determined_ds.sessions.session",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
     "StreamLoader": "determined_ds.trial.stream_loader",
     "Trainer": "determined_ds.runtime.loop.fit",
@@ -46,7 +46,7 @@ _HOMES = {
     "reconcile": "determined_ds.config.reconcile",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.deepspeed.files",
-    "session": "determined_ds.driven.driver",
+    "session": "determined_ds.sessions.session",
 }
 
 # For other libraries' names.
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
     from determined_ds.config.deepspeed.files import load_deepspeed_config, save_deepspeed_config
     from determined_ds.config.reconcile import ResolvedConfig, reconcile
-    from determined_ds.driven.driver import Session, session
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results
@@ -93,6 +92,7 @@ if TYPE_CHECKING:
     from determined_ds.runtime.loop.fit import Trainer
     from determined_ds.runtime.loop.measured_loop import measure_throughput
     from determined_ds.runtime.opening import init, open_context
+    from determined_ds.sessions.session import Session, session
     from determined_ds.trial.base import ReconciledTrial
     from determined_ds.trial.data_parallel import DataParallelTrial
     from determined_ds.trial.mpu import DeepSpeedMPU

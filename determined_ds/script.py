@@ -23,7 +23,7 @@ from determined_ds.protocol.handed_on import LAUNCHED_BY
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
-from determined_ds.runtime.scripts.script_run import ScriptRun, begin
+from determined_ds.runtime.scripts.given_run import ScriptRun, begin
 
 
 def main(argv: list[str] | None = None) -> int:

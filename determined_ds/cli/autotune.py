@@ -72,7 +72,7 @@ def autotune(
         context_dir = options["context_dir"]
         click.echo(f"wrote {emit_to}; submit it with: det experiment create {emit_to} {context_dir}")
         return
-    best, run_dir = prepared.run(), prepared.session.run_dir
+    best, run_dir = prepared.run(), prepared.workbench.run_dir
     if best is not None:
         show_results(prepared.results(), run_dir, best=best.candidate.name)
     exit_if_interrupted(prepared.interrupts, run_dir)

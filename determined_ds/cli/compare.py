@@ -46,7 +46,7 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, **optio
     comparison = prepare_comparison(
         request_of(options), strategies=strategies, slots=slots, repeat=repeat, say=click.echo
     )
-    run_dir = comparison.session.run_dir
+    run_dir = comparison.workbench.run_dir
     with Interrupts("ending the measurement; what was measured so far is reported") as interrupts:
         results = comparison.run(interrupts)
     show_results(results, run_dir)

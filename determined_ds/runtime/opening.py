@@ -32,7 +32,7 @@ from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.script_run import script_run
+from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.runtime.tracebacks import show_own_errors
 
 logger = logging.getLogger("determined_ds")

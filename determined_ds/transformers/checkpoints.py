@@ -21,7 +21,7 @@ USER_DATA = "my_data.json"  # as Determined's callback names it
 KEPT = "determined_ds.json"  # in a checkpoint: the trial's checkpoints before it
 
 
-class Checkpoints:
+class TrainerCheckpoints:
     """The checkpoints of one trial.
 
     Args:

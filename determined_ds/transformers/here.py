@@ -14,7 +14,7 @@ from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.task import Task, task_of_cluster
-from determined_ds.runtime.scripts.script_run import ScriptRun, script_run
+from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.upstream import load_deepspeed
 
 

@@ -19,8 +19,8 @@ from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_ra
 from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
-from determined_ds.tune.session import Request, Say, TuneSession, check_names, open_session, shape_of
 from determined_ds.tune.winner import winner_yaml
+from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
 BEST = "best.yaml"
 TOKENS = "tokens_per_second"
@@ -34,14 +34,14 @@ class Autotune:
     """A tuning that is ready to start, and what is written of it.
 
     Args:
-        session: The experiment, and where runs go.
+        workbench: The experiment, and where runs go.
         tuning: The search for the best.
         interrupts: Ends it.
         dropped: Reason -> how many choices cannot run.
         left: What is not searched, and why.
     """
 
-    session: TuneSession
+    workbench: Workbench
     tuning: Tuning
     interrupts: Interrupts
     dropped: dict[str, int]
@@ -49,13 +49,13 @@ class Autotune:
 
     def header(self, *, runs_here: bool = True) -> list[str]:
         """What there is to choose from, in a few lines for people."""
-        experiment = self.session.base.experiment
+        experiment = self.workbench.base.experiment
         lines = [
             f"{experiment.name}: {len(self.tuning.candidates)} ways to train it on {experiment.slots} slots,"
-            f" global batch {self.session.base.resolved.batch.global_batch_size}",
+            f" global batch {self.workbench.base.resolved.batch.global_batch_size}",
         ]
         if runs_here:
-            lines.append(f"  run dir  {short(self.session.run_dir)}")
+            lines.append(f"  run dir  {short(self.workbench.run_dir)}")
         lines += [f"  dropped  {count:>4} that cannot run: {why}" for why, count in self.dropped.items()]
         lines += [f"  left out {each.axis}: {each.reason}" for each in self.left]
         return lines
@@ -70,20 +70,20 @@ class Autotune:
             ConfigError: the experiment as it is could not be measured, no loss agrees, or another process writes to
                 the run directory.
         """
-        tuning, session = self.tuning, self.session
-        tuning.changed = lambda: session.write(tuning.rows, page=False)
-        with RunLock(session.run_dir):
+        tuning, workbench = self.tuning, self.workbench
+        tuning.changed = lambda: workbench.write(tuning.rows, page=False)
+        with RunLock(workbench.run_dir):
             with self.interrupts:
                 tuning.run(self.interrupts)
             best = tuning.best
             if tuning.found:
-                session.write(tuning.rows)
+                workbench.write(tuning.rows)
             if best is None:
                 first = tuning.found.get(tuning.candidates[0].name)
                 if first is None or self.interrupts.requested:
                     return None
                 raise ConfigError(self._nothing_measured(first))
-            write_files({session.run_dir / BEST: winner_yaml(tuning, best)}, overwrite=True)
+            write_files({workbench.run_dir / BEST: winner_yaml(tuning, best)}, overwrite=True)
             return best
 
     def _nothing_measured(self, first: Measured) -> Problem:
@@ -95,23 +95,23 @@ class Autotune:
             fix = "allow more, or use another precision"
             return Problem(key="--loss-tolerance", message=message, fix=fix)
         message = f"the experiment as it is does not run: {first.row.reason}"
-        fix = f"see {short(self.session.run_dir / 'runs')}, or use det-ds run CONFIG --test"
+        fix = f"see {short(self.workbench.run_dir / 'runs')}, or use det-ds run CONFIG --test"
         return Problem(key="autotune", message=message, fix=fix)
 
     def results(self) -> Results:
         """Every row so far, the experiment as it was first."""
-        return self.session.results(self.tuning.rows)
+        return self.workbench.results(self.tuning.rows)
 
     def emit(self, path: Path) -> None:
         """Write the same tuning as an experiment for a cluster."""
         text = emitted(
-            self.session.base,
+            self.workbench.base,
             [stated(candidate.variant) for candidate in self.tuning.candidates],
             self.left,
             metric=self.tuning.metric,
             smaller_is_better=METRICS[self.tuning.metric],
-            steps=self.session.request.steps,
-            warmup=self.session.request.warmup,
+            steps=self.workbench.request.steps,
+            warmup=self.workbench.request.warmup,
         )
         write_files({path: text}, overwrite=True)
 
@@ -135,20 +135,20 @@ def prepare_autotune(
     found.of(lambda: check_names("--over", over, tuple(AXES), "axis"))
     found.of(lambda: check_names("--metric", [metric], tuple(METRICS), "metric"))
     allowed = found.of(lambda: parse_budget(budget))
-    session = open_session(request, found, "autotune", for_cluster=for_cluster, say=say)
+    workbench = open_workbench(request, found, "autotune", for_cluster=for_cluster, say=say)
     assert allowed is not None
-    base = session.base
+    base = workbench.base
     memory = UNLIMITED if for_cluster else memory_of_rank(base)  # a cluster's slots are not known
     candidates = candidates_of(base, over, lambda variant: shape_of(base, variant), memory)
     if metric == TOKENS and not candidates.possible[0].shape.sequence_length:
-        raise ConfigError(_no_tokens(session))
+        raise ConfigError(_no_tokens(workbench))
     if len(candidates.possible) < 2:
         raise ConfigError(_nothing_to_choose(candidates.dropped, candidates.left))
     interrupts = Interrupts("ending the measurement; the best so far is written")
 
     def run_once(candidate: Candidate, repetition: int, watch: Watch) -> Row:
         slots = base.experiment.slots
-        return session.measure(
+        return workbench.measure(
             candidate.variant, candidate.name, repetition, interrupts, most_slots=slots, watch=watch
         )
 
@@ -163,7 +163,7 @@ def prepare_autotune(
         say=say,
     )
     return Autotune(
-        session=session,
+        workbench=workbench,
         tuning=tuning,
         interrupts=interrupts,
         dropped=candidates.dropped,
@@ -195,11 +195,11 @@ def parse_budget(text: str) -> Budget:
     raise ConfigError(Problem(key="--budget", value=text, message=message, fix=fix, code="budget"))
 
 
-def _no_tokens(session: TuneSession) -> Problem:
+def _no_tokens(workbench: Workbench) -> Problem:
     return Problem(
         key="--metric",
         value=TOKENS,
-        message=f"{session.base.experiment.trial} does not say how many tokens a sample has",
+        message=f"{workbench.base.experiment.trial} does not say how many tokens a sample has",
         fix="use samples_per_second, or write a method tokens_per_sample in the trial",
         code="metric",
     )

@@ -14,8 +14,8 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
-from determined_ds.tune.session import Request, Say, TuneSession, check_names, open_session, shape_of
 from determined_ds.tune.variants import Variant, named_variants
+from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
 
 @dataclass(kw_only=True)
@@ -23,12 +23,12 @@ class Comparison:
     """Measures variants of an experiment. Runs are interleaved, so slow drift of the machine does not bias them.
 
     Args:
-        session: The experiment, and where runs go.
+        workbench: The experiment, and where runs go.
         variants: What to compare; the first is the baseline.
         repeat: Runs of each.
     """
 
-    session: TuneSession
+    workbench: Workbench
     variants: Sequence[Variant]
     repeat: int
     _rows: dict[int, list[Row]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Comparison:
         Raises:
             ConfigError: another process writes to the run directory.
         """
-        with RunLock(self.session.run_dir):
+        with RunLock(self.workbench.run_dir):
             estimates = [self._estimate(variant) for variant in self.variants]
             self._rows = {index: [] for index in range(len(self.variants))}
             for repetition in range(self.repeat):
@@ -47,8 +47,8 @@ class Comparison:
                     if interrupts.requested:
                         break
                     self._measure(index, repetition, interrupts)
-                    self.session.write(self._merged(estimates), page=False)
-            return self.session.write(self._merged(estimates))
+                    self.workbench.write(self._merged(estimates), page=False)
+            return self.workbench.write(self._merged(estimates))
 
     def _measure(self, index: int, repetition: int, interrupts: Interrupts) -> None:
         variant, rows = self.variants[index], self._rows[index]
@@ -57,10 +57,10 @@ class Comparison:
         name = f"{variant.name} x{variant.choice.slots}"
         if variant.can_run:
             slots = max(each.choice.slots for each in self.variants)
-            rows.append(self.session.measure(variant, name, repetition + 1, interrupts, most_slots=slots))
+            rows.append(self.workbench.measure(variant, name, repetition + 1, interrupts, most_slots=slots))
         else:
             rows.append(unmeasured(variant, CANNOT_RUN, variant.reason))
-        self.session.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(rows[-1])}")
+        self.workbench.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(rows[-1])}")
 
     def _merged(self, estimates: Sequence[int | None]) -> list[Row]:
         known = [
@@ -75,9 +75,9 @@ class Comparison:
         if not variant.can_run:
             return None
         try:
-            return estimated_state_bytes(variant, shape_of(self.session.base, variant))
+            return estimated_state_bytes(variant, shape_of(self.workbench.base, variant))
         except ConfigError as error:
-            self.session.say(f"no memory estimate for {variant.name}: {error.problems[0].message}")
+            self.workbench.say(f"no memory estimate for {variant.name}: {error.problems[0].message}")
             return None
 
 
@@ -102,9 +102,9 @@ def prepare_comparison(
     """
     found = Problems()
     found.of(lambda: check_names("--strategies", strategies, tuple(FORMS), "strategy"))
-    session = open_session(request, found, "compare", with_ddp="ddp" in strategies, say=say)
-    variants = named_variants(session.base, strategies, slots or [session.base.experiment.slots])
-    return Comparison(session=session, variants=variants, repeat=repeat)
+    workbench = open_workbench(request, found, "compare", with_ddp="ddp" in strategies, say=say)
+    variants = named_variants(workbench.base, strategies, slots or [workbench.base.experiment.slots])
+    return Comparison(workbench=workbench, variants=variants, repeat=repeat)
 
 
 def compare(

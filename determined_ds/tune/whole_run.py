@@ -23,8 +23,8 @@ from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base
-from determined_ds.tune.session import check_names
 from determined_ds.tune.variants import Variant, decided, named_variants
+from determined_ds.tune.workbench import check_names
 
 POLL_S = 0.25
 AS_IT_IS = "as_it_is"

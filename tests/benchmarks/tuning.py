@@ -21,7 +21,7 @@ from determined_ds.report.results import Row, load_results, save_results
 from determined_ds.tune.autotune import BEST, Autotune, prepare_autotune
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.measurement import merged
-from determined_ds.tune.session import Request
+from determined_ds.tune.workbench import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = Path("experiments/gpt2/const.yaml")
@@ -144,7 +144,7 @@ def quality(rows: list[Row], tuning: Autotune, seconds: float, share: float) -> 
 def main(folder: Path) -> None:
     """All of it; prints Markdown."""
     best, *_ = tuned(folder / "all", "12", (*OVER, "attention", "compile", "fused_optimizer"))
-    print(beside_huggingface(best.session.run_dir / BEST, folder), flush=True)
+    print(beside_huggingface(best.workbench.run_dir / BEST, folder), flush=True)
     kept = folder / "exhaustive.json"
     if kept.exists():
         rows = list(load_results(kept).rows)

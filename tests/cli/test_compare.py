@@ -20,7 +20,7 @@ from determined_ds.report.results import (
     load_results,
 )
 from determined_ds.tune.compare import prepare_comparison
-from determined_ds.tune.session import Request
+from determined_ds.tune.workbench import Request
 from tests.command import det_ds
 
 FILES = ("report.html", "results.json", "results.csv")

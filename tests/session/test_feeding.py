@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.driven.feeding import even_share
+from determined_ds.sessions.feeding import even_share
 
 
 @given(samples=st.integers(1, 60), replicas=st.integers(1, 6), size=st.integers(1, 9))

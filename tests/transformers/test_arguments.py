@@ -15,7 +15,7 @@ import transformers
 
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import load_experiment
-from determined_ds.runtime.scripts import script_run
+from determined_ds.runtime.scripts import given_run as script_run
 from determined_ds.transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 DS = {

@@ -16,7 +16,7 @@ from determined import core
 
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
 from determined_ds.transformers import DetCallback
-from determined_ds.transformers.checkpoints import KEPT, Checkpoints
+from determined_ds.transformers.checkpoints import KEPT, TrainerCheckpoints
 
 
 class Reports:
@@ -300,14 +300,14 @@ def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any,
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "stored" / "model"
     other.mkdir(parents=True)
-    checkpoints = Checkpoints(Stored(other), str(tmp_path / "out"), trial_id=1, user_data=None)
+    checkpoints = TrainerCheckpoints(Stored(other), str(tmp_path / "out"), trial_id=1, user_data=None)
     with pytest.raises(CheckpointError):
         checkpoints.fetch("uuid")
 
 
 def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(tmp_path: Path) -> None:
     reports = Reports()
-    checkpoints = Checkpoints(reports, str(tmp_path), trial_id=1, user_data={"who": "me"})
+    checkpoints = TrainerCheckpoints(reports, str(tmp_path), trial_id=1, user_data={"who": "me"})
     for steps in (2, 4, 6, 8):
         written(tmp_path, steps)
         checkpoints.store(steps)

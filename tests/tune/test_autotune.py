@@ -19,7 +19,7 @@ from determined_ds.tune.autotune import BEST, Autotune, parse_budget, prepare_au
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import Budget, Tuning
-from determined_ds.tune.session import Request, TuneSession
+from determined_ds.tune.workbench import Request, Workbench
 from tests.tune.bases import CONST, ROOT, base_of, gpt2_candidates, row_of
 from tests.tune.simulated import START_S, WARMUP, Machine, prepared
 
@@ -31,7 +31,7 @@ def autotune(folder: Path, machine: Machine, **more: Any) -> Autotune:
     told = prepared(gpt2_candidates(), machine, **{"trials": 8, **more})
     request = Request(config=CONST, context_dir=ROOT, steps=20, warmup=WARMUP)
     return Autotune(
-        session=TuneSession(request=request, base=base_of(), run_dir=folder),
+        workbench=Workbench(request=request, base=base_of(), run_dir=folder),
         tuning=told.tuning,
         interrupts=told.interrupts,
         dropped={"a batch that does not divide": 3},
@@ -237,7 +237,7 @@ def test_for_a_cluster_there_are_gpus_unless_cpus_are_meant(tmp_path: Path) -> N
     here = given_to(run_dir=tmp_path)
     there = given_to(run_dir=tmp_path, for_cluster=True, accelerator=None)
     on_cpus = given_to(run_dir=tmp_path, for_cluster=True, accelerator="cpu")
-    assert [each.session.base.accelerator.name for each in (here, there, on_cpus)] == ["cpu", "cuda", "cpu"]
+    assert [each.workbench.base.accelerator.name for each in (here, there, on_cpus)] == ["cpu", "cuda", "cpu"]
     assert there.tuning.candidates[0].base.accelerator.num_devices == 2
     assert there.dropped == {}
 

@@ -27,8 +27,8 @@ from determined_ds.report.results import (
 )
 from determined_ds.tune.compare import in_turn
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, measure, merged, unmeasured
-from determined_ds.tune.session import threads_per_rank
 from determined_ds.tune.variants import Variant, named_variants
+from determined_ds.tune.workbench import threads_per_rank
 from tests.tune.bases import CONST, ROOT, SHAPE, base_of, row_of
 
 

@@ -19,7 +19,7 @@ JOINS = (
 ARGUMENTS = ("deepspeed.add_config_arguments",)
 LOADER = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 SAMPLER = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler")
-SESSIONS = ("determined_ds.session", "determined_ds.driven.session")
+SESSIONS = ("determined_ds.session",)
 WITH = "with determined_ds.session() as s:"
 SHOWS = ("print", "info", "log_dist", "add_scalar", "log", "set_postfix", "write", "set_description")
 # Without effect under det-ds run, and without harm.

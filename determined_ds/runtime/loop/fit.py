@@ -17,7 +17,7 @@ from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
 from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.script_run import script_run
+from determined_ds.runtime.scripts.given_run import script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")

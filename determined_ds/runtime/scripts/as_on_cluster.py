@@ -14,8 +14,8 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.protocol.handed_on import REPORT
 from determined_ds.runtime.scripts.cluster_info import give_cluster_info
 from determined_ds.runtime.scripts.core_init import core_init
+from determined_ds.runtime.scripts.given_run import ScriptRun
 from determined_ds.runtime.scripts.meeting import meet_by_files
-from determined_ds.runtime.scripts.script_run import ScriptRun
 from determined_ds.runtime.upstream import load_deepspeed
 
 

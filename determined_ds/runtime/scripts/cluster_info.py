@@ -10,7 +10,7 @@ import determined as det
 from determined import _info, gpu
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.runtime.scripts.script_run import ScriptRun
+from determined_ds.runtime.scripts.given_run import ScriptRun
 
 # There is no master. A name under .invalid is resolved nowhere (RFC 2606).
 NO_MASTER = "http://no-master.invalid:80"

@@ -30,7 +30,7 @@ from determined_ds.runtime.local_core import (
     LocalTrainContext,
     SignalPreemptContext,
 )
-from determined_ds.runtime.scripts.script_run import ScriptRun, script_run
+from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 NO_DISTRIBUTED = (

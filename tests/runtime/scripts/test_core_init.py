@@ -19,7 +19,7 @@ from determined_ds.protocol.signals import STOP, TRAINED
 from determined_ds.runtime.scripts.as_on_cluster import surrounded
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.core_init import core_init
-from determined_ds.runtime.scripts.script_run import ScriptRun, begin
+from determined_ds.runtime.scripts.given_run import ScriptRun, begin
 
 TEXT = """
 entrypoint: python3 train.py

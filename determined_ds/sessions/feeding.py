@@ -18,7 +18,7 @@ from determined_ds.runtime.loop.validation import evaluating
 from determined_ds.trial.stream_loader import StreamLoader
 
 if TYPE_CHECKING:
-    from determined_ds.driven.driver import Session
+    from determined_ds.sessions.session import Session
 
 
 class TrainingBatches:

@@ -11,8 +11,8 @@ from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.loop.proof import prove_checkpoint
-from determined_ds.runtime.scripts.script_run import script_run
-from determined_ds.transformers.callback import DetCallback
+from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.transformers.det_callback import DetCallback
 from determined_ds.transformers.here import is_chief
 
 

@@ -21,11 +21,15 @@ from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingE
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.best import finite, is_better
 from determined_ds.runtime.loop.reporting import peak_memory_bytes
-from determined_ds.transformers.agreement import eval_strategy, hyperparameter_problems, searcher_problems
-from determined_ds.transformers.arguments import ReconciledArguments
-from determined_ds.transformers.checkpoints import Checkpoints
+from determined_ds.transformers.checkpoints import TrainerCheckpoints
+from determined_ds.transformers.contradictions import (
+    eval_strategy,
+    hyperparameter_problems,
+    searcher_problems,
+)
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
-from determined_ds.transformers.metrics import TRAINING, VALIDATION, Stopwatch, group_of, reported
+from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
+from determined_ds.transformers.training_arguments import ReconciledArguments
 
 logger = logging.getLogger("determined_ds")
 
@@ -68,7 +72,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._fit = FitOptions() if self._trial is None else self._checked(self._trial, args)
         args.output_dir = placed(args.output_dir)
         trial_id = None if self._trial is None or self.info is None else self.info.trial.trial_id
-        self._checkpoints = Checkpoints(core_context, args.output_dir, trial_id=trial_id, user_data=user_data)
+        self._checkpoints = TrainerCheckpoints(
+            core_context, args.output_dir, trial_id=trial_id, user_data=user_data
+        )
         self._is_chief = core_context.distributed.rank == 0
         self._resumed_steps: int | None = None
         self._begin()

@@ -56,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneSession:
+class Workbench:
     """An experiment whose variants will be measured.
 
     Args:
@@ -115,7 +115,7 @@ class TuneSession:
         return results
 
 
-def open_session(
+def open_workbench(
     request: Request,
     found: Problems,
     command: str,
@@ -123,7 +123,7 @@ def open_session(
     with_ddp: bool = False,
     for_cluster: bool = False,
     say: Say = print,
-) -> TuneSession:
+) -> Workbench:
     """Read the experiment and check the run directory. Warnings are printed; nothing is written.
 
     Args:
@@ -160,7 +160,7 @@ def open_session(
     for warning in found.warnings:
         say(f"warning: {warning}")
     created = now.isoformat(timespec="seconds")
-    return TuneSession(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
+    return Workbench(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
 
 
 def _devices(accelerator: str | None, on_cluster: Document | None) -> Accelerator:

@@ -7,8 +7,8 @@ from typing import Any
 
 from determined import pytorch
 
-from determined_ds.driven.stepped_loop import SteppedLoop
 from determined_ds.errors import TrainingError
+from determined_ds.sessions.stepped_loop import SteppedLoop
 
 # Passes that a script may begin after the end of training: for epoch in range(n). One that begins more never ends.
 MOST_EMPTY = 1000

@@ -14,17 +14,17 @@ from determined import pytorch
 from torch.utils import data as torch_data
 
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.driven.feeding import TrainingBatches, ValidationData, given_loader
-from determined_ds.driven.refusals import check_count, check_given, refused
-from determined_ds.driven.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
-from determined_ds.driven.taking import Drive
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.loop.fit import fit_arguments, of_experiment
 from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
 from determined_ds.runtime.opening import open_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.script_run import script_run
+from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
+from determined_ds.sessions.refusals import check_count, check_given, refused
+from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
+from determined_ds.sessions.taking import Drive
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
@@ -112,8 +112,8 @@ class Session:
                 yield context
         else:
             # What makes a run is not sent to a cluster.
-            from determined_ds.driven.own_run import OwnRun
             from determined_ds.runtime.tracebacks import show_own_errors
+            from determined_ds.sessions.own_run import OwnRun
 
             show_own_errors()
             own = OwnRun(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from determined_ds.config.forms import FORMS
-from determined_ds.tune.session import check_names
+from determined_ds.tune.workbench import check_names
 from tests.making import refusals
 
 
