@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
 from determined_ds.config.accelerator import Accelerator
@@ -50,22 +51,7 @@ def prepare_run(
         ConfigError: it cannot run; every reason that is known before a rank starts.
     """
     found = Problems()
-    slots = options.stated_slots if placed is None else None
-    document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
-    configured_slots = document.get(SLOTS)
-    if placed is not None:
-        document = _with_ranks(document, placed, options.stated_slots)
-    if options.storage:
-        found.problems += _storage_problems(document)
-    used = options.storage and STORAGE in document.data
-    found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
-    experiment = found.need(lambda: parse_experiment(document))
-    found.of(lambda: check_entrypoint(experiment, options.context_dir, for_test=options.test))
-    if options.is_measured:
-        fix = "leave --measure out: a script says itself how long it trains"
-        found.of(
-            lambda: check_trial(experiment, options.context_dir, does="--measure trains some steps", fix=fix)
-        )
+    experiment, configured_slots = _stated(options, placed, found)
     experiment, resolved, devices, variables = _decided(experiment, options, placed, found)
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
     # A scheduler's script is the same at each launch of its job, the first one included.
@@ -99,6 +85,27 @@ def prepare_run(
         placed=placed,
         configured_slots=configured_slots if isinstance(configured_slots, int) else None,
     )
+
+
+def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, Any]:
+    """The experiment, overrides included, and its own ``slots_per_trial``."""
+    slots = options.stated_slots if placed is None else None
+    document = read_document(options.config, options.context_dir, slots=slots, overrides=options.overrides)
+    configured_slots = document.get(SLOTS)
+    if placed is not None:
+        document = _with_ranks(document, placed, options.stated_slots)
+    if options.storage:
+        found.problems += _storage_problems(document)
+    used = options.storage and STORAGE in document.data
+    found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
+    experiment = found.need(lambda: parse_experiment(document))
+    found.of(lambda: check_entrypoint(experiment, options.context_dir, for_test=options.test))
+    if options.is_measured:
+        fix = "leave --measure out: a script says itself how long it trains"
+        found.of(
+            lambda: check_trial(experiment, options.context_dir, does="--measure trains some steps", fix=fix)
+        )
+    return experiment, configured_slots
 
 
 def _reading(options: RunOptions, run_dir: Path) -> tuple[Start, Path]:

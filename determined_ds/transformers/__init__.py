@@ -11,13 +11,13 @@ resumes by itself and takes part in ``det-ds run --test``.
 
 from determined_ds.transformers.accelerated import accelerator
 from determined_ds.transformers.det_callback import DetCallback
-from determined_ds.transformers.hf_trainer import ResumingTrainer, Seq2SeqTrainer, Trainer
-from determined_ds.transformers.opened import init
-from determined_ds.transformers.training_arguments import (
+from determined_ds.transformers.hf_arguments import (
     ReconciledArguments,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
+from determined_ds.transformers.hf_trainer import ResumingTrainer, Seq2SeqTrainer, Trainer
+from determined_ds.transformers.opened import init
 
 __all__ = [
     "DetCallback",

@@ -28,8 +28,8 @@ from determined_ds.transformers.contradictions import (
     searcher_problems,
 )
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
+from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
-from determined_ds.transformers.training_arguments import ReconciledArguments
 
 logger = logging.getLogger("determined_ds")
 

@@ -17,7 +17,7 @@ from determined_ds.config.reconcile import leaf_paths
 from determined_ds.documents.document import Document, get_path
 from determined_ds.errors import ConfigError
 from determined_ds.transformers.filling import BUCKETS, FIRST, Filled, Given, fill
-from determined_ds.transformers.training_arguments import TrainingArguments, defaults_of, filled_otherwise
+from determined_ds.transformers.hf_arguments import TrainingArguments, defaults_of, filled_otherwise
 
 CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
 GPU = Accelerator(name="cuda", num_devices=8, bf16=True, fp16=True)

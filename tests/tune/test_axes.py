@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.tune.axes import AXES, Left, choices_of, computes_bf16, name_of
 from determined_ds.tune.choice import Base, Choice
-from tests.tune.bases import CONST, CPU, CUDA, ROOT, base_of
+from tests.tune.bases import CONST, CPU, CUDA, TEMPLATES, base_of
 
-TEMPLATES = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*/*.yaml"))
 FP32 = "hyperparameters.overwrite_deepspeed_args.bf16.enabled=false"
 # What an axis may change.
 FIELDS = {

@@ -16,9 +16,8 @@ from determined_ds.tune.axes import AXES, choices_of
 from determined_ds.tune.candidates import Candidate, candidates_of, reference_of
 from determined_ds.tune.cost import memory_bytes
 from determined_ds.tune.variants import Variant
-from tests.tune.bases import CONST, CPU, CUDA, OVER, PLENTY, ROOT, SHAPE, base_of, shape_of
+from tests.tune.bases import CONST, CPU, CUDA, OVER, PLENTY, SHAPE, TEMPLATES, base_of, shape_of
 
-TEMPLATES = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*/*.yaml"))
 CAUSAL_LM = Path("experiments/causal_lm/const.yaml")
 
 

@@ -19,9 +19,8 @@ from determined_ds.documents.reading import dump_yaml, parse_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.tune.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, applied, read_base
 from determined_ds.tune.variants import Variant, decided, named_variants
-from tests.tune.bases import CONST, CPU, CUDA, ROOT, base_in, base_of, document_of
+from tests.tune.bases import CONST, CPU, CUDA, ROOT, TEMPLATES, base_in, base_of, document_of
 
-TEMPLATES = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*/*.yaml"))
 PIPELINE = Path("experiments/gpt2/pipeline.yaml")
 ZEROPP_TEMPLATE = Path("experiments/gpt2/zeropp.yaml")
 CHOSEN = ("deepspeed_config", "overwrite_deepspeed_args", "data_parallel_world_size", "pipe_parallel_size")
