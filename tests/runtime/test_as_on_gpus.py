@@ -42,7 +42,7 @@ def fp16_and_counted() -> Iterator[list[int]]:
     """This rank's CPU is said to train in fp16; the list grows by one at each synchronization of the device."""
     from deepspeed.accelerator import get_accelerator
 
-    from determined_ds.runtime import context
+    from determined_ds.runtime import opening
 
     kind, counted = type(get_accelerator()), [0]
     cpu = replace(detect_accelerator("cpu"), fp16=True)
@@ -53,7 +53,7 @@ def fp16_and_counted() -> Iterator[list[int]]:
     with (
         patch.object(kind, "is_fp16_supported", lambda self: True),
         patch.object(kind, "synchronize", synchronize),
-        patch.object(context, "detect_accelerator", lambda name: cpu),
+        patch.object(opening, "detect_accelerator", lambda name: cpu),
     ):
         yield counted
 

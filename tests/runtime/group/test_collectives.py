@@ -27,7 +27,9 @@ def exchanged() -> tuple[list[Any], Any]:
 
     dist.init_process_group("gloo")
     own = SENT[dist.get_rank()]
-    return allgather_objects(own), broadcast_object(own)
+    found = allgather_objects(own), broadcast_object(own)
+    dist.barrier()  # rank 0 ends with the store that the other asks
+    return found
 
 
 def test_all_ranks_have_what_each_has_sent(two_ranks: Ranks) -> None:
