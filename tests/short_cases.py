@@ -91,6 +91,11 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "PlacedStreamVictim-0",
         "PipelineStreamVictim-2",
     ),
+    "session/test_exact_resume.py::test_killed_and_stopped_it_ends_as_if_never_interrupted": (
+        "range",
+        "steps",
+    ),
+    "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10", "alexnet"),
     "trial/test_strategies_agree.py::test_losses_are_those_of_plain_pytorch": (
         "one rank, accumulation 2",
         "ZeRO [13]",

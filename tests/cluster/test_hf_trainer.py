@@ -13,6 +13,9 @@ pytestmark = pytest.mark.programs
 SCRIPT = "experiments/hf_trainer/const.yaml"
 
 
+@pytest.mark.long(
+    "a whole training; transformers/test_resume stops and resumes one, test_session pauses a script"
+)
 def test_paused_and_activated_it_ends_as_if_it_never_was(
     cluster: Cluster, run_here: Callable[[str], RunHere]
 ) -> None:

@@ -39,12 +39,12 @@ def test_paused_and_activated_it_ends_as_here(cluster: Cluster, tmp_path: Path) 
     trial = cluster.trial(number)
     held = cluster.hold_at_report(trial, 2)
     cluster.activate(number)
-    cluster.wait_for_report(trial, "training", 3)
+    cluster.wait_for_report(trial, "training", 2)
     cluster.pause(number, held)
     assert trial.state == "PAUSED"
     assert trial.allocations[0].exit_code == 0
     assert trial.allocations[0].acked
-    assert 3 <= cluster.checkpoints(trial)[-1].steps < 10
+    assert 2 <= cluster.checkpoints(trial)[-1].steps < 10
     cluster.activate(number)
     cluster.wait(number)
     assert (trial.state, trial.run_id, trial.restarts) == ("COMPLETED", 2, 0)
