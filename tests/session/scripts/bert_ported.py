@@ -14,7 +14,7 @@ import determined_ds
 
 TEXT = (
     "a ship left the harbour in the early morning and sailed along the coast. the wind was weak, and the crew had time "
-    "to mend the nets. by noon the sky was grey; they turned back before the storm, and told nobody how far they went. "
+    "to knot the nets. by noon the sky was grey; they turned back before the storm, and told nobody how far they went. "
 )
 MASK, VOCABULARY, LENGTH = 0, 128, 24
 
