@@ -1,0 +1,191 @@
+"""The index of an engine's tensors in a checkpoint: which bytes of which file are which slice of which tensor.
+
+    model<I>/index.json            this index
+             rank<R>.safetensors   the slices that rank R wrote, see each piece
+
+A tensor is a parameter or a buffer. It has states: ``weight``, as the model computes with it; ``fp32``, the optimizer's
+copy of it, where there is one; and those of the optimizer, such as ``exp_avg``. Each is cut along the flattened tensor,
+so any rank finds any part of it, whichever ranks wrote it. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from determined_ds.errors import CheckpointError
+
+INDEX_NAME = "index.json"
+VERSION = 1
+WEIGHT, MASTER = "weight", "fp32"
+TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
+# Bytes of an element, by the names of safetensors.
+ITEM_BYTES = {
+    **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2},
+    **{"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A slice of a tensor's state, in a file.
+
+    Args:
+        file: Its name, in the folder of the index.
+        offset: Of the first byte in the file.
+        start: Of the first element, in the flattened tensor.
+        count: Elements.
+        sum_of_squares: Of its elements; None where they are no floating-point numbers, or it is unknown.
+    """
+
+    file: str
+    offset: int
+    start: int
+    count: int
+    sum_of_squares: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredState:
+    """One state of a tensor.
+
+    Args:
+        dtype: By safetensors' name, e.g. ``BF16``.
+        pieces: In order of ``start``, without gaps.
+    """
+
+    dtype: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def norm(self) -> float | None:
+        """The square root of the sum of squares; None if unknown."""
+        squares = [piece.sum_of_squares for piece in self.pieces]
+        known = [square for square in squares if square is not None]
+        return math.sqrt(sum(known)) if len(known) == len(squares) else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its elements."""
+        return sum(piece.count for piece in self.pieces) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A parameter or a buffer.
+
+    Args:
+        shape: Of the whole.
+        kind: ``trained``, ``frozen`` or ``buffer``.
+        states: Name -> state.
+        scalars: The optimizer's numbers of it, such as ``step``.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    states: Mapping[str, StoredState]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineIndex:
+    """What a checkpoint holds of one engine.
+
+    Args:
+        tensors: Name -> tensor.
+        aliases: Other names of the same tensors, of weights that are tied: name -> name in ``tensors``.
+        optimizer: The class of the optimizer; empty where there is none.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    optimizer: str = ""
+
+
+def write_index(folder: Path, index: EngineIndex) -> None:
+    """Write ``index.json`` into an engine's folder."""
+    tensors = {
+        name: {
+            "shape": list(tensor.shape),
+            "kind": tensor.kind,
+            "states": {
+                state: {
+                    "dtype": stored.dtype,
+                    "pieces": [
+                        [each.file, each.offset, each.start, each.count, each.sum_of_squares]
+                        for each in stored.pieces
+                    ],
+                }
+                for state, stored in tensor.states.items()
+            },
+            **({"scalars": dict(tensor.scalars)} if tensor.scalars else {}),
+        }
+        for name, tensor in index.tensors.items()
+    }
+    content = {
+        "version": VERSION,
+        "optimizer": index.optimizer,
+        "aliases": dict(index.aliases),
+        "tensors": tensors,
+    }
+    (folder / INDEX_NAME).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def read_index(folder: Path) -> EngineIndex | None:
+    """The index in an engine's folder; None where there is none.
+
+    Raises:
+        CheckpointError: it cannot be read, or a later version wrote it.
+    """
+    try:
+        text = (folder / INDEX_NAME).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        content = json.loads(text)
+        if content["version"] > VERSION:
+            raise CheckpointError(
+                f"{folder / INDEX_NAME} is of version {content['version']}, and this determined_ds reads up to {VERSION}"
+                "\n  fix: update determined_ds"
+            )
+        tensors = {name: _tensor(given) for name, given in content["tensors"].items()}
+        return EngineIndex(tensors=tensors, aliases=content["aliases"], optimizer=content["optimizer"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / INDEX_NAME} cannot be read: {error!r}") from error
+
+
+def _tensor(given: Mapping[str, Any]) -> StoredTensor:
+    states = {
+        state: StoredState(dtype=stored["dtype"], pieces=tuple(_piece(*each) for each in stored["pieces"]))
+        for state, stored in given["states"].items()
+    }
+    scalars = given.get("scalars", {})
+    return StoredTensor(shape=tuple(given["shape"]), kind=given["kind"], states=states, scalars=scalars)
+
+
+def _piece(file: str, offset: int, start: int, count: int, sum_of_squares: float | None) -> Piece:
+    return Piece(file=file, offset=offset, start=start, count=count, sum_of_squares=sum_of_squares)
+
+
+def incomplete(index: EngineIndex) -> Iterable[str]:
+    """What is missing of an index's tensors, or is in it twice, in words."""
+    for name, tensor in index.tensors.items():
+        for state, stored in tensor.states.items():
+            end = 0
+            for piece in stored.pieces:
+                if piece.start != end:
+                    yield f"elements {min(end, piece.start)} to {max(end, piece.start)} of {name} ({state})"
+                    break
+                end = piece.start + piece.count
+            else:
+                if end != tensor.count:
+                    yield f"elements {end} to {tensor.count} of {name} ({state})"
