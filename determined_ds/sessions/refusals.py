@@ -1,4 +1,4 @@
-"""Arguments of a session's methods that are refused."""
+"""What a session refuses: arguments of its methods, and calls that come too early."""
 
 from __future__ import annotations
 
@@ -9,12 +9,36 @@ import deepspeed
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.data.passes import has_state
+from determined_ds.sessions.taking import Drive
 from determined_ds.trial.author import described
 
 
 def refused(key: str, message: str, fix: str, code: str = "session") -> ConfigError:
     """The error of a call; ``key`` names it as the script writes it."""
     return ConfigError(Problem(key=key, message=message, fix=fix, code=code))
+
+
+def driven(what: str, drive: Drive | None, *, has_data: bool, is_pipeline: bool) -> Drive:
+    """What is driven.
+
+    Args:
+        what: What the script does, as messages say it.
+        drive: What is driven; None before an engine was handed over.
+        has_data: The session has a training loader.
+        is_pipeline: Its engine is a pipeline.
+
+    Raises:
+        ConfigError: something has to come before the call.
+    """
+    if drive is None:
+        fix = "call s.checkpoint(engine) after deepspeed.initialize"
+        raise refused(what, "no engine was handed over yet", fix)
+    if what in ("s.steps", "s.epochs") and not has_data:
+        raise refused(what, "there is no training data", "call loader = s.loader(dataset) before")
+    if what == "iterating the loader" and is_pipeline:
+        fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
+        raise refused(what, "a pipeline takes its batches itself", fix)
+    return drive
 
 
 def check_count(key: str, num: Any) -> None:

@@ -22,7 +22,7 @@ from determined_ds.runtime.opening import open_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
-from determined_ds.sessions.refusals import check_count, check_given, refused
+from determined_ds.sessions.refusals import check_count, check_given, driven, refused
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.sessions.taking import Drive
 from determined_ds.trial import returned
@@ -390,19 +390,6 @@ class Session:
         self._drive_of("s.report").report(metrics, validation=validation, weight=weight)
 
     def _drive_of(self, what: str) -> Drive:
-        """What is driven.
-
-        Raises:
-            ConfigError: there is no engine yet.
-        """
-        context = self.context
-        if self._drive is None:
-            raise refused(
-                what, "no engine was handed over yet", "call s.checkpoint(engine) after deepspeed.initialize"
-            )
-        if what in ("s.steps", "s.epochs") and self._loader is None:
-            raise refused(what, "there is no training data", "call loader = s.loader(dataset) before")
-        if what == "iterating the loader" and context.use_pipeline_parallel:
-            fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
-            raise refused(what, "a pipeline takes its batches itself", fix)
-        return self._drive
+        """What is driven; refused where the script is not there yet."""
+        is_pipeline = self.context.use_pipeline_parallel
+        return driven(what, self._drive, has_data=self._loader is not None, is_pipeline=is_pipeline)
