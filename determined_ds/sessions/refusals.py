@@ -7,6 +7,7 @@ from typing import Any
 
 import deepspeed
 
+from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.data.passes import has_state
 from determined_ds.sessions.taking import Drive
@@ -16,6 +17,25 @@ from determined_ds.trial.author import described
 def refused(key: str, message: str, fix: str, code: str = "session") -> ConfigError:
     """The error of a call; ``key`` names it as the script writes it."""
     return ConfigError(Problem(key=key, message=message, fix=fix, code=code))
+
+
+def decided(context: Any, key: str) -> ResolvedConfig:
+    """What was decided.
+
+    Args:
+        context: Of the session.
+        key: What is asked for, as the script writes it.
+
+    Raises:
+        ConfigError: the batch is not known yet; names what a script can do.
+    """
+    try:
+        return context.resolved  # type: ignore[no-any-return]
+    except ConfigError as error:
+        missing = [problem for problem in error.problems if problem.code != "undecided"]
+        message = "is not known before the first engine, since the configuration leaves the batch open"
+        fix = "state hyperparameters.global_batch_size, or call s.checkpoint(engine) first"
+        raise ConfigError([*missing, Problem(key=key, message=message, fix=fix, code="undecided")]) from None
 
 
 def driven(what: str, drive: Drive | None, *, has_data: bool, is_pipeline: bool) -> Drive:

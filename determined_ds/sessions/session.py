@@ -22,7 +22,7 @@ from determined_ds.runtime.opening import open_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
-from determined_ds.sessions.refusals import check_count, check_given, driven, refused
+from determined_ds.sessions.refusals import check_count, check_given, decided, driven, refused
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.sessions.taking import Drive
 from determined_ds.trial import returned
@@ -188,7 +188,7 @@ class Session:
         Raises:
             ConfigError: the batch is not known before ``s.checkpoint(engine)``.
         """
-        return self.context.resolved  # type: ignore[no-any-return]
+        return decided(self.context, "s.resolved")
 
     @property
     def ds_config(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Session:
         Raises:
             ConfigError: as for :attr:`resolved`.
         """
-        return self.resolved.ds_config
+        return decided(self.context, "s.ds_config").ds_config
 
     @property
     def batches_trained(self) -> int:

@@ -58,6 +58,10 @@ def iterated_too_early(s: Any) -> None:
     next(iter(s.loader(data())))
 
 
+def a_batch_left_open(s: Any) -> None:
+    engine_of(s)
+
+
 def two_loaders(s: Any) -> None:
     s.loader(data())
     s.loader(data())
@@ -174,8 +178,10 @@ def no_epochs(s: Any) -> None:
 
 WITHOUT_LENGTH = {**HPARAMS, "fit": {}}
 ACCUMULATING = {**HPARAMS, "deepspeed_config": {**DS, "gradient_accumulation_steps": 2}}
+BATCH_FIXES = ("state hyperparameters.global_batch_size", "call s.checkpoint(engine) first")
 REFUSED: list[tuple[str, Any, str, tuple[str, ...]]] = [
     ("iterated_too_early", HPARAMS, "ConfigError", ("no engine was handed over", "s.checkpoint(engine)")),
+    ("a_batch_left_open", {"deepspeed_config": DS}, "ConfigError", ("s.ds_config", *BATCH_FIXES)),
     ("two_loaders", HPARAMS, "ConfigError", ("s.loader: was called before", "ConcatDataset")),
     ("a_batch_size", HPARAMS, "TrialError", ("s.loader: got batch_size=3", "micro-batch size, 8")),
     ("a_loader_of_other_batches", HPARAMS, "ConfigError", ("s.loader = 3", "not the micro-batch size 8")),
