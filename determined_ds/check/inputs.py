@@ -22,6 +22,34 @@ if TYPE_CHECKING:
     from determined_ds.check.fits_gpu import GpuMemory
 
 
+def apart(paths: Sequence[Path], context_dir: Path | None) -> tuple[Sequence[Path], Path | None]:
+    """Take the arguments ``CONFIG ... [CONTEXT_DIR]`` apart: a folder that comes last is the context directory.
+
+    Args:
+        paths: As the user gave them, >= 1.
+        context_dir: Of ``--context``.
+
+    Returns:
+        The files to check, and the context directory; None where neither states it.
+
+    Raises:
+        ConfigError: two folders are given.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    if len(paths) < 2 or not folders:
+        return paths, context_dir
+    stated = [*folders, *([context_dir] if context_dir is not None else [])]
+    if len(stated) > 1:
+        named = " and ".join(map(str, stated))
+        message = "are folders, and the experiments of a check have one context directory"
+        fix = "give experiments, then one folder: det-ds check CONFIG ... CONTEXT_DIR"
+        raise ConfigError(Problem(key="CONTEXT_DIR", value=named, message=message, fix=fix))
+    if folders[0] != paths[-1]:
+        fix = f"the folder comes last: det-ds check CONFIG ... {folders[0]}"
+        raise ConfigError(Problem(key="CONFIG", value=str(folders[0]), message="is a folder", fix=fix))
+    return paths[:-1], folders[0]
+
+
 def check_files(
     files: Iterable[Path],
     *,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   det-ds check experiments/gpt2/const.yaml
+  det-ds check experiments/gpt2/const.yaml .
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
   det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
@@ -35,12 +36,14 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 @click.command(epilog=EPILOG)
-@click.argument("config", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument(
+    "config", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CONFIG... [CONTEXT_DIR]"
+)
 @click.option(
     "--context",
     "context_dir",
     type=click.Path(path_type=Path),
-    help="The code's folder; default: the current one, or the nearest above CONFIG that has the trial.",
+    help="CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial.",
 )
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
 @click.option(
@@ -75,15 +78,15 @@ def check(
 ) -> None:
     """Check that experiments will run, over their search space.
 
-    Each CONFIG is an experiment's YAML or a DeepSpeed JSON. Reports what Determined's master would reject, and what it
-    would accept: unknown keys, batches that do not divide, strategies that exclude each other, points of a search that
-    cannot run, a missing trial or script, a metric that it does not report, secrets in the context directory. Each
-    problem comes with its place and a fix.
+    Each CONFIG is an experiment's YAML or a DeepSpeed JSON; CONTEXT_DIR is the code's folder, as for `run`. Reports
+    what Determined's master would reject, and what it would accept: unknown keys, batches that do not divide,
+    strategies that exclude each other, points of a search that cannot run, a missing trial or script, a metric that it
+    does not report, secrets in the context directory. Each problem comes with its place and a fix.
 
     Of a script or trial that was written for another trainer (train.py, trial.py) it reports, line by line, what to
     change for it to run here, and the command that runs it then.
     """
-    from determined_ds.check.inputs import check_files
+    from determined_ds.check.inputs import apart, check_files
     from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
 
     version = version_to_check(determined_version)
@@ -92,8 +95,9 @@ def check(
             f"note: Determined {version} is newer than {NEWEST}: its new keys are rejected",
             err=True,
         )
+    files, context_dir = apart(config, context_dir)
     reports = check_files(
-        config,
+        files,
         context_dir=context_dir,
         slots=slots,
         overrides=overrides,
@@ -104,13 +108,13 @@ def check(
     num_errors = sum(report.count("error") for report in reports)
     num_warnings = sum(report.count("warning") for report in reports)
     if as_json:
-        files = [report.as_json() for report in reports]
-        found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": files}
+        said = [report.as_json() for report in reports]
+        found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}
         click.echo(json.dumps(found, indent=2, default=str))
     else:
         for report in reports:
             _show(report)
-        _summarize(len(config), num_errors, num_warnings)
+        _summarize(len(files), num_errors, num_warnings)
     sys.exit(EXIT_ERRORS if num_errors else EXIT_WARNINGS if strict and num_warnings else 0)
 
 

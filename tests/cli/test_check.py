@@ -213,6 +213,41 @@ def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: p
     assert findings(here / experiment, "--context", here) == []
 
 
+def test_a_folder_that_comes_last_is_the_context_as_in_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiments = [
+        here / "experiment.yaml",
+        Path(shutil.copy(here / "experiment.yaml", here / "second.yaml")),
+    ]
+    assert check("experiment.yaml", ".").stdout == check("experiment.yaml").stdout
+    away = here.parent / "elsewhere"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    report = json.loads(check(*experiments, ".", "--json").stdout)
+    assert [file["file"] for file in report["files"]] == [str(each) for each in experiments]
+    for file in report["files"]:
+        assert "entrypoint" in [finding["code"] for finding in file["findings"]]  # the folder has no trial
+    assert findings(*experiments, here) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["experiment.yaml", "one", "two"], ["'one and two': are folders", "CONFIG ... CONTEXT_DIR"]),
+        (["experiment.yaml", "one", "--context", "two"], ["'one and two': are folders"]),
+        (["one", "experiment.yaml"], ["'one': is a folder", "the folder comes last"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_folders_that_are_no_context_are_refused_by_name(arguments: list[str], words: list[str]) -> None:
+    Path("one").mkdir()
+    Path("two").mkdir()
+    result = check(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert all(word in result.stderr for word in words), result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
