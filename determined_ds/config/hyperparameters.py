@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,24 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Duration:
+    """A period by the clock.
+
+    Args:
+        unit: ``seconds``, ``minutes`` or ``hours``.
+        value: A number > 0.
+    """
+
+    unit: str
+    value: float
+
+    @property
+    def seconds(self) -> float:
+        """The same in seconds."""
+        return self.value * TIME_UNITS[self.unit]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it.
 
@@ -49,7 +67,7 @@ class FitOptions:
 
     max_length: Length | None = None
     validation_period: Length | None = None
-    checkpoint_period: Length | None = None
+    checkpoint_period: Length | Duration | None = None
     reporting_period: Length | None = None
     checkpoint_policy: str = "best"
     step_zero_validation: bool = False
@@ -86,7 +104,13 @@ class Hyperparameters:
 CHOICES = {"checkpoint_policy": CHECKPOINT_POLICIES, "warm_start": WARM_STARTS}
 SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
 UNITS = ("batches", "epochs")
-_UNITS = frozenset(UNITS)
+TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
+# Why the others are not by the clock.
+ONLY_COUNTED = {
+    "max_length": "how much is trained would depend on the machine",
+    "validation_period": "what is best, what a searcher stops and what a schedule does would differ from run to run",
+    "reporting_period": "the metrics of two runs could not be compared",
+}
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 OVERWRITES, TRIAL_SEED = "overwrite_deepspeed_args", "trial_seed"
 # Hyperparameter -> the value of the DeepSpeed JSON that it overwrites.
@@ -278,32 +302,33 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
     return FitOptions(**values)
 
 
-def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | None:
-    """``{batches: 200}``, ``{epochs: 3}``, or a schedule ``{batches: [5, 30]}``."""
-    value = document.get(path)
-    form = "write {batches: N} or {epochs: N}"
+def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | Duration | None:
+    """``{batches: 200}``, ``{epochs: 3}``, a schedule ``{batches: [5, 30]}``, or for checkpoints ``{minutes: 15}``."""
+    value, name = document.get(path), path[-1]
+    by_clock = name not in ONLY_COUNTED
+    units = (*UNITS, *TIME_UNITS) if by_clock else UNITS
+    form = f"write {{batches: N}} or {{epochs: N}}{', or by the clock {minutes: N}' if by_clock else ''}"
     if not isinstance(value, dict):
         plain = isinstance(value, int) and not isinstance(value, bool) and value > 0
         fix = f"write {{batches: {value}}}" if plain else form
         problems.append(_wrong(document, path, "a mapping with batches or epochs", fix))
         return None
-    unknown = [] if value.keys() <= _UNITS else list(unknown_keys(document, path, UNITS))
-    if unknown:
+    if not by_clock and (clock := [unit for unit in value if unit in TIME_UNITS]):
+        message = f"cannot be in {clock[0]}: {ONLY_COUNTED[str(name)]}"
+        problems.append(document.problem((*path, clock[0]), message, form, "invalid"))
+        return None
+    if unknown := list(unknown_keys(document, path, units)):
         problems += unknown
         return None
     given = {unit: number for unit, number in value.items() if number is not None}
     if len(given) != 1:
-        message = "gives both batches and epochs" if given else "gives neither batches nor epochs"
-        fix = form
-        if given:  # one from the command line is the intended one
-            stated = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
-            other = "batches" if stated == ["epochs"] else "epochs"
-            fix = f"keep one; --set {document.key(path)}.{other}=null removes the other"
-        problems.append(document.problem(path, message, fix, "invalid"))
+        problems.append(_not_one_unit(document, path, list(given), form, units))
         return None
     ((unit, number),) = given.items()
     here = (*path, unit)
-    if not isinstance(number, list) or path[-1] == "max_length":
+    if unit in TIME_UNITS:
+        return _duration(document, here, problems)
+    if not isinstance(number, list) or name == "max_length":
         size = _number(document, here, problems)
         return None if size is None else Length(unit=unit, value=size)
     if not number:
@@ -311,3 +336,30 @@ def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Lengt
         return None
     numbers = [_number(document, (*here, index), problems) for index in range(len(number))]
     return Length(unit=unit, value=tuple(sorted({size for size in numbers if size is not None})))
+
+
+def _not_one_unit(
+    document: Document, path: KeyPath, given: list[str], form: str, units: Sequence[str]
+) -> Problem:
+    if not given:
+        return document.problem(path, "gives neither batches nor epochs", form, "invalid")
+    # One from the command line is the intended one.
+    stated = [unit for unit in given if document.origin((*path, unit)).startswith("--")]
+    kept = stated[0] if len(stated) == 1 else given[0] if "batches" not in given else "batches"
+    other = next(unit for unit in given if unit != kept)
+    fix = f"keep one; --set {document.key(path)}.{other}=null removes the other"
+    both = " and ".join(sorted(given, key=units.index))
+    return document.problem(path, f"gives both {both}", fix, "invalid")
+
+
+def _duration(document: Document, path: KeyPath, problems: list[Problem]) -> Duration | None:
+    value = document.get(path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        problems.append(_wrong(document, path, "a number", "write e.g. {minutes: 15}"))
+        return None
+    if not 0 < value <= LARGEST:
+        problems.append(
+            document.problem(path, "must be more than 0", "write e.g. {minutes: 15}", "out-of-range")
+        )
+        return None
+    return Duration(unit=str(path[-1]), value=value)

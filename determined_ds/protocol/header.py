@@ -9,6 +9,7 @@ from importlib import metadata
 from determined_ds import __version__
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
+from determined_ds.config.hyperparameters import Duration
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown
@@ -44,8 +45,16 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
             if by_script
             else []
         ),
+        *_by_the_clock(resolved),
         *_wrapped("versions", _versions()),
     ]
+
+
+def _by_the_clock(resolved: ResolvedConfig) -> list[str]:
+    period = resolved.fit.checkpoint_period
+    if not isinstance(period, Duration):
+        return []
+    return [f"  checkpoint after the first batch that ends {period.value:g} {period.unit} after the last one"]
 
 
 def undecided(name: str, runs: str, slots: int, accelerator: Accelerator, *, by: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from determined_ds.config.hyperparameters import FitOptions, Length
+from determined_ds.config.hyperparameters import Duration, FitOptions, Length
 from determined_ds.documents.document import Document
 from determined_ds.errors import Problem
 
@@ -28,8 +28,8 @@ def fields_of_fit(fit: FitOptions, stated: Mapping[str, Any]) -> dict[str, Any]:
         if not by_batches:
             fields["num_train_epochs"] = fit.max_length.value
     for name, start in PERIODS.items():
-        period: Length | None = getattr(fit, name)
-        if period is None or not isinstance(period.value, int):
+        period: Length | Duration | None = getattr(fit, name)
+        if not isinstance(period, Length) or not isinstance(period.value, int):
             continue
         if period.unit == "batches":
             fields[f"{start}_strategy"], fields[f"{start}_steps"] = "steps", period.value
@@ -43,13 +43,16 @@ def fields_of_fit(fit: FitOptions, stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def length_problems(hyperparameters: Document, fit: FitOptions) -> list[Problem]:
-    """What of ``fit`` transformers cannot do: a list of numbers, and a period of several epochs."""
+    """What of ``fit`` transformers cannot do: a list of numbers, a period of several epochs, a time."""
     problems = []
     for name in PERIODS:
-        period: Length | None = getattr(fit, name)
+        period: Length | Duration | None = getattr(fit, name)
         if period is None:
             continue
-        if not isinstance(period.value, int):
+        if isinstance(period, Duration):
+            message, fix = f"{NOT_HERE}: a time", f"write {name}: {{batches: N}}"
+            problems.append(hyperparameters.problem(("fit", name), message, fix, "hf-period"))
+        elif not isinstance(period.value, int):
             fix = f"write a period: {name}: {{{period.unit}: {period.value[0]}}}"
             problems.append(hyperparameters.problem(("fit", name), f"{NOT_HERE}: a list", fix, "hf-period"))
         elif period.unit == "epochs" and period.value != 1:

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from determined_ds.config.hyperparameters import (
     LARGEST,
     LENGTHS,
+    ONLY_COUNTED,
     OWN_KEYS,
     SHORTHANDS,
     SIZES,
+    TIME_UNITS,
+    Duration,
     FitOptions,
     Hyperparameters,
     Length,
@@ -204,6 +207,53 @@ def test_a_length_is_a_number_of_batches_or_epochs(
     assert problem.key == f"hyperparameters.fit.{name}{key}"
     assert said in problem.message
     assert fix in problem.fix
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("seconds", 2.5), ("minutes", 150), ("hours", 9000)])
+def test_checkpoints_may_be_written_by_the_clock(unit: str, seconds: float) -> None:
+    period = parse({"fit": {"checkpoint_period": {unit: 2.5}}}).fit.checkpoint_period
+    assert isinstance(period, Duration)
+    assert period == Duration(unit=unit, value=2.5)
+    assert period.seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "said", "fix"),
+    [
+        ({"minuts": 15}, ".minuts", "unknown key", "'minutes'"),
+        ({"hour": 1}, ".hour", "unknown key", "'hours'"),
+        ({"minutes": 0}, ".minutes", "must be more than 0", "{minutes: 15}"),
+        ({"minutes": -1.5}, ".minutes", "must be more than 0", "{minutes: 15}"),
+        ({"minutes": float("nan")}, ".minutes", "must be more than 0", "{minutes: 15}"),
+        ({"minutes": True}, ".minutes", "must be a number", "{minutes: 15}"),
+        ({"minutes": "15"}, ".minutes", "must be a number", "{minutes: 15}"),
+        ({"minutes": [15]}, ".minutes", "must be a number", "{minutes: 15}"),
+        ({"batches": 100, "minutes": 15}, "", "both batches and minutes", "minutes=null"),
+        ({"seconds": 30, "minutes": 15}, "", "both seconds and minutes", "keep one"),
+    ],
+)
+def test_a_period_by_the_clock_is_one_positive_number(value: Any, key: str, said: str, fix: str) -> None:
+    problem = refusal(lambda: parse({"fit": {"checkpoint_period": value}}))
+    assert problem.key == f"hyperparameters.fit.checkpoint_period{key}"
+    assert said in problem.message
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize("unit", TIME_UNITS)
+@pytest.mark.parametrize("name", ONLY_COUNTED)
+def test_nothing_else_goes_by_the_clock_and_the_message_says_why(name: str, unit: str) -> None:
+    problem = refusal(lambda: parse({"fit": {name: {unit: 15}}}))
+    assert problem.key == f"hyperparameters.fit.{name}.{unit}"
+    assert problem.message == f"cannot be in {unit}: {ONLY_COUNTED[name]}"
+    assert problem.fix == "write {batches: N} or {epochs: N}"
+
+
+def test_of_two_periods_the_one_from_the_command_line_is_kept() -> None:
+    """An experiment has batches, and --set adds minutes."""
+    document = hyperparameters("fit: {checkpoint_period: {batches: 100}}")
+    document = document.overwritten(("fit", "checkpoint_period", "minutes"), 15, "--set")
+    [problem] = refusals(lambda: parse_hyperparameters(document))
+    assert problem.fix.endswith("--set hyperparameters.fit.checkpoint_period.batches=null removes the other")
 
 
 @pytest.mark.parametrize(

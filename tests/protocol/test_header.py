@@ -37,3 +37,10 @@ def test_what_stood_open_is_named_and_what_is_stated_is_not() -> None:
     assert "betas" not in text
     assert re.search(r"versions determined_ds \S+, determined \S+, deepspeed \S+, torch \S+, Python 3", text)
     assert max(map(len, lines)) <= 110
+
+
+def test_a_period_by_the_clock_is_named() -> None:
+    data = {"global_batch_size": 8, "fit": {"checkpoint_period": {"minutes": 1.5}}}
+    hparams, ds = Document(name="a.yaml", data=data), Document(name="ds.json", data={})
+    lines = decided("mine", "a:B", reconcile(hparams, ds, slots=2, accelerator=CPU))
+    assert "  checkpoint after the first batch that ends 1.5 minutes after the last one" in lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Container
 from dataclasses import dataclass
+from datetime import timedelta
 
 from determined import pytorch
 
@@ -34,7 +35,7 @@ class Schedule:
     Args:
         max_length: ``Batch(n)`` or ``Epoch(n)``; None where only a script knows when it ends.
         validation_period: A period (int) or a schedule (container); None: only at the end.
-        checkpoint_period: The same.
+        checkpoint_period: The same; or a time, by which nothing is due after a certain batch.
         reporting_period: The same.
         batches_per_epoch: Whole batches in an epoch, >= 1; None where the data has no epochs.
 
@@ -44,7 +45,7 @@ class Schedule:
 
     max_length: pytorch.TrainUnit | None
     validation_period: pytorch.TrainUnit | None
-    checkpoint_period: pytorch.TrainUnit | None
+    checkpoint_period: pytorch.TrainUnit | timedelta | None
     reporting_period: pytorch.TrainUnit | None
     batches_per_epoch: int | None
 
@@ -105,8 +106,8 @@ class Schedule:
             end=end,
         )
 
-    def _reached(self, unit: pytorch.TrainUnit | None, batches_trained: int) -> bool:
-        if unit is None:
+    def _reached(self, unit: pytorch.TrainUnit | timedelta | None, batches_trained: int) -> bool:
+        if unit is None or isinstance(unit, timedelta):
             return False
         count = batches_trained
         if isinstance(unit, pytorch.Epoch):

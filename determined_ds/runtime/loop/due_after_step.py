@@ -23,7 +23,12 @@ from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.loop.reporting import Reporter
 from determined_ds.runtime.loop.settings import LoopOptions
-from determined_ds.runtime.loop.stopping import LossGuard, StopRequests, not_finite_validation
+from determined_ds.runtime.loop.stopping import (
+    CheckpointClock,
+    LossGuard,
+    StopRequests,
+    not_finite_validation,
+)
 from determined_ds.trial import returned
 from determined_ds.trial.author import metrics_source
 from determined_ds.trial.schedules import drive_by_validation
@@ -59,7 +64,8 @@ class DueAfterStep:
         warned: set[str] | None = set() if self._is_chief else None
         self._sums = MetricSums(context.device, source=self._source, warned=warned)
         self._guard = LossGuard(context.device)
-        self._stops = StopRequests(context)
+        self._clock = CheckpointClock(options.lengths.get("checkpoint_period"))
+        self._stops = StopRequests(context, self._clock)
         self._reporter = Reporter(trial, context, progress)
         self._state = TrialState(trial_id=options.trial_id)
         self._best_at = -1
@@ -100,6 +106,8 @@ class DueAfterStep:
             return
         if self._stops.due(self._state.batches_trained):
             self._stops.ask(self._state.batches_trained)
+        if self._stops.checkpoint_due:
+            self._do(Due(checkpoint=True))
         if self._stops.requested:
             self._is_stopped = True
             self._checkpoint()
@@ -225,6 +233,7 @@ class DueAfterStep:
         self._set_status("checkpointing")
         best = self._best_at == self._state.batches_trained
         uuid = self._checkpoints.save(self._state, best=best)
+        self._clock.restart()
         self._progress.note(f"checkpoint  batch {self._state.batches_trained}  {uuid}")
         self._set_status("training")
 

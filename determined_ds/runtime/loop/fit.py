@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from determined import pytorch
 
-from determined_ds.config.hyperparameters import WARM_STARTS, FitOptions, Length
+from determined_ds.config.hyperparameters import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
 from determined_ds.runtime.loop.loop import TrainingLoop
@@ -37,7 +38,7 @@ class Trainer:
 
     def fit(
         self,
-        checkpoint_period: pytorch.TrainUnit | None = None,
+        checkpoint_period: pytorch.TrainUnit | timedelta | None = None,
         validation_period: pytorch.TrainUnit | None = None,
         max_length: pytorch.TrainUnit | None = None,
         reporting_period: pytorch.TrainUnit | None = pytorch.Batch(100),  # noqa: B008  (Determined's default)
@@ -56,10 +57,10 @@ class Trainer:
 
         Args:
             checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, in this process or before,
-                or of a list of numbers; None: only at the end.
-            validation_period: The same.
+                or of a list of numbers; or a ``datetime.timedelta`` since the last checkpoint; None: only at the end.
+            validation_period: The same, without a time.
             max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: how much is trained.
-            reporting_period: The same as a period.
+            reporting_period: The same as ``validation_period``.
             checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint.
                 ``best`` goes by ``searcher.metric``, off-cluster too; without one it is ``all``.
             latest_checkpoint: The checkpoint to resume from: its uuid, or off-cluster the path of its folder. A uuid is
@@ -103,6 +104,7 @@ class Trainer:
             lengths = {**options.lengths, "max_length": pytorch.Batch(1)}
             options = replace(options, lengths=lengths, step_zero_validation=False)
         _check_length(options.lengths["max_length"])
+        _check_times(options.lengths)
         options = of_experiment(options, self._context)
         if profiles:
             self._context._core.profiler.on()
@@ -161,6 +163,19 @@ def _check_length(max_length: pytorch.TrainUnit | None) -> None:
         raise _refused("fit.max_length", value, "must be an integer of at least 1", fix)
 
 
+def _check_times(lengths: dict[str, Any]) -> None:
+    for name, length in lengths.items():
+        if not isinstance(length, timedelta):
+            continue
+        if name in ONLY_COUNTED:
+            fix = "use Batch(n) or Epoch(n)"
+            raise _refused(f"fit.{name}", str(length), f"cannot be a time: {ONLY_COUNTED[name]}", fix)
+        if length <= timedelta():
+            raise _refused(
+                f"fit.{name}", str(length), "must be more than 0", "use e.g. timedelta(minutes=15)"
+            )
+
+
 def _refused(key: str, value: Any, message: str, fix: str) -> ConfigError:
     return ConfigError(Problem(key=key, value=value, message=message, fix=fix))
 
@@ -173,8 +188,10 @@ def fit_arguments(fit: FitOptions) -> dict[str, Any]:
     return arguments
 
 
-def _train_unit(length: Length | None) -> pytorch.TrainUnit | None:
+def _train_unit(length: Length | Duration | None) -> pytorch.TrainUnit | timedelta | None:
     if length is None:
         return None
+    if isinstance(length, Duration):
+        return timedelta(seconds=length.seconds)
     value = length.value if isinstance(length.value, int) else list(length.value)
     return (pytorch.Batch if length.unit == "batches" else pytorch.Epoch)(value)

@@ -1,9 +1,11 @@
-"""Stop requests, and losses and validations that are not finite."""
+"""Stop requests, checkpoints that are due by the clock, and losses and validations that are not finite."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,18 +16,47 @@ from determined_ds.runtime.group.collectives import reduce_over_ranks
 ASK_EVERY_S = 5.0
 
 
-class StopRequests:
-    """Asks for preemption, and whether the trial wants to stop, at the same batch on all ranks.
+class CheckpointClock:
+    """When a checkpoint is due by the time since the last one, or since training began in this process.
 
-    At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
-    all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is two numbers in
-    a reduction, which may be one that is made anyway.
+    Args:
+        period: Of ``fit.checkpoint_period``; None, or a number of batches or epochs, where no clock decides.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, period: Any = None) -> None:
+        self._period_s = period.total_seconds() if isinstance(period, timedelta) else math.inf
+        self.restart()
+
+    def restart(self) -> None:
+        """A checkpoint is written."""
+        self._since = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until one is due; 0 where it is."""
+        return max(0.0, self._period_s - (time.monotonic() - self._since))
+
+
+class StopRequests:
+    """Asks what only some ranks know, at the same batch on all of them: whether to stop, whether a checkpoint is due.
+
+    The former are preemption and the trial's wish to stop, the latter is by the chief's clock.
+
+    At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
+    all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is a few numbers
+    in a reduction, which may be one that is made anyway.
+
+    Args:
+        context: Of the ranks.
+        clock: Says when a checkpoint is due.
+    """
+
+    def __init__(self, context: Any, clock: CheckpointClock | None = None) -> None:
         self._context = context
+        self._clock = clock or CheckpointClock()
         self._is_chief = context.distributed.rank == 0
         self.requested = False
+        self.checkpoint_due = False
         self._next = 0
         self._asked_at_batch = 0
         self._asked_at_s = time.monotonic()
@@ -38,6 +69,7 @@ class StopRequests:
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
         self._next = batches_trained + 1
+        self._clock.restart()
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
     def due(self, batches_trained: int) -> bool:
@@ -45,21 +77,28 @@ class StopRequests:
         return batches_trained >= self._next
 
     def vote(self, batches_trained: int) -> torch.Tensor:
-        """This rank's two numbers, to be summed over ranks: whether to stop, and the chief's seconds a batch."""
-        stop = bool(self._context.get_stop_requested())
-        batch_s = 0.0
+        """This rank's numbers, to be summed over ranks: whether to stop, and of the chief the rest.
+
+        That is how many batches to train until the next question, and whether a checkpoint is due.
+        """
+        stop, wait, checkpoint = bool(self._context.get_stop_requested()), 0, False
         if self._is_chief:
             stop = bool(self._context._core.preempt.should_preempt()) or stop
             batches = max(1, batches_trained - self._asked_at_batch)
             batch_s = max(1e-6, (time.monotonic() - self._asked_at_s) / batches)
-        return torch.tensor([float(stop), batch_s], dtype=torch.float64, device=self._context.device)
+            left_s = self._clock.left_s
+            checkpoint = left_s == 0
+            # A quarter of the time, since the next batches may be slower than the last.
+            wait = max(1, int(min(ASK_EVERY_S / 4, left_s or math.inf) / batch_s))
+        numbers = [float(stop), float(wait), float(checkpoint)]
+        return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 
     def count(self, votes: list[float], batches_trained: int) -> None:
-        """Take in the summed votes: whether a stop is requested, and when to ask next."""
-        stop, batch_s = votes
+        """Take in the summed votes: whether to stop, when to ask next, and whether a checkpoint is due."""
+        stop, wait, checkpoint = votes
         self.requested = self.requested or stop > 0
-        # A quarter of the time, since the next batches may be slower than the last.
-        self._next = batches_trained + max(1, int(ASK_EVERY_S / 4 / batch_s))
+        self.checkpoint_due = checkpoint > 0
+        self._next = batches_trained + int(wait)
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
     def ask(self, batches_trained: int) -> None:

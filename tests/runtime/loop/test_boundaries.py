@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from datetime import timedelta
 
 import pytest
 from determined.pytorch import Batch, Epoch, TrainUnit
@@ -82,3 +83,15 @@ def test_a_period_below_one_is_every_batch(value: int) -> None:
         batches_per_epoch=10,
     )
     assert [b for b in (1, 2, 3) if schedule.due(b).validate] == [1, 2, 3]
+
+
+def test_nothing_is_due_after_a_certain_batch_by_a_time() -> None:
+    schedule = Schedule(
+        max_length=Batch(9),
+        validation_period=None,
+        checkpoint_period=timedelta(seconds=1),
+        reporting_period=None,
+        batches_per_epoch=None,
+    )
+    assert [batch for batch in range(1, 10) if schedule.due(batch).checkpoint] == [9]
+    assert not schedule.in_epochs

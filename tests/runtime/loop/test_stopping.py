@@ -7,12 +7,14 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from determined.pytorch import Batch
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.runtime.loop import stopping
@@ -160,6 +162,50 @@ def test_preemption_is_asked_for_often_enough_whatever_the_periods(
     assert len(stage.asked_at_s) <= max(num_batches, 40)
     if batch_s < 0.1:
         assert len(stage.asked_at_s) < num_batches / 10
+
+
+@pytest.mark.parametrize("period_s", [0.01, 1.0, 60.0, 900.0])
+@pytest.mark.parametrize("batch_s", [0.004, 0.05, 0.9, 30.0, 1200.0])
+def test_a_checkpoint_by_the_clock_is_due_at_the_first_batch_after_its_time(
+    monkeypatch: pytest.MonkeyPatch, batch_s: float, period_s: float
+) -> None:
+    """With batches that take equally long; a checkpoint takes as long as two of them, and does not count."""
+    stage = Stage(monkeypatch)
+    clock = stopping.CheckpointClock(timedelta(seconds=period_s))
+    stops = stopping.StopRequests(stage, clock)
+    stops.start(0)
+    last, late = stage.now_s, []
+    for batch in range(1, max(20, int(3 * period_s / batch_s)) + 1):
+        stage.now_s += batch_s
+        if stops.due(batch):
+            stops.ask(batch)
+        if stops.checkpoint_due:
+            late.append(stage.now_s - last - period_s)
+            stage.now_s += 2 * batch_s
+            clock.restart()
+            last = stage.now_s
+            stops.ask(batch)  # as after every checkpoint
+    assert late
+    assert all(-1e-9 <= each <= batch_s + 1e-9 for each in late)
+
+
+def test_the_clock_of_the_chief_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stage.distributed.rank = 1
+    other = stopping.StopRequests(stage, stopping.CheckpointClock(timedelta(seconds=1)))
+    stage.now_s += 2
+    assert other.vote(1).tolist() == [0, 0, 0]
+    other.count([0, 5, 1], 1)
+    assert other.checkpoint_due
+    assert [other.due(batch) for batch in (5, 6)] == [False, True]
+
+
+def test_no_clock_without_a_period_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stops = stopping.StopRequests(stage, stopping.CheckpointClock(Batch(3)))
+    stage.now_s += 1e9
+    stops.ask(1)
+    assert not stops.checkpoint_due
 
 
 def test_steps_skipped_for_overflow_are_reported() -> None:
