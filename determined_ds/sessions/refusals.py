@@ -24,7 +24,7 @@ def decided(context: Any, key: str) -> ResolvedConfig:
 
     Args:
         context: Of the session.
-        key: What is asked for, as the script writes it.
+        key: The property, as the script writes it.
 
     Raises:
         ConfigError: the batch is not known yet; names what a script can do.
