@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         resume=options.resume,
         fork=options.fork,
         storage=options.storage,
+        watched=options.watched,
     )
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
     add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
+    add("--watched", action="store_true", help="reports are signs of life")
     return parser
 
 

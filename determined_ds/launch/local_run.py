@@ -25,7 +25,7 @@ from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
-from determined_ds.protocol.handed_on import count, hang_timeout_s
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.protocol.header import decided, undecided
 from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
@@ -87,9 +87,19 @@ class LocalRun:
                 ranks += f", instead of slots_per_trial {self.configured_slots}"
             lines.append(f"  launcher   {self.placed.launcher}: {ranks}")
             lines.append("             restarts are the launcher's: max_restarts does not apply")
+        if self._watches_script:
+            lines.append(f"  hangs      {self._hangs_of_script()}")
         if self.experiment.searched:
             lines.append(f"  one point of a search: {', '.join(self._searched())}")
         return [*lines, *self.start.header()]
+
+    def _hangs_of_script(self) -> str:
+        if self.placed is not None:
+            only = "only scripts with determined_ds.session or determined_ds.transformers are watched"
+            return f"under {self.placed.launcher}, {only}"
+        return (
+            f"ended {in_words(self.hang_timeout_s)} after its last step or report; not before the first one"
+        )
 
     def _seed_origin(self) -> str:
         experiment = self.experiment
@@ -147,8 +157,25 @@ class LocalRun:
         there = ["--run-dir", str(self.run_dir), "--accelerator", self.accelerator.name]
         script = self.experiment.script
         if script is not None:
-            return ["determined_ds.script", *there, *self.train_arguments, "--", *script.words]
+            watched = ["--watched"] if self._watches_script else []
+            return ["determined_ds.script", *there, *watched, *self.train_arguments, "--", *script.words]
         return ["determined_ds.train", self.experiment.trial, *there, *self.train_arguments]
+
+    @property
+    def hang_timeout_s(self) -> float:
+        """How long nothing may move, in seconds; 0: no limit."""
+        stated = self.options.hang_timeout
+        return hang_timeout_s(self._environment) if stated is None else 60 * stated
+
+    @property
+    def _watches_script(self) -> bool:
+        """Whether the user has stated how long a script may show nothing."""
+        stated = self.options.hang_timeout is not None or self._environment.get(HANG_TIMEOUT)
+        return bool(self.experiment.script is not None and stated and self.hang_timeout_s)
+
+    @property
+    def _environment(self) -> dict[str, str | None]:
+        return {**os.environ, **self.variables.values}
 
     def write(self) -> None:
         """Write what ranks read in the run directory; to ``next`` where they resume what is there.
@@ -199,11 +226,7 @@ class LocalRun:
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
         restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
-        stated = self.options.hang_timeout
-        timeout_s = (
-            60 * stated if stated is not None else hang_timeout_s({**os.environ, **self.variables.values})
-        )
-        run = self
+        timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
             while True:
                 outcome = run._launch_once(lock, timeout_s)

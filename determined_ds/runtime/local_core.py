@@ -19,6 +19,7 @@ from determined_ds.protocol.checkpoint_files import (
     remove_partial,
     sync_to_disk,
 )
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
@@ -177,6 +178,7 @@ class SignalPreemptContext(core.DummyPreemptContext):
     """Preemption by SIGTERM."""
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
+        HEART.beat()
         if self._preempt_mode is core.PreemptMode.WorkersAskChief:
             return bool(self._dist.broadcast(STOP.is_set()))
         return STOP.is_set()

@@ -20,6 +20,7 @@ from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.memory.units import GIB
 from determined_ds.protocol.best import finite, is_better
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.loop.reporting import peak_memory_bytes
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.contradictions import (
@@ -32,6 +33,9 @@ from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
 
 logger = logging.getLogger("determined_ds")
+
+# Between steps, where anything may take its time. Of the process: it outlives a callback that the script drops.
+_PATIENCE = contextlib.ExitStack()
 
 
 class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -151,11 +155,21 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
+        _PATIENCE.close()
         self._report_validation(state)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A micro-batch is a sign of life, as is a batch of an evaluation."""
+        HEART.beat()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """See :meth:`on_substep_end`."""
+        HEART.beat()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Progress, and whether to stop; asked at every step, of the chief."""
         self._watch.step()
+        HEART.step(state.global_step)
         self._report_progress(state.global_step / max(1, state.max_steps))
         if state.global_step < state.max_steps and self._should_stop():
             self._is_stopping = control.should_training_stop = True
@@ -163,9 +177,12 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
             self._peaks = self.core_context.distributed.allgather(peak_memory_bytes(args.device))
+        if control.should_evaluate or control.should_save:
+            self._be_patient()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end, evaluate and save what was not; in the middle of a pass, only save."""
+        self._be_patient()
         self._report_validation(state)
         step = state.global_step
         in_midst = self._is_stopping and state.epoch != int(state.epoch)
@@ -222,6 +239,11 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Report what is left."""
         self._report_validation(state)
         self._is_training = False
+
+    def _be_patient(self) -> None:
+        """Until the next step anything may take its time: a metric that is computed, a checkpoint, the script's end."""
+        _PATIENCE.close()
+        _PATIENCE.enter_context(HEART.patiently())
 
     # ------------------------------------------------------------------------------------------ reports
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import transformers
 from determined import core
 
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
-from determined_ds.transformers import DetCallback
+from determined_ds.protocol.heartbeat import Heartbeat
+from determined_ds.transformers import DetCallback, det_callback
 from determined_ds.transformers.checkpoints import KEPT, TrainerCheckpoints
 
 
@@ -114,6 +116,47 @@ def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None) -> 
 
 def codes(error: ConfigError) -> dict[str, str]:
     return {problem.key: problem.code for problem in error.problems}
+
+
+# --------------------------------------------------------------------------------------------- signs of life
+
+
+class Watched(transformers.TrainerCallback):
+    """Notes, as each step begins and ends, its number and whether the watch for hangs is on."""
+
+    def __init__(self, heart: Heartbeat) -> None:
+        self.heart = heart
+        self.seen: list[tuple[str, int, bool]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note("begin")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note("end")
+
+    def _note(self, place: str) -> None:
+        steps, _, patient, _ = self.heart.state
+        self.seen.append((place, steps, not patient))
+
+
+def test_a_step_is_a_sign_of_life_and_between_a_save_and_the_next_step_nothing_is_watched(
+    trial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial({"metric": "eval_loss"})
+    heart = Heartbeat()
+    monkeypatch.setattr(det_callback, "HEART", heart)
+    monkeypatch.setattr(det_callback, "_PATIENCE", contextlib.ExitStack())
+    watched = Watched(heart)
+    train(Reports(), arguments(tmp_path, max_steps=3), watched)
+    of_step_2 = [("begin", 1, True), ("end", 2, False)]  # evaluated and saved
+    assert watched.seen == [
+        ("begin", 0, True),
+        ("end", 1, True),
+        *of_step_2,
+        ("begin", 2, True),
+        ("end", 3, False),
+    ]
+    assert heart.state[2]  # what a script does after training may take its time
 
 
 # --------------------------------------------------------------------------------------------- reports

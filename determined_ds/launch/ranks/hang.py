@@ -84,7 +84,7 @@ class HangWatch:
         behind = _behind(self._signs, stacks)
         return Hang(
             seconds=self._timeout_s,
-            steps=min(sign.steps for sign in self._signs),
+            steps=min(sign.steps for sign in _counting(self._signs)),
             behind=tuple(behind),
             stack="\n".join(_threads(stacks[behind[0]])[-1]),
         )
@@ -108,10 +108,19 @@ def _is_stopped(pid: int) -> bool:
 
 def _behind(signs: list[Beat], stacks: list[str]) -> list[int]:
     """Of the ranks that have trained the fewest batches, those that do not wait for another; else all of them."""
-    fewest = min(sign.steps for sign in signs)
-    slowest = [rank for rank, sign in enumerate(signs) if sign.steps == fewest]
+    counting = _counting(signs)
+    fewest = min(sign.steps for sign in counting)
+    slowest = [rank for rank, sign in enumerate(signs) if sign.steps == fewest or sign not in counting]
     busy = [rank for rank in slowest if not any(map(_waits, _threads(stacks[rank])))]
     return busy or slowest
+
+
+def _counting(signs: list[Beat]) -> list[Beat]:
+    """The signs by whose batches ranks are compared: of a script, only rank 0 reports any.
+
+    A rank that is behind the others in its first batch is behind by one.
+    """
+    return [sign for sign in signs if sign.steps] if max(sign.steps for sign in signs) > 1 else signs
 
 
 def _threads(dump: str) -> list[list[str]]:

@@ -21,6 +21,7 @@ from determined_ds.protocol.checkpoint_files import (
     remove_partial,
     write_manifest,
 )
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.run_dir import make_private
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
@@ -87,10 +88,12 @@ def core_init(
     )
 
 
-def begun(run: ScriptRun) -> None:
+def begun(run: ScriptRun, steps: int) -> None:
     """The script has got as far as to report: a run that resumes has taken over, and may be resumed from here."""
     TRAINED.set()
     run.there.adopt_next()
+    if run.watched:  # how long a script may take between two reports, only its user knows
+        HEART.step(steps)
 
 
 # ------------------------------------------------------------------------------------------- checkpoints
@@ -140,8 +143,7 @@ class ScriptCheckpointContext(LocalCheckpointContext):
         self._run = run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
-        _check_metadata(metadata)
-        begun(self._run)
+        begun(self._run, _steps_in(metadata))
         self._files.seal(storage_id, metadata)
         super()._report_checkpoint(storage_id, resources, metadata)
 
@@ -174,20 +176,20 @@ class ScriptStoredElsewhere(StoredElsewhere):
         self._about["ranks"] = 0  # which ranks may read it, the script knows
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
-        _check_metadata(metadata)
-        begun(self._run)
+        begun(self._run, _steps_in(metadata))
         self.enter(storage_id, metadata, {})
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         return _metadata_in(self._run.there.checkpoints / storage_id)
 
 
-def _check_metadata(metadata: Any) -> None:
-    """As a master requires it."""
+def _steps_in(metadata: Any) -> int:
+    """The ``steps_completed`` of a checkpoint, which a master requires."""
     if "steps_completed" not in (metadata or {}):
         message = "the metadata of a checkpoint must have steps_completed"
         fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
         raise ConfigError(Problem(key="core_context.checkpoint", message=message, fix=fix, code="metadata"))
+    return int(metadata["steps_completed"])
 
 
 def _metadata_in(folder: Path) -> dict[str, Any]:
@@ -233,8 +235,8 @@ class ScriptTrainContext(LocalTrainContext):
     def _take(
         self, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any = None
     ) -> None:
-        begun(self._run)
         steps_completed = int(steps_completed)  # of numpy, or a tensor
+        begun(self._run, steps_completed)
         super().report_metrics(group, steps_completed, metrics)
         if group == "validation":
             self._last_validation = steps_completed
@@ -257,6 +259,7 @@ class ScriptTrainContext(LocalTrainContext):
     def report_progress(self, progress: float) -> None:
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be between 0 and 1, not {progress}")
+        HEART.beat()
         super().report_progress(progress)
 
     def report_early_exit(self, reason: core.EarlyExitReason) -> None:

@@ -22,6 +22,7 @@ class ScriptRun:
         resume: Uuid of the checkpoint to resume from.
         fork: Folder of a checkpoint of another run, to start from.
         storage: Whether checkpoints go to ``checkpoint_storage``.
+        watched: Whether the user states how long nothing may move, so that its reports are signs of life.
         listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
         report: Rank 0's reports to a master; None: it reports to none.
         trained: Whether a loop of this library has trained, and so has done what ``test`` requests.
@@ -34,6 +35,7 @@ class ScriptRun:
     resume: str | None = None
     fork: Path | None = None
     storage: bool = False
+    watched: bool = False
     listens: bool = False
     report: Any = None
     trained: bool = False

@@ -58,6 +58,39 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_f
     assert "Traceback" not in done.stderr
 
 
+# By Determined's Core API: rank 0 alone reports.
+SCRIPT = """
+import signal
+import determined as det
+import torch.distributed as dist
+import torch
+
+def fall_asleep():
+    while True:
+        signal.pause()
+
+dist.init_process_group("gloo")
+with det.core.init(distributed=det.core.DistributedContext.from_torch_distributed()) as context:
+    for step in range(1, 9):
+        if step == 4 and dist.get_rank() == 1:
+            fall_asleep()
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            context.train.report_training_metrics(step, {"loss": 1.0})
+"""
+
+
+def test_a_script_that_stops_reporting_is_ended_where_a_limit_is_stated(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    config = tmp_path / "script.yaml"
+    config.write_text("name: script\nentrypoint: python3 train.py\nresources: {slots_per_trial: 2}\n")
+    done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / "run", "--hang-timeout", "0.05")
+    assert done.returncode == 1, done.stderr
+    assert "hangs      ended 3 s after its last step or report; not before the first one" in done.stdout
+    assert "rank 1 hangs: nothing has moved for 3 s, since batch 3" in done.stderr
+    assert "in fall_asleep" in done.stderr
+
+
 WAITING = """Thread 0x1 (most recent call first):
   File "/lib/threading.py", line 3 in wait
 
@@ -134,6 +167,15 @@ def test_the_rank_with_the_fewest_batches_is_behind(stage: Stage) -> None:
     hang = stage.look_for(11)
     assert hang is not None
     assert (hang.behind, hang.steps) == ((1,), 4)
+
+
+def test_a_rank_that_counts_no_batches_is_judged_by_what_it_does(stage: Stage) -> None:
+    """Of a script, rank 0 alone reports."""
+    stage.stacks = [BUSY, WAITING]
+    stage.hearts[0].step(4)
+    hang = stage.look_for(11)
+    assert hang is not None
+    assert (hang.behind, hang.steps) == ((0,), 4)
 
 
 @pytest.mark.parametrize("stacks", [["", ""], [WAITING, WAITING]], ids=["no answer", "all wait"])
