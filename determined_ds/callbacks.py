@@ -36,6 +36,9 @@ class Callback(pytorch.PyTorchCallback):
         """Entered around each validation and prediction, by all ranks; left also where they fail."""
         yield
 
+    # A subclass may also define load_whole(states): called instead of load_state_dict where other ranks wrote the
+    # checkpoint, with what state_dict returned on each of them, by rank. Without it the state of one rank is taken.
+
 
 class EMA(Callback):
     """An exponential moving average of the weights, used for validation and prediction.
@@ -144,9 +147,12 @@ class EMA(Callback):
         Raises:
             CheckpointError: it is of other parameters.
         """
+        states = [state for state in states if state["engines"]]
+        if not states:
+            return  # they were written before training began
         self._averages = []
         for index, engine in enumerate(self._engines):
-            whole = merge_parts([state["engines"][index] for state in states if state["engines"]])
+            whole = merge_parts([state["engines"][index] for state in states])
             found = {name: tuple(tensor.shape) for name, tensor in whole.items() if name in engine.shapes}
             if found != engine.shapes:
                 raise CheckpointError("the average in the checkpoint is of another model")

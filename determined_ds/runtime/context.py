@@ -25,7 +25,7 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.runtime.adoption import adopted, layout_of, made_otherwise, made_with
 from determined_ds.runtime.data.moving import Mover
-from determined_ds.runtime.loop.custom_reducers import plain_reduced
+from determined_ds.runtime.loop.custom_reducers import SlotState, plain_reduced, reduced_by_slot
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.base import completed_hparams
 from determined_ds.trial.ddp import engine_name
@@ -54,6 +54,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
     Attributes:
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
+        carried_slots: Of ranks that are gone: what their custom reducers hold since the last report.
         decided_before: What was decided before the trial made its engine; None where that was left open.
     """
 
@@ -78,6 +79,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
         self._run_dir = run_dir
         self._called_wrap_mpu = False
+        self.carried_slots: list[SlotState] = []
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
                 core_context=core_context,
@@ -252,10 +254,28 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             TrainingError: a reducer returned a dict where a value was expected, or the reverse.
         """
         try:
-            metrics = super().reduce_metrics(for_training)
+            metrics = self._over_all_slots(for_training)
         except AssertionError as error:  # Determined's, of a reducer that returned a dict, or should have
             raise TrainingError(str(error)) from error
         return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
+
+    def _over_all_slots(self, for_training: bool) -> dict[str, Any] | None:
+        """As Determined's method of that name, with the slots that were there before a resume on fewer ranks."""
+        wrapped = self._wrapped_reducers
+        reducables = [
+            each for each in wrapped if (each.for_training if for_training else each.for_validation)
+        ]
+        if not reducables:
+            return None
+        slots = [[each.per_slot_reduce() for each in reducables]]
+        slots += [reduced_by_slot(wrapped, state, reducables) for state in self.carried_slots]
+        gathered = [slot for rank in self._allgather_fn(slots) for slot in rank]
+        return self.run_cross_slot_reduction(reducables, gathered)
+
+    def reset_reducers(self) -> None:
+        """Forget what custom reducers hold. See Determined's method of this name."""
+        super().reset_reducers()
+        self.carried_slots.clear()
 
     def to_device(self, data: Any) -> Any:
         """Move a batch to the device. A warning names what cannot be moved, and where.

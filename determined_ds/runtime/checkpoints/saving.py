@@ -41,6 +41,8 @@ from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoints.code_copy import write_code
 from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
+from determined_ds.runtime.checkpoints.parts import RankParts
+from determined_ds.runtime.checkpoints.redistributed import load_into, union_of
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
 from determined_ds.runtime.checkpoints.weights import take_weights
@@ -98,6 +100,7 @@ class Checkpoints:
         self._warm_start = warm_start
         self._note = note
         self._built = records_of(context.models)
+        self._own_parts = RankParts(context, callbacks)
         self._checked_own_file = False
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -147,7 +150,7 @@ class Checkpoints:
             self._seal(Path(path), metadata)
         checkpoints = self._context._core.checkpoint
         if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
-            checkpoints.enter(uuid, metadata, state_files(self._trial, self._context, state))
+            checkpoints.enter(uuid, metadata, self._state_files(state))
         self._call_back("on_checkpoint_upload_end", uuid=uuid)
         self._prune(state)
         return str(uuid)
@@ -167,6 +170,7 @@ class Checkpoints:
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "rng_state": rng_state(self._context.device),
             "built": self._built,
+            "place": self._own_parts.written(),
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
         own = path / f"det_state_dict_rank{self._distributed.rank}.pth"
@@ -182,13 +186,17 @@ class Checkpoints:
         self._trial.save(self._context, path)
         HEART.beat()
         if self._distributed.rank == 0:
-            for name, text in state_files(self._trial, self._context, state).items():
+            for name, text in self._state_files(state).items():
                 (path / name).write_text(text)
             if not self._is_local:  # off-cluster the context directory is at hand
                 write_code(path)
         for callback in self._callbacks.values():
             callback.on_checkpoint_end(str(path))
             callback.on_checkpoint_write_end(str(path))
+
+    def _state_files(self, state: TrialState) -> dict[str, str]:
+        by = self._own_parts.written_by(self._trial, self._parts.get("data"))
+        return state_files(self._trial, self._context, state, by)
 
     def _name_unsaved(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the state that cannot be written, by its owner."""
@@ -300,14 +308,16 @@ class Checkpoints:
     def _read(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
         state = read_state(path, uuid)
         if state.trial_id == trial_id:
-            checkpoint = self._read_all(path, uuid)
+            checkpoint = self._read_all(path, uuid, state.batches_trained)
             for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
                 for name, owned in checkpoint.get(states, {}).items():
                     if name in owners:
-                        owners[name].load_state_dict(owned)
+                        load_into(owners[name], owned)
             return state, checkpoint.get("rng_state", {})
-        take = self._read_all if self._warm_start == "all" else self._read_weights
-        take(path, uuid)
+        if self._warm_start == "all":
+            self._read_all(path, uuid, state.batches_trained)
+        else:
+            self._read_weights(path, uuid)
         taken = TAKEN[self._warm_start]
         if self._trial_loads:
             taken = f"what {method_of(self._trial, 'load')} takes"
@@ -328,11 +338,11 @@ class Checkpoints:
             else:
                 take_weights(self._context, path, uuid)
 
-    def _read_all(self, path: Path, uuid: str) -> dict[str, Any]:
+    def _read_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
         """Load the engines as they were, and return the rest of this rank's part."""
-        checkpoint = self._own_part(path, uuid)
+        checkpoint, by_others = self._own_parts.read(path, uuid, batch=batch)
         built: list[Record] | None = checkpoint.get("built")
-        self._check_fits(built, uuid)
+        self._check_fits(built, uuid, by_others=by_others)
         self._call_back("on_checkpoint_load_start", checkpoint)
         with contents.explained(uuid, own_method=self._trial_loads):
             self._trial.load(self._context, path)
@@ -347,32 +357,16 @@ class Checkpoints:
         """Whether the trial overrides ``load``, which may load only a part."""
         return bool(util.is_overridden(self._trial.load, det_ds.DeepSpeedTrial))
 
-    def _check_fits(self, built: list[Record] | None, uuid: str) -> None:
+    def _check_fits(self, built: list[Record] | None, uuid: str, *, by_others: bool) -> None:
         """Refuse the checkpoint of another model before anything is loaded; a collective.
 
         DeepSpeed would end in an error of torch's; under ZeRO 3, which compares sizes alone, in none at all.
         """
-        own = misfit(built, self._built) if built is not None and not self._trial_loads else None
+        # A pipeline's stages have some parameters each, and may be other stages than those that wrote it.
+        now = union_of(self._distributed.allgather(self._built)) if by_others else self._built
+        own = misfit(built, now) if built is not None and not self._trial_loads else None
         if found := [reason for reason in self._distributed.allgather(own) if reason]:
             raise contents.another_model(uuid, found[0])
-
-    def _own_part(self, path: Path, uuid: str) -> dict[str, Any]:
-        rank, size = self._distributed.rank, self._distributed.size
-        written_by = len(list(path.glob("det_state_dict_rank*.pth")))
-        # All ranks decide alike: with fewer ranks than wrote it, each would find a part and none the whole.
-        if written_by != size:
-            raise CheckpointError(
-                f"checkpoint {uuid} was written by {written_by} ranks, and these are {size}: "
-                f"resume with {written_by} slots"
-            )
-        try:
-            where = contents.to_their_kind_of_device(self._context.device)
-            part = torch.load(path / f"det_state_dict_rank{rank}.pth", map_location=where)
-        except (pickle.UnpicklingError, FileNotFoundError) as error:
-            message = f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
-            raise CheckpointError(message) from error
-        assert isinstance(part, dict)
-        return part
 
 
 def scramble(models: list[Any]) -> None:

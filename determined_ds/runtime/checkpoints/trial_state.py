@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
+from determined_ds.protocol.elastic import LOAD_DATA, WRITTEN_BY
 
-STATE, LOAD_DATA = "trial_state.json", "load_data.json"
+STATE = "trial_state.json"
 
 
 @dataclass(kw_only=True)
@@ -68,10 +70,18 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"trial_state.pkl names {module}.{name}")
 
 
-def state_files(trial: Any, context: Any, state: TrialState) -> dict[str, str]:
+def state_files(
+    trial: Any, context: Any, state: TrialState, written_by: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Name -> text of the files that describe the state and the trial, without secrets.
 
     ``load_data.json`` is as in Determined's own checkpoints, with the seed and the DeepSpeed configuration added.
+
+    Args:
+        trial: The trial.
+        context: Its context.
+        state: Where training stands.
+        written_by: The ranks, see :func:`~determined_ds.protocol.elastic.written_by`.
     """
     try:
         exp_conf = context.get_experiment_config()
@@ -88,6 +98,7 @@ def state_files(trial: Any, context: Any, state: TrialState) -> dict[str, str]:
         "hparams": hparams and masked({"hyperparameters": hparams})["hyperparameters"],
         "deepspeed_config": masked({"deepspeed_config": context.resolved.ds_config})["deepspeed_config"],
         "trial_seed": context.get_trial_seed(),
+        WRITTEN_BY: dict(written_by or {}),
         "trial_cls_spec": getattr(trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
         "is_trainer": True,
     }

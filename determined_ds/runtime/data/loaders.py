@@ -192,6 +192,11 @@ class GivenBatches:
     def __next__(self) -> Any:
         return next(self._batches)
 
+    @property
+    def apart(self) -> tuple[str, bool] | None:
+        """Its name where its own state is its position, which is one in micro-batches."""
+        return (_described(self._loader), True) if has_state(self._loader) else None
+
     def state_dict(self) -> dict[str, Any]:
         """The loader's own state, such as that of torchdata's ``StatefulDataLoader``."""
         return {"loader": self._loader.state_dict()} if has_state(self._loader) else {}

@@ -28,6 +28,7 @@ from determined_ds.runtime.data.streams import FirstRow, ReplicaStream, Training
 from determined_ds.trial.stream_loader import StreamLoader
 
 METHOD = "build_training_data_loader"
+APART = "apart"  # in the position of data that has one on each replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,13 @@ class DataPlace:
         self.of: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.of.state_dict()) if self.of is not None else {}
+        state = dict(self.of.state_dict()) if self.of is not None else {}
+        return {**state, APART: self.apart} if state and self.apart else state
+
+    @property
+    def apart(self) -> tuple[str, bool] | None:
+        """Of data that has another position on each replica: its name, and whether that counts in micro-batches."""
+        return getattr(self.of, "apart", None)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.found = dict(state_dict)

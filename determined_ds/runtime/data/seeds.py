@@ -17,6 +17,8 @@ from torch.utils import data as torch_data
 
 from determined_ds.protocol.signals import die_with_parent
 
+SEED = "seed"  # in the state of generators: they begin anew with it
+
 
 def mixed_seed(*numbers: int) -> int:
     """One seed from several integers, the same in every process: the hash of integers is not randomized."""
@@ -46,6 +48,8 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     """Set every generator that ``state`` holds; the names are those of Determined's own checkpoints."""
+    if SEED in state:
+        seed_everything(state[SEED])
     if "cpu_rng_state" in state:
         torch.random.set_rng_state(state["cpu_rng_state"])
     if "np_rng_state" in state:

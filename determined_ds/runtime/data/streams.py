@@ -223,6 +223,11 @@ class TrainingStream:
                 f"{length:,}: epochs are counted by len()"
             )
 
+    @property
+    def apart(self) -> tuple[str, bool] | None:
+        """The stream's name where each replica reads its own samples."""
+        return (self._loader.name, False) if self._loader.sharded else None
+
     def state_dict(self) -> dict[str, Any]:
         """The position after what training has taken."""
         if self._loader.num_workers or not self._taken:

@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError, DataError
+from determined_ds.runtime.checkpoints.redistributed import is_equal
 from determined_ds.runtime.data.samples import training_data
 from determined_ds.runtime.data.shares import CallPlan, IndexedShare, ValidationBatches
 from determined_ds.trial.stream_loader import StreamLoader
@@ -109,6 +110,90 @@ def test_to_start_at_a_batch_is_to_skip_those_before(
         everything = micro_batches(loader, batch, start + 5, replica=replica)
         late = micro_batches(loader, batch, 5, replica=replica, start_batch=start)
         assert late == everything[start * batch.accumulation :]
+
+
+GLOBAL = 12
+# Each as (replicas, samples in a micro-batch).
+CUTS = st.sampled_from(
+    [
+        (replicas, micro)
+        for replicas in (1, 2, 3, 4)
+        for micro in (1, 2, 3)
+        if GLOBAL % (replicas * micro) == 0
+    ]
+)
+
+
+def cut(replicas: int, micro: int) -> Batch:
+    return split(replicas, GLOBAL // (replicas * micro), micro)
+
+
+class Counting(torch_data.IterableDataset[int]):
+    """A stream of 30 numbers a pass; ``keeps`` its position, or is read from its beginning."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 30:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+
+class Keeping(Counting):
+    """One that restores its position."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.at = state_dict["at"]
+
+
+def loader_over(kind: str, batch: Batch) -> Any:
+    if kind in ("stream", "keeping"):
+        return StreamLoader(Keeping() if kind == "keeping" else Counting(), batch_size=batch.micro_batch_size)
+    sampler = torch_data.WeightedRandomSampler(torch.ones(40), 40) if kind == "drawn" else None
+    return loader_of(40, batch, shuffle=kind == "shuffled", **({"sampler": sampler} if sampler else {}))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "drawn", "stream", "keeping"])
+@given(legs=st.lists(st.tuples(CUTS, st.integers(1, 4)), min_size=1, max_size=5))
+def test_any_sequence_of_ranks_and_micro_batches_trains_the_same_samples(
+    kind: str, legs: list[tuple[tuple[int, int], int]]
+) -> None:
+    """Stopped and resumed between the legs: each is some replicas, a micro-batch, and optimizer steps."""
+    found: list[list[int]] = []
+    place: dict[str, Any] = {}
+    for (replicas, micro), steps in legs:
+        batch, start, after = cut(replicas, micro), len(found), []
+        found += [[] for _ in range(steps)]
+        for replica in range(replicas):
+            data = training_data(
+                loader_over(kind, batch),
+                batch=batch,
+                replica=replica,
+                seed=SEED,
+                start_batch=start,
+                place=place,
+                note=lambda _: None,
+            )
+            for index in range(steps * batch.accumulation):
+                found[start + index // batch.accumulation] += next(data.batches).tolist()
+            after.append(data.place.state_dict() if data.place is not None else {})
+        assert all(is_equal(position, after[0]) for position in after[1:])  # any replica's is that of all
+        place = after[-1]
+    whole = training_data(
+        loader_over(kind, cut(1, 3)),
+        batch=cut(1, 3),
+        replica=0,
+        seed=SEED,
+        start_batch=0,
+        note=lambda _: None,
+    )
+    expected = [[int(each) for _ in range(GLOBAL // 3) for each in next(whole.batches)] for _ in found]
+    assert [sorted(samples) for samples in found] == [sorted(samples) for samples in expected]
 
 
 def test_the_order_within_a_batch_is_the_same_every_time() -> None:
