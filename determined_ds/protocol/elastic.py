@@ -67,7 +67,7 @@ def data_refusal(path: Path, *, replicas: int, micro_batch_size: int) -> str | N
 
 
 def apart_refusal(data: Sequence[Any] | None, *, then: tuple[int, int], now: tuple[int, int]) -> str | None:
-    """Why data that has a position on each replica cannot go on from it; None where it can.
+    """Why data that has a position on each replica cannot continue from it; None where it can.
 
     Args:
         data: Its name, and whether the position depends on the size of micro-batches too; None for data whose

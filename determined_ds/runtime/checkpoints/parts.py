@@ -21,7 +21,7 @@ from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import elastic_refusal
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
-from determined_ds.runtime.checkpoints.redistributed import Part, RankPlace, OfAll, part_for, position
+from determined_ds.runtime.checkpoints.redistributed import OfAll, Part, RankPlace, part_for, position
 from determined_ds.trial.author import method_of
 
 

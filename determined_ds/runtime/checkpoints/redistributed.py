@@ -1,6 +1,6 @@
 """The parts of ranks, for other ranks than wrote them: nothing of the old ranks is lost, and nothing doubled.
 
-Sums and custom reducers of rank R go on in rank R modulo the ranks; generators, callbacks and a script's objects follow
+Sums and custom reducers of rank R continue in rank R modulo the ranks; generators, callbacks and a script's objects follow
 the replica; the position in the data is the same on every replica.
 """
 
@@ -175,11 +175,11 @@ def _states(parts: Sequence[Part], kind: str, name: str) -> list[Any]:
 
 
 def _one_for_all(owner: str, own: Any, states: Sequence[Any]) -> Any:
-    """The state to go on with; a warning where ranks had several, since those of ranks that are gone are lost."""
+    """The state to continue with; a warning where ranks had several, since those of ranks that are gone are lost."""
     if not all(is_equal(own, state) for state in states):
         logger.warning(
             "warning: %s differed between the ranks that wrote the checkpoint, and the ranks are others now: that of "
-            "the same replica, or of rank 0, goes on\n  fix: to join them, give it load_whole(states), with those of "
+            "the same replica, or of rank 0, is kept\n  fix: to join them, give it load_whole(states), with those of "
             "all ranks",
             owner,
         )
