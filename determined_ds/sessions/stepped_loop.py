@@ -300,6 +300,11 @@ class SteppedLoop(TrainingLoop):
             end=ends,
         )
 
+    @property
+    def _share_trained(self) -> float:
+        """Where only the script knows its end, that is known once it is there."""
+        return 1.0 if self._ends else super()._share_trained
+
     def _is_validated(self, agreed: bool) -> bool:
         """Whether a rank has reported a validation; a collective where all ranks know that one may have."""
         pending, batch = self._validator.is_pending, self._state.batches_trained

@@ -149,7 +149,12 @@ class DueAfterStep:
         metrics["batches"] = done
         self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
-        self._reporter.training(done, metrics, progress=min(1.0, done / self._schedule.num_batches))
+        self._reporter.training(done, metrics, progress=self._share_trained)
+
+    @property
+    def _share_trained(self) -> float:
+        """From 0 to 1."""
+        return min(1.0, self._state.batches_trained / self._schedule.num_batches)
 
     def _check_loss(self) -> None:
         """Before the weights are used: stop if a loss behind them was not finite; a collective."""
