@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.runtime.master import unmanaged as master_report
 from tests.cli.conftest import OWN_MODEL
 from tests.cluster.master import Master
-from tests.command import det_ds, det_ds_program
+from tests.command import ROOT, det_ds, det_ds_program
+from tests.transformers.test_resume import experiment as of_transformers
 
 # One rank of torchrun's; another launcher's is the same from there on.
 RANK = {
@@ -37,6 +39,9 @@ def master() -> Iterator[Master]:
     yield made
     made.close()
     assert not made.server.errors, made.server.errors
+
+
+LONG = pytest.mark.long("another kind of script; core is the short one")
 
 
 def run(run_dir: Path, master: str, *words: str, env: dict[str, str]) -> Any:
@@ -113,3 +118,30 @@ def test_our_own_launcher_reports_where_it_is_asked_to(master: Master, tmp_path:
     )
     assert nowhere.returncode == 2
     assert "DET_MASTER is not set" in nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    "kind", ["core", pytest.param("session", marks=LONG), pytest.param("transformers", marks=LONG)]
+)
+def test_a_script_is_reported_though_it_finds_the_trial_of_a_cluster(
+    kind: str, master: Master, tmp_path: Path
+) -> None:
+    config, code = {
+        "core": (ROOT / "tests/cli/own_script/experiment.yaml", ROOT / "tests/cli/own_script"),
+        "session": (ROOT / "tests/session/scripts/cifar10.yaml", ROOT / "tests/session/scripts"),
+        "transformers": (tmp_path / "victim.yaml", ROOT),
+    }[kind]
+    (tmp_path / "victim.yaml").write_text(yaml.safe_dump(of_transformers(zero_stage=1)))
+    run_dir = tmp_path / "run"
+    environment = {"HOME": str(tmp_path), "DET_MASTER": master.server.url}
+    done = det_ds("run", config, code, "--run-dir", run_dir, "--report-to-master", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "is not reported" not in done.stderr
+    [trial] = master.trials.values()
+    assert (trial.state, trial.progress) == ("COMPLETED", 1.0)
+    seen = [(report.group, report.steps, report.metrics) for report in trial.reports if not report.archived]
+    assert sorted(seen, key=lambda each: each[:2]) == told(run_dir)
+    there = checkpoints_in(run_dir / "checkpoints")
+    assert {uuid: found.steps for uuid, found in master.checkpoints.items()} == {
+        checkpoint.uuid: checkpoint.steps_completed for checkpoint in there
+    }

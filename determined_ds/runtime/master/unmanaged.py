@@ -16,11 +16,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from determined.common import util
 from determined.experimental import Determined, core_v2
+from determined.experimental.core_v2 import _core_v2
 
 from determined_ds.documents.writing import write_whole
 from determined_ds.experiment.secrets import masked
@@ -101,22 +103,23 @@ class MasterReport:
         client._session = client._session.with_retry(util.get_max_retries_config())
         searcher = self._config.get("searcher") or {}
         name = self._name()
-        context: Any = core_v2.init_context(
-            config=core_v2.Config(
-                **{key: self._config.get(key) for key in SHOWN},
-                hparams=self._hparams,
-                searcher={
-                    "name": "single",
-                    "metric": searcher.get("metric"),
-                    "smaller_is_better": searcher.get("smaller_is_better") is not False,
-                },
-                checkpoint_storage={"type": "directory", "container_path": str(self._run_dir.checkpoints)},
-                external_experiment_id=name,
-                external_trial_id=name,
-            ),
-            client=client,
-            tensorboard_mode=core_v2.TensorboardMode.MANUAL,
+        config = core_v2.Config(
+            **{key: self._config.get(key) for key in SHOWN},
+            hparams=self._hparams,
+            searcher={
+                "name": "single",
+                "metric": searcher.get("metric"),
+                "smaller_is_better": searcher.get("smaller_is_better") is not False,
+            },
+            checkpoint_storage={"type": "directory", "container_path": str(self._run_dir.checkpoints)},
+            external_experiment_id=name,
+            external_trial_id=name,
         )
+        # A script finds a trial of a cluster here, which core_v2 would take for its own; to it alone there is none.
+        with mock.patch.object(_core_v2, "determined", SimpleNamespace(get_cluster_info=lambda: None)):
+            context: Any = core_v2.init_context(
+                config=config, client=client, tensorboard_mode=core_v2.TensorboardMode.MANUAL
+            )
         # Where it would put TensorBoard's files, among the checkpoints.
         # Source: ``_make_v2_context`` in determined 0.38.1.
         shutil.rmtree(self._run_dir.checkpoints / context.info.cluster_id, ignore_errors=True)
