@@ -16,20 +16,23 @@ import sys
 from pathlib import Path
 
 from determined_ds.errors import ConfigError
-from determined_ds.experiment.code_check import no_test
+from determined_ds.experiment.code_check import no_test, not_measured
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.protocol.handed_on import LAUNCHED_BY
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
-from determined_ds.runtime.scripts.given_run import ScriptRun, begin
+from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun, begin
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a script as one rank. Returns the exit code."""
     options = _parser().parse_args(argv)
     there = RunDir(options.run_dir)
+    measurement = None
+    if options.measure is not None:
+        measurement = Measurement(steps=options.measure, warmup=options.warmup)
     run = ScriptRun(
         run_dir=options.run_dir,
         experiment=load_experiment(there.current(there.experiment), name=EXPERIMENT),
@@ -39,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         fork=options.fork,
         storage=options.storage,
         watched=options.watched,
+        measurement=measurement,
     )
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
@@ -58,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, required=True, help="where the run writes")
     add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
     add("--test", action="store_true", help="one batch, one validation, one checkpoint")
+    add("--measure", metavar="STEPS", type=int, help="measure this many steps, and end the script after them")
+    add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
     add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
@@ -67,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
     from determined_ds.devices import detect_accelerator
+    from determined_ds.runtime.group.peers import leave_peers
     from determined_ds.runtime.scripts.as_on_cluster import surrounded
     from determined_ds.runtime.upstream import debugging
 
@@ -82,8 +89,11 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
             if run.has_begun:  # as seen by rank 0: another launch may get further
                 TRAINED.set()
             raise
+    leave_peers()  # where it has left its contexts by an exit
     if run.test and not run.trained:
         raise ConfigError(no_test(script))
+    if run.measurement is not None and not run.is_measured:
+        raise ConfigError(not_measured(script))
     if os.environ.get("RANK", "0") == "0":
         run.there.adopt_next()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
@@ -183,13 +183,19 @@ def check_script(script: ScriptEntrypoint, context_dir: Path, document: Document
     return found
 
 
-def check_entrypoint(experiment: Experiment, context_dir: Path, *, for_test: bool = False) -> None:
+def check_entrypoint(
+    experiment: Experiment,
+    context_dir: Path,
+    *,
+    needs_library: Callable[[ScriptEntrypoint], Problem] | None = None,
+) -> None:
     """Check, without importing it, what an experiment runs.
 
     Args:
         experiment: It.
         context_dir: The folder with the code.
-        for_test: Whether one batch is to be trained, which only a loop of this library can.
+        needs_library: The problem of a script that trains without this library, where that is one: :func:`no_test`,
+            :func:`not_measured`.
 
     Raises:
         EntrypointError: it is not there, or cannot run here.
@@ -202,8 +208,8 @@ def check_entrypoint(experiment: Experiment, context_dir: Path, *, for_test: boo
     missing = found.missing_packages() if found is not None and not _states_path(experiment) else []
     if missing:
         raise EntrypointError(missing)
-    if for_test and found is not None and not found.uses_library:
-        raise EntrypointError(no_test(script))
+    if needs_library is not None and found is not None and not found.uses_library:
+        raise EntrypointError(needs_library(script))
 
 
 def _states_path(experiment: Experiment) -> bool:
@@ -238,6 +244,17 @@ def no_test(script: ScriptEntrypoint) -> Problem:
         fix="train by determined_ds.deepspeed.Trainer or determined_ds.session in it; or leave --test out, and have "
         "the script train less by its arguments",
         code="test",
+    )
+
+
+def not_measured(script: ScriptEntrypoint) -> Problem:
+    """The problem of ``--measure`` for a script whose steps nothing of this library sees."""
+    return Problem(
+        key="--measure",
+        message=f"{script.name} trains without determined_ds.session() or DetCallback, so no step is measured",
+        fix="train by determined_ds.session(), determined_ds.deepspeed.Trainer, or transformers' Trainer with "
+        "determined_ds.transformers.DetCallback in it",
+        code="measure",
     )
 
 

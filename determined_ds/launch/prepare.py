@@ -16,8 +16,9 @@ from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.code_check import check_entrypoint, check_trial
+from determined_ds.experiment.code_check import check_entrypoint, no_test, not_measured
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
+from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.legacy import ignored_keys_of
 from determined_ds.experiment.secrets import missing_in
@@ -99,13 +100,18 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
     used = options.storage and STORAGE in document.data
     found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
-    found.of(lambda: check_entrypoint(experiment, options.context_dir, for_test=options.test))
-    if options.is_measured:
-        fix = "leave --measure out: a script says itself how long it trains"
-        found.of(
-            lambda: check_trial(experiment, options.context_dir, does="--measure trains some steps", fix=fix)
-        )
+    needs_library = no_test if options.test else not_measured if options.is_measured else None
+    found.of(lambda: check_entrypoint(experiment, options.context_dir, needs_library=needs_library))
+    if experiment.script is not None and options.engine != "deepspeed":
+        found.problems.append(_no_engine(options.engine, experiment.script))
     return experiment, configured_slots
+
+
+def _no_engine(engine: str, script: ScriptEntrypoint) -> Problem:
+    """The problem of ``--engine ddp`` with a script, which makes its engines itself."""
+    message = f"{script.name} makes its engines itself; only that of a trial class can be another"
+    fix = f"leave {engine} out"
+    return Problem(key="--engine", value=engine, message=message, fix=fix, code="engine")
 
 
 def _reading(options: RunOptions, run_dir: Path) -> tuple[Start, Path]:

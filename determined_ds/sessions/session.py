@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,23 +14,20 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import TrainingError
-from determined_ds.runtime.loop.fit import fit_arguments, of_experiment
 from determined_ds.runtime.loop.progress import make_progress
-from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
 from determined_ds.runtime.opening import open_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
+from determined_ds.sessions.measured_steps import MeasuredSteps
 from determined_ds.sessions.refusals import check_count, check_given, decided, driven, refused
+from determined_ds.sessions.requested import loop_options
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.sessions.taking import Drive
 from determined_ds.trial import returned
 from determined_ds.trial.author import described
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | None
-logger = logging.getLogger("determined_ds")
-# Where the configuration does not say it: as Trainer.fit has it.
-DEFAULTS = {"reporting_period": pytorch.Batch(100)}
 
 
 def session(
@@ -102,7 +98,8 @@ class Session:
         run, info = script_run(), cluster_info()
         if run is not None:
             run.trained = True
-            self._latest, self._fork, self._test = run.resume, run.fork, run.test
+            if run.measurement is None:  # else it trains from fresh weights
+                self._latest, self._fork, self._test = run.resume, run.fork, run.test
             self._run_dir = run.run_dir
             with open_context() as context:
                 yield context
@@ -339,33 +336,20 @@ class Session:
         check_given(engines, state)
         for engine in engines:
             context.wrap_model_engine(engine)
-        options = self._options(context)
-        script = ScriptState(context.models, lambda: self._drive.position() if self._drive else {}, state)
-        progress = make_progress(self.rank == 0)
-        loop = SteppedLoop(self._trial, context, options, progress, script)
+        script, run = ScriptState(context.models, self._position, state), script_run()
+        if run is not None and run.measurement is not None:
+            loop: SteppedLoop = MeasuredSteps(self._trial, context, script, run)
+        else:
+            progress = make_progress(self.rank == 0)
+            options = loop_options(context, test=self._test, is_chief=self.rank == 0)
+            loop = SteppedLoop(self._trial, context, options, progress, script)
         self._stack.enter_context(loop)
         loop.load(self._latest, self._fork)
         self._loop = loop
         self._drive = Drive(loop, loop.position, context.resolved.batch.accumulation)
 
-    def _options(self, context: Any) -> LoopOptions:
-        arguments = fit_arguments(context.resolved.fit)
-        lengths = {name: arguments.pop(name, DEFAULTS.get(name)) for name in LENGTHS}
-        if self._test:
-            lengths["max_length"] = pytorch.Batch(1)
-        idle = [
-            name
-            for name in ("validation_period", "step_zero_validation")
-            if arguments.get(name) or lengths.get(name)
-        ]
-        if idle and self.rank == 0:
-            logger.warning(
-                "warning: fit.%s: no effect in a session, whose script validates", ", fit.".join(idle)
-            )
-        arguments["step_zero_validation"] = False
-        if arguments.pop("profiling_enabled", False):
-            context._core.profiler.on()
-        return of_experiment(LoopOptions(lengths=lengths, test_mode=self._test, **arguments), context)
+    def _position(self) -> dict[str, int]:
+        return self._drive.position() if self._drive else {}
 
     def report(self, metrics: Mapping[str, Any], *, validation: bool = False) -> None:
         """Report metrics of a micro-batch, or of a validation.

@@ -157,7 +157,12 @@ class SteppedLoop(TrainingLoop):
         options: How.
         progress: What the chief shows.
         state: What a checkpoint holds of the script.
+
+    Attributes:
+        ends_script: Whether the script is ended after the last step of the stated length.
     """
+
+    ends_script: ClassVar[bool] = False
 
     def __init__(
         self, trial: ScriptTrial, context: Any, options: LoopOptions, progress: Progress, state: ScriptState

@@ -137,7 +137,8 @@ class Drive:
 
         Raises:
             StopIteration: the pass is over, training is at its end, or a stop was requested.
-            SystemExit: a pass was begun after a stop, or very many after the end of training.
+            SystemExit: a pass was begun after a stop, or very many after the end of training; or all that is measured
+            was.
         """
         if one.is_over or one.number < self._done:
             raise StopIteration
@@ -151,6 +152,7 @@ class Drive:
             one.is_over = True
             self._cut = None if one.is_whole else one.number
             self._loop.pause()
+            self._leave_at_end()
             raise StopIteration
         self._open()
         self._fetches = True
@@ -208,6 +210,7 @@ class Drive:
             length, done = self._loop.length, self._loop.batches_trained + 1
             if done in (num, length):
                 self._loop.pause()
+                self._leave_at_end()
                 return
 
     def _of_step(self) -> Iterator[Any]:
@@ -219,6 +222,11 @@ class Drive:
     def _leave_after_stop(self) -> None:
         """End a script that trains on after a stop; it was given the chance to end by itself."""
         if self._loop.is_stopped:
+            raise SystemExit(0)
+
+    def _leave_at_end(self) -> None:
+        """End a script that is measured with its last step: what it would do next is not wanted."""
+        if self._loop.ends_script and self._loop.batches_trained + 1 == self._loop.length:
             raise SystemExit(0)
 
     def _open(self) -> None:

@@ -17,6 +17,7 @@ from determined_ds.protocol.checkpoint_files import MANIFEST, checkpoints_in
 from determined_ds.protocol.conclusion import RunResult, read_result
 from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.report.results import read_row
 from determined_ds.search.methods import Create
 from determined_ds.search.setup import prepare_search
 from tests.command import Started, det_ds
@@ -147,6 +148,27 @@ def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None
     assert "resumed at batch 4 of 4" in done.stdout
 
 
+def test_the_librarys_loop_in_a_script_is_measured(own_script: Path) -> None:
+    sets = ["--set", "hyperparameters.global_batch_size=8", "--slots", "1"]
+    sets += ["--set", "hyperparameters.deepspeed_config={type: const, val: {optimizer: {type: Adam}}}"]
+    done = det_ds(*words(own_script, "by_trainer.py", *sets, "--measure", "3", "--warmup", "2"))
+    assert done.returncode == 0, done.stderr
+    row = read_row(RunDir(own_script / "run").measured)
+    assert row.is_measured
+    assert (row.num_steps, len(row.losses), row.samples_per_step) == (3, 5, 8)
+
+
+def test_a_script_whose_steps_nobody_sees_fails_when_it_ends(own_script: Path) -> None:
+    """It imports the library, and trains without it."""
+    script = own_script / "train.py"
+    script.write_text("import determined_ds\n" + script.read_text())
+    done = det_ds(*words(own_script, "train.py", "--slots", "1", "--measure", "3"))
+    assert done.returncode == EXIT_CONFIG
+    assert "train.py trains without determined_ds.session() or DetCallback" in done.stderr
+    assert "fix: train by determined_ds.session()" in done.stderr
+    assert not RunDir(own_script / "run").measured.exists()
+
+
 @pytest.mark.parametrize("entrypoint", ["model_def:OwnTrial"])
 def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(
     own_script: Path, entrypoint: str
@@ -220,7 +242,13 @@ def test_a_command_that_needs_a_trial_refuses_a_script_by_name(
     ("line", "arguments", "said", "fix"),
     [
         ("", ("--test",), "a loop of its own", "determined_ds.session"),
-        ("", ("--measure", "5"), "--measure trains some steps of a trial class", "leave --measure out"),
+        (
+            "",
+            ("--measure", "5"),
+            "without determined_ds.session() or DetCallback",
+            "train by determined_ds.session()",
+        ),
+        ("", ("--engine", "ddp"), "train.py makes its engines itself", "leave ddp out"),
         (
             "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
             (),

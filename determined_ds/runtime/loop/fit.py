@@ -13,12 +13,15 @@ from determined import pytorch
 
 from determined_ds.config.hyperparameters import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.results import STOPPED
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
 from determined_ds.runtime.loop.loop import TrainingLoop
+from determined_ds.runtime.loop.measured_loop import measure_throughput
 from determined_ds.runtime.loop.progress import make_progress
-from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions
+from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions, section_of
+from determined_ds.runtime.loop.step_measure import keep_row
 from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")
@@ -83,7 +86,7 @@ class Trainer:
         """
         run = script_run()
         if run is not None:  # det-ds run says how to start, whatever the script says
-            run.trained = True
+            self._take_part(run)
             test_mode, latest_checkpoint, fork = test_mode or run.test, run.resume, run.fork
         lengths = (max_length, validation_period, checkpoint_period, reporting_period)
         options = LoopOptions(
@@ -96,6 +99,17 @@ class Trainer:
             warm_start=warm_start,
         )
         self._fit(options, latest_checkpoint, None if fork is None else Path(fork), profiling_enabled)
+
+    def _take_part(self, run: ScriptRun) -> None:
+        """Do what a script's run requests; where it is measured, its last step ends the script."""
+        run.trained = True
+        if run.measurement is None:
+            return
+        steps, warmup = run.measurement.steps, run.measurement.warmup
+        row = measure_throughput(self._trial, self._context, steps=steps, warmup=warmup)
+        was_stopped = row.status == STOPPED  # by nothing else
+        keep_row(run, row, is_chief=self._context.distributed.rank == 0, was_stopped=was_stopped)
+        raise SystemExit(0)
 
     def _fit(
         self, options: LoopOptions, latest_checkpoint: str | None, fork: Path | None, profiles: bool
@@ -143,14 +157,6 @@ def of_experiment(options: LoopOptions, context: Any) -> LoopOptions:
         time_metric=str(searcher.get("time_metric") or ""),
         trial_id=info.trial.trial_id if info is not None and info.task_type == "TRIAL" else 0,
     )
-
-
-def section_of(context: Any, name: str) -> dict[str, Any]:
-    """A section of the experiment's configuration, empty where there is none."""
-    try:
-        return dict(context.get_experiment_config().get(name) or {})
-    except ValueError:  # Determined's: no experiment configuration was given
-        return {}
 
 
 def _check_length(max_length: pytorch.TrainUnit | None) -> None:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
-import torch.distributed as dist
 from determined import pytorch
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.units import GIB
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row
-from determined_ds.runtime.checkpoints.state_bytes import watch
-from determined_ds.runtime.group.collectives import reduce_over_ranks
+from determined_ds.report.results import Row
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.loop.boundaries import Due
-from determined_ds.runtime.loop.fit import section_of
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.progress import make_progress
-from determined_ds.runtime.loop.settings import LoopOptions
+from determined_ds.runtime.loop.settings import LoopOptions, section_of
+from determined_ds.runtime.loop.step_measure import StepMeasure, reported
+from determined_ds.runtime.scripts.given_run import Measurement
 from determined_ds.trial.base import ReconciledTrial
-from determined_ds.trial.ddp import DDP, engine_name
+from determined_ds.trial.ddp import engine_name
 
 
 def measure_throughput(
@@ -51,68 +45,76 @@ def measure_throughput(
         What was measured, with one repetition; a step's time is that of the slowest rank. Its status says whether the
         measurement was stopped.
     """
-    loop = MeasuredLoop(trial, context, steps=steps, warmup=warmup, validation_period=validation_period)
+    if not isinstance(trial, ReconciledTrial):  # else its engines are made of the configuration
+        fix = (
+            "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+        )
+        check_strategy(context, made_by=type(trial).__name__, fix=fix)
+    length = Measurement(steps=steps, warmup=warmup)
+    loop = Measuring(trial, context, length=length, validation_period=validation_period)
     loop.run(None)
     return loop.measured()
 
 
-class MeasuredLoop(TrainingLoop):
-    """Trains and measures; the arguments are those of :func:`measure_throughput`."""
+class Measuring(TrainingLoop):
+    """A loop that measures its steps and reports what was measured; nothing is validated or saved.
+
+    Args:
+        trial: As of :class:`TrainingLoop`.
+        context: The same.
+        length: What is measured.
+        validation_period: As of :func:`measure_throughput`.
+        more: Further arguments of the loop that measures.
+    """
 
     def __init__(
         self,
         trial: Any,
         context: Any,
-        *,
-        steps: int,
-        warmup: int,
-        validation_period: pytorch.TrainUnit | None,
+        *more: Any,
+        length: Measurement,
+        validation_period: pytorch.TrainUnit | None = None,
     ) -> None:
         lengths = {
-            "max_length": pytorch.Batch(warmup + steps),
+            "max_length": pytorch.Batch(length.total),
             "validation_period": validation_period,
             "checkpoint_period": None,
             "reporting_period": None,
         }
-        check_strategy(trial, context)
         time_metric = str(section_of(context, "searcher").get("time_metric") or "")
         options = LoopOptions(lengths=lengths, checkpoint_policy="none", time_metric=time_metric)
-        super().__init__(trial, context, options, make_progress(False))
-        self._warmup = warmup
-        self._start_seconds = 0.0
-        self._seconds: list[float] = []
-        self._losses: list[torch.Tensor] = []
-        self._weights: list[float] = []
-        self._state_bytes = [0 for _ in context.models]
-        self._let_go: list[Callable[[], None]] = []
+        super().__init__(trial, context, options, make_progress(False), *more)
+        self._measure = StepMeasure(
+            context.models,
+            device=context.device,
+            distributed=context.distributed,
+            length=length,
+            note=self._note_step,
+        )
         self._metrics: dict[str, Any] = {}
 
-    def _train_one(self) -> None:
-        step = self._state.batches_trained
-        if step == 0:
-            self._start_seconds = time.time() - psutil.Process().create_time()
-        if step == self._warmup:
-            self._reduced()  # forgets what the warm-up was like
-        # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
-        if step == min(max(1, self._warmup - 1), self._schedule.num_batches - 1):
-            self._watch_states()
-        self._synchronize()
-        started = time.perf_counter()
-        super()._train_one()
-        self._synchronize()
-        self._seconds.append(time.perf_counter() - started)
-        while self._let_go:
-            self._let_go.pop()()
-        self._keep_loss()
+    def begin_step(self) -> None:
+        self._measure.begin()
+        super().begin_step()
+
+    def _count_step(self) -> None:
+        super()._count_step()
+        loss, weight = self._sums.running("loss"), self._sums.weight("loss")
+        self._measure.end(loss, weight)
+        self._sums.clear()
+        if self._measure.steps == self._measure.length.warmup:
+            self._reduced()  # forgets what the warm-up was like; here, where no rank is in a pipeline's step
+
+    def _note_step(self, step: int, seconds: float) -> None:
         train = self._core.train
         if self._is_chief and isinstance(train, LocalTrainContext):
-            train.report_metrics(STEP_GROUP, step + 1, {"step_seconds": self._seconds[-1]})
+            train.report_metrics(STEP_GROUP, step, {"step_seconds": seconds})
 
     def _do(self, due: Due) -> None:
         """Report to a search; nothing is saved."""
         self._check_loss()
         self._metrics = self._reduced()
-        if len(self._seconds) <= self._warmup:
+        if not self._measure.has_timed:
             return
         row, done = self.measured(), self._state.batches_trained
         self._reporter.training(done, self._metrics, progress=done / self._schedule.num_batches)
@@ -125,76 +127,29 @@ class MeasuredLoop(TrainingLoop):
         device = self._context.device
         return self._reporter.reduce(self._sums, torch.zeros(0, dtype=torch.float64, device=device))[0]
 
-    def _watch_states(self) -> None:
-        for index, engine in enumerate(self._context.models):
-
-            def note(found: dict[str, int], index: int = index) -> None:
-                self._state_bytes[index] = max(self._state_bytes[index], sum(found.values()))
-
-            self._let_go.append(watch(engine, note))
-
-    def _keep_loss(self) -> None:
-        loss, weight = self._sums.running("loss"), self._sums.weight("loss")
-        self._losses.append(torch.zeros((), device=self._context.device) if loss is None else loss.clone())
-        self._weights.append(weight)
-        self._sums.clear()
-
-    def _synchronize(self) -> None:
-        """Work that a GPU has yet to do belongs to the step that asked for it."""
-        if self._context.device.type == "cuda":
-            torch.cuda.synchronize(self._context.device)
-
     def measured(self) -> Row:
         """What has been measured so far; a collective."""
-        context = self._context
-        resolved, strategy = context.resolved, context.resolved.strategy
-        seconds = torch.tensor(self._seconds, dtype=torch.float64, device=context.device)
-        reduce_over_ranks(seconds, dist.ReduceOp.MAX)
-        losses = torch.stack([loss.double() for loss in self._losses])
-        sums = torch.stack([losses, torch.tensor(self._weights, dtype=torch.float64, device=context.device)])
-        reduce_over_ranks(sums)
-        states = context.distributed.allgather(sum(self._state_bytes))
-        tokens = getattr(self._trial, "tokens_per_sample", lambda: None)()
-        engine = engine_name(context.models[0])
-        repetition = Repetition(
-            run_dir="",
-            step_seconds=tuple(seconds.tolist()[self._warmup :]),
-            losses=tuple((sums[0] / sums[1]).tolist()) if sums[1].all() else (),
-            warmup=self._warmup,
-            start_seconds=self._start_seconds,
+        return self._measure.row(
+            self._context.resolved,
+            engine=engine_name(self._context.models[0]),
             peak_memory_bytes_by_rank=self._reporter.peak_memory_bytes_by_rank,
-            model_state_bytes_by_rank=tuple(states),
+            tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
             bubble=self._metrics.get("bubble"),
             bubble_ideal=self._metrics.get("bubble_ideal"),
         )
-        done, total = self._state.batches_trained, self._schedule.num_batches
-        return Row(
-            name=DDP if engine == DDP else strategy.name,
-            engine=engine,
-            slots=resolved.topology.slots,
-            status=MEASURED if done == total else STOPPED,
-            reason="" if done == total else f"stopped after {done} of {total} steps",
-            zero_stage=resolved.zero_stage,
-            micro_batch_size=resolved.batch.micro_batch_size,
-            accumulation=resolved.batch.accumulation,
-            replicas=resolved.batch.replicas,
-            pipe_parallel_size=resolved.topology.pipe_parallel_size,
-            precision=strategy.precision,
-            samples_per_step=resolved.batch.global_batch_size,
-            tokens_per_sample=tokens,
-            estimated_model_state_bytes=None,
-            repetitions=(repetition,),
-        )
 
 
-def check_strategy(trial: Any, context: Any) -> None:
-    """Refuse to measure a trial whose engines, made by itself, have another strategy than the row will be named by.
+def check_strategy(context: Any, *, made_by: str, fix: str) -> None:
+    """Refuse to measure engines, made by the author, of another strategy than the row will be named by.
+
+    Args:
+        context: Whose engines they are.
+        made_by: The trial, or the script.
+        fix: How to make them of the configuration.
 
     Raises:
         ConfigError: no engine has the ZeRO stage and the precision of the configuration.
     """
-    if isinstance(trial, ReconciledTrial):
-        return  # its engines are made of the configuration
     decided = context.decided_before or context.resolved
     expected = (decided.zero_stage, decided.strategy.precision)
     found = [(engine.zero_optimization_stage(), _precision(engine)) for engine in context.models]
@@ -202,23 +157,10 @@ def check_strategy(trial: Any, context: Any) -> None:
         return
     has = " and ".join(f"ZeRO {zero_stage} in {precision}" for zero_stage, precision in found)
     asked = f"ZeRO {expected[0]} in {expected[1]}"
-    message = f"{type(trial).__name__} makes an engine of {has}; the configuration is {asked}"
-    fix = "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
+    message = f"{made_by} makes an engine of {has}; the configuration is {asked}"
     problem = Problem(key="engine", value=has, message=message, fix=fix, code="engine-config")
     raise ConfigError(problem)
 
 
 def _precision(engine: Any) -> str:
     return "fp16" if engine.fp16_enabled() else "bf16" if engine.bfloat16_enabled() else "fp32"
-
-
-def reported(row: Row) -> dict[str, Any]:
-    """The numbers of a row, by the names that a search may go by."""
-    metrics = {
-        "samples_per_second": row.samples_per_second,
-        "tokens_per_second": row.tokens_per_second,
-        "step_seconds": row.median_step_seconds,
-        "peak_memory_gib": None if row.peak_memory_bytes is None else row.peak_memory_bytes / GIB,
-        "loss": row.loss,
-    }
-    return {name: value for name, value in metrics.items() if value is not None}

@@ -31,3 +31,11 @@ class LoopOptions:
     smaller_is_better: bool = True
     trial_id: int = 0
     time_metric: str = ""
+
+
+def section_of(context: Any, name: str) -> dict[str, Any]:
+    """A section of the experiment's configuration, empty where there is none."""
+    try:
+        return dict(context.get_experiment_config().get(name) or {})
+    except ValueError:  # Determined's: no experiment configuration was given
+        return {}

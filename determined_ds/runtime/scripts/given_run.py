@@ -10,6 +10,24 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.run_dir import RunDir
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How many steps are measured.
+
+    Args:
+        steps: Those whose time counts, >= 1.
+        warmup: Those before them, >= 0.
+    """
+
+    steps: int
+    warmup: int
+
+    @property
+    def total(self) -> int:
+        """Steps that are trained."""
+        return self.warmup + self.steps
+
+
 @dataclass(kw_only=True)
 class ScriptRun:
     """A run of ``det-ds run`` whose ranks are a script.
@@ -23,9 +41,11 @@ class ScriptRun:
         fork: Folder of a checkpoint of another run, to start from.
         storage: Whether checkpoints go to ``checkpoint_storage``.
         watched: Whether the user states how long nothing may move, so that its reports are signs of life.
+        measurement: What is measured of it instead of training to its end, or None.
         listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
         report: Rank 0's reports to a master; None: it reports to none.
         trained: Whether a loop of this library has trained, and so has done what ``test`` requests.
+        is_measured: Whether ``measurement`` is done.
     """
 
     run_dir: Path
@@ -36,9 +56,11 @@ class ScriptRun:
     fork: Path | None = None
     storage: bool = False
     watched: bool = False
+    measurement: Measurement | None = None
     listens: bool = False
     report: Any = None
     trained: bool = False
+    is_measured: bool = False
 
     @property
     def there(self) -> RunDir:
