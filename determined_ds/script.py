@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         accelerator=options.accelerator,
         test=options.test,
         resume=options.resume,
+        resume_from=options.resume_from,
         fork=options.fork,
         storage=options.storage,
         watched=options.watched,
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--measure", metavar="STEPS", type=int, help="measure this many steps, and end the script after them")
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
     add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     add("--watched", action="store_true", help="reports are signs of life")

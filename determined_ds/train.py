@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--accelerator", choices=("cpu", "cuda"), help="default: CUDA if available")
     add("--test", action="store_true", help="one batch, one validation, one checkpoint")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
+    add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
     add("--fork", metavar="DIR", help="checkpoint of another run, to start with its weights")
     pipeline = "the trial to train instead where pipe_parallel_size is above 1"
     add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
@@ -64,6 +65,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
     from determined_ds.config.hyperparameters import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
+    from determined_ds.protocol.checkpoint_files import restored_by
     from determined_ds.protocol.header import decided
     from determined_ds.runtime.upstream import log_in_task
 
@@ -115,7 +117,11 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             fit = context.resolved.fit
         Trainer(trial, context).fit(
             **fit_arguments(fit),
-            latest_checkpoint=options.resume if info is None else info.latest_checkpoint or None,
+            latest_checkpoint=(
+                restored_by(options.resume, options.resume_from)
+                if info is None
+                else info.latest_checkpoint or None
+            ),
             test_mode=options.test,
             fork=options.fork,
         )

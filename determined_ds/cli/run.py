@@ -13,6 +13,7 @@ import click
 
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.launch.options import RunOptions, click_options
+from determined_ds.protocol.handed_on import LAST
 
 if TYPE_CHECKING:
     from determined_ds.launch.local_run import LocalRun
@@ -22,10 +23,32 @@ Examples:
   det-ds run experiments/gpt2/const.yaml .
   det-ds run experiments/gpt2/zero3.yaml . --test
   det-ds run experiments/gpt2/const.yaml . --set hyperparameters.fit.max_length.batches=10
+  det-ds run experiments/gpt2/const.yaml . --run-dir runs/gpt2 --resume best
 """
 
 
-@click.command(epilog=EPILOG)
+class _Run(click.Command):
+    """Takes ``--resume`` before CONFIG too, which is not its value then."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        for at, following in enumerate(args[1:]):
+            if words[at] == "--resume" and _is_of_experiment(following):
+                words[at] = f"--resume={LAST}"
+        return super().parse_args(ctx, words)
+
+
+def _is_of_experiment(word: str) -> bool:
+    """Whether a word is a CONFIG or a CONTEXT_DIR, and names no checkpoint."""
+    from determined_ds.protocol.named_checkpoint import names_checkpoints
+
+    path = Path(word)
+    if path.is_dir():
+        return not names_checkpoints(path)
+    return path.is_file() or path.suffix in (".yaml", ".yml", ".json")
+
+
+@click.command(cls=_Run, epilog=EPILOG)
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 def run(**given: Any) -> None:

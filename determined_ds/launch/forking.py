@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.protocol.checkpoint_files import (
-    Checkpoint,
-    checkpoints_in,
-    damage_of,
-    newest_good_checkpoint,
-    num_writers,
-)
+from determined_ds.protocol.checkpoint_files import Checkpoint, num_writers
 from determined_ds.protocol.handed_on import count
-from determined_ds.protocol.run_dir import CHECKPOINTS, RUNS, RunDir
+from determined_ds.protocol.named_checkpoint import NotFound, candidates, intact
+from determined_ds.protocol.run_dir import RUNS, RunDir
 
 CHECKPOINT: KeyPath = ("searcher", "source_checkpoint_uuid")
 TRIAL: KeyPath = ("searcher", "source_trial_id")
@@ -72,40 +66,16 @@ def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) 
 
 
 def _found(experiment: Experiment, source: str, run_dir: Path) -> tuple[Checkpoint, tuple[str, ...]]:
-    path = next(_candidates(source, run_dir), None)
+    path = next(candidates(source, RunDir(run_dir)), None)
     if path is None:
         message = f"there is no such folder, and no checkpoint of that name below {RUNS}"
         raise ConfigError(_problem(experiment, CHECKPOINT, message))
-    path = path.resolve()
-    folder = RunDir(path).checkpoints
-    if folder.is_dir():
-        good, damages = newest_good_checkpoint(folder)
-        if good is None:
-            message = "; ".join(["holds no complete checkpoint", *damages])
-            raise ConfigError(_problem(experiment, CHECKPOINT, message))
-        return good, tuple(damages)
-    damage = damage_of(path)
-    if damage is not None:
-        raise ConfigError(
-            _problem(experiment, CHECKPOINT, f"must be a checkpoint that can be loaded: {damage}")
-        )
-    return next(found for found in checkpoints_in(path.parent) if found.path == path), ()
-
-
-def _candidates(source: str, run_dir: Path) -> Iterator[Path]:
     try:
-        if Path(source).is_dir():
-            yield Path(source)
-    except (OSError, ValueError):  # too long, or a null byte in it
-        return
-    if "/" in source or source.startswith("."):
-        return
-    for folder, pattern in (
-        (RUNS, f"*/*/{CHECKPOINTS}"),
-        (RUNS, f"*/*/trials/*/{CHECKPOINTS}"),
-        (run_dir.parent, f"*/{CHECKPOINTS}"),
-    ):
-        yield from (there / source for there in folder.glob(pattern) if (there / source).is_dir())
+        found = intact(path)
+    except NotFound as error:
+        message = f"must be a checkpoint that can be loaded; it {error}"
+        raise ConfigError(_problem(experiment, CHECKPOINT, message)) from None
+    return found.checkpoint, found.damages
 
 
 def _problem(experiment: Experiment, path: KeyPath, message: str) -> Problem:

@@ -147,8 +147,10 @@ class LocalRun:
             path, file = str(self.start.weights.path), self.options.predict
             predict = ["--predict", str(file.absolute()), "--checkpoint", path] if file is not None else []
             return [*words, *(predict or ["--evaluate", path])]
-        if self.start.checkpoint:
-            return [*words, "--resume", self.start.checkpoint.uuid]
+        checkpoint = self.start.checkpoint
+        if checkpoint:
+            elsewhere = ["--resume-from", str(checkpoint.path)] if self.start.elsewhere else []
+            return [*words, "--resume", checkpoint.uuid, *elsewhere]
         return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]
 
     @property
@@ -190,19 +192,22 @@ class LocalRun:
 
     def _write(self, there: RunDir) -> None:
         there.remove_next()
-        if self.start.checkpoint is None:
+        checkpoint = self.start.checkpoint
+        if checkpoint is None or self.start.elsewhere:
             write_whole(there.experiment, stored_yaml(self._config))
             write_whole(there.metrics, "")
             for path in (there.result, there.master):
                 path.unlink(missing_ok=True)
             if self.experiment.script is not None:
-                there.new_trial()
+                there.new_trial(RunDir(checkpoint.path.parent.parent) if checkpoint else None)
             return
         new = there.make_next()
         write_whole(new.experiment, stored_yaml(self._config))
-        kept = kept_until(there.metrics, self.start.checkpoint.steps_completed)
+        kept = kept_until(there.metrics, checkpoint.steps_completed)
         if kept is not None:
             write_whole(new.metrics, kept)
+        if self.start.superseded:
+            there.supersede([each.uuid for each in self.start.superseded])
 
     @property
     def _config(self) -> dict[str, Any]:
@@ -225,7 +230,7 @@ class LocalRun:
         """
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
-        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir)
+        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start)
         timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
             while True:
@@ -235,7 +240,7 @@ class LocalRun:
                 if again is None:
                     return outcome.exit_code
                 print(f"{again.message}\n", file=sys.stderr)
-                run = replace(self, start=replace(self.start, checkpoint=again.checkpoint))
+                run = replace(self, start=again.start)
 
     def _launch_once(self, lock: RunLock, timeout_s: float) -> Outcome:
         self.write()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from determined_ds.config.hyperparameters import AUTO
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, HANG_TIMEOUT_MINUTES, LAST
 
 
 class Slots(click.ParamType):
@@ -50,7 +50,13 @@ class RunOptions:
         "As det's --config. Repeatable.", default=(), flag="--set", metavar="KEY=VALUE", multiple=True
     )
     run_dir: Path | None = _option("Default: runs/<name>/<time>.", type=PATH)
-    resume: bool = _option("Resume from the newest checkpoint in --run-dir.", default=False, is_flag=True)
+    resume: str | None = _option(
+        "Resume in --run-dir from a checkpoint: its uuid, its path, best or last. Alone: the newest good one. "
+        "One of another run is continued in a new --run-dir.",
+        metavar="[UUID|PATH|best|last]",
+        is_flag=False,
+        flag_value=LAST,
+    )
     storage: bool = _option(
         "Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
         default=False,
@@ -126,8 +132,9 @@ class RunOptions:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.metadata and field.name not in without and value != field.default:
+                alone = (True, field.metadata.get("flag_value"))
                 for each in value if isinstance(value, tuple) else (value,):
-                    words += [flag_of(field), *([] if each is True else [f"{each}"])]
+                    words += [flag_of(field), *([] if each in alone else [f"{each}"])]
         return words
 
 

@@ -29,7 +29,7 @@ from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.resuming import Start, check_storage, keeping_seed, start_in
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
-from determined_ds.protocol.handed_on import count
+from determined_ds.protocol.handed_on import BEST, LAST, count
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
 
@@ -57,15 +57,15 @@ def prepare_run(
     run_dir = options.run_dir or new_run_dir(RUNS / slug(experiment.name), now or datetime.now())
     # A scheduler's script is the same at each launch of its job, the first one included.
     stated = options.run_dir is not None
-    is_first = options.resume and placed is not None and stated and RunDir(run_dir).is_empty()
-    resume, forks = options.resume and not is_first, not (options.is_measured or experiment.measures)
+    of_this_run = options.resume in (BEST, LAST)
+    is_first = of_this_run and placed is not None and stated and RunDir(run_dir).is_empty()
+    resume, forks = None if is_first else options.resume, not (options.is_measured or experiment.measures)
     found.problems += check_options(options, experiment, resolved)
     if options.only_reads:
         start, run_dir = found.of(lambda: _reading(options, run_dir)) or (None, run_dir)
     else:
-        start = found.of(
-            lambda: start_in(run_dir, experiment, resolved, resume=resume, stated=stated, forks=forks)
-        )
+        how: dict[str, Any] = {"stated": stated, "forks": forks, "repeated": placed is not None}
+        start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         found.of(lambda: check_storage(checkpoint, storage=options.storage))

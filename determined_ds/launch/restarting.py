@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from determined_ds.errors import EXIT_CRASHED
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
-from determined_ds.protocol.checkpoint_files import Checkpoint, newest_good_checkpoint
+from determined_ds.launch.resuming import Start
+from determined_ds.protocol.checkpoint_files import newest_good_checkpoint
 from determined_ds.protocol.run_dir import RunDir
 
 
@@ -17,11 +18,11 @@ class Restart:
     """Another launch.
 
     Args:
-        checkpoint: To resume from; None: from step 0.
+        start: Where it starts.
         message: For people: which of how many, from where, and why.
     """
 
-    checkpoint: Checkpoint | None
+    start: Start
     message: str
 
 
@@ -32,10 +33,12 @@ class Restarts:
     Args:
         allowed: At most, >= 0.
         run_dir: The run directory.
+        start: Where the first launch started.
     """
 
     allowed: int
     run_dir: Path
+    start: Start = field(default_factory=Start)
     _used: int = field(default=0, init=False)
 
     def after(self, outcome: Outcome) -> Restart | None:
@@ -44,10 +47,24 @@ class Restarts:
         if why is None or self._used >= self.allowed:
             return None
         self._used += 1
-        good, damages = newest_good_checkpoint(RunDir(self.run_dir).checkpoints)
-        origin = f"checkpoint {good.uuid} at batch {good.steps_completed}" if good else "step 0"
+        start, damages = self._next_start()
+        origin = "step 0"
+        if start.checkpoint is not None:
+            origin = f"checkpoint {start.checkpoint.uuid} at batch {start.checkpoint.steps_completed}"
         lines = [f"restart {self._used} of {self.allowed} from {origin}; it crashed: {why}"]
-        return Restart(checkpoint=good, message="\n".join([*(f"warning: {d}" for d in damages), *lines]))
+        return Restart(start=start, message="\n".join([*(f"warning: {d}" for d in damages), *lines]))
+
+    def _next_start(self) -> tuple[Start, list[str]]:
+        """The newest good checkpoint of the run, and what is wrong with newer ones.
+
+        Until the run has loaded the checkpoint that ``--resume`` named, it is that one again.
+        """
+        if any(each.path.is_dir() for each in self.start.superseded):
+            return self.start, []
+        good, damages = newest_good_checkpoint(RunDir(self.run_dir).checkpoints)
+        if good is None and self.start.elsewhere:
+            return self.start, damages
+        return replace(self.start, checkpoint=good, elsewhere=False, superseded=()), damages
 
     def _why(self, outcome: Outcome) -> str | None:
         """Why it crashed, in a line; None where it did not, or where another launch could not get further."""

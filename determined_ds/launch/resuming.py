@@ -23,10 +23,13 @@ from determined_ds.protocol.checkpoint_files import (
     is_index,
     newest_good_checkpoint,
 )
-from determined_ds.protocol.run_dir import RunDir, run_dir_problem
+from determined_ds.protocol.handed_on import LAST
+from determined_ds.protocol.named_checkpoint import FORM, Found, NotFound, find
+from determined_ds.protocol.run_dir import RunDir, run_dir_problem, short
 from determined_ds.protocol.run_lock import check_run_dir
 
 NO_CHECKPOINT = "no checkpoint found; starting from step 0"
+BEGUN = "the run that continues {} has begun already, and resumes from its own newest checkpoint"
 UNKNOWN = "unknown: the checkpoint does not hold its configuration, so settings cannot be compared"
 NOT_RESUMED = "start anew in another --run-dir, without --resume"
 MOST_SHOWN = 12
@@ -38,6 +41,10 @@ class Start:
 
     Args:
         checkpoint: To resume from; None: from step 0.
+        elsewhere: Whether ``checkpoint`` is not in the run directory: training continues from it, and no metrics come
+            along.
+        superseded: Checkpoints of the run that are newer than ``checkpoint``, the newest first: once it is loaded,
+            they are no longer the run's.
         fork: A checkpoint of another run, to start from.
         weights: A checkpoint whose weights are evaluated; nothing is trained.
         changes: What has changed since either was written.
@@ -45,6 +52,8 @@ class Start:
     """
 
     checkpoint: Checkpoint | None = None
+    elsewhere: bool = False
+    superseded: tuple[Checkpoint, ...] = ()
     fork: Checkpoint | None = None
     weights: Checkpoint | None = None
     changes: Changes = field(default_factory=Changes)
@@ -54,8 +63,13 @@ class Start:
         """The lines of the header about it."""
         lines = []
         if self.checkpoint:
-            at = self.checkpoint.steps_completed
-            lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}")
+            at, of = self.checkpoint.steps_completed, ""
+            if self.elsewhere:
+                of = f" in {short(self.checkpoint.path.parent)}"
+            lines.append(f"  resume     batch {at}, checkpoint {self.checkpoint.uuid}{of}")
+            if self.superseded:
+                later = [f"{each.uuid} (batch {each.steps_completed})" for each in self.superseded]
+                lines += _listed("superseded", (*later, f"metrics after batch {at} are removed"))
         if self.fork:
             run = self.fork.path.parent.parent
             lines.append(
@@ -83,9 +97,10 @@ def start_in(
     experiment: Experiment,
     resolved: ResolvedConfig | None,
     *,
-    resume: bool,
+    resume: str | None,
     stated: bool,
     forks: bool,
+    repeated: bool = False,
 ) -> Start:
     """Where a run starts.
 
@@ -93,44 +108,74 @@ def start_in(
         run_dir: The run directory.
         experiment: What will run.
         resolved: What was decided; None where that failed.
-        resume: Whether to resume what is there.
+        resume: The checkpoint to resume from, as ``--resume`` names it; None: start anew.
         stated: Whether the user named the run directory.
         forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
+        repeated: Whether a scheduler may give the same command again, to continue the run that the first one began.
 
     Raises:
         ConfigError: it cannot start there; every reason.
     """
     check_run_dir(run_dir)
     there = RunDir(run_dir)
-    checkpoint, fork = None, None
-    damages: tuple[str, ...] = ()
-    if resume:
-        checkpoint, damages = _checkpoint_to_resume(there, stated=stated)
+    start = Start()
+    if resume is not None:
+        start = _resumed(there, resume, stated=stated, repeated=repeated)
     elif kept := checkpoints_in(there.checkpoints):
         message = f"holds a run already, trained to batch {kept[0].steps_completed}"
         fix = "add --resume to continue it, or give another --run-dir to start anew"
         raise ConfigError(run_dir_problem(run_dir, message, fix))
-    if checkpoint is None and forks:
-        fork, more = fork_of(experiment, run_dir)
-        damages = (*damages, *more)
-    start = Start(checkpoint=checkpoint, fork=fork, damages=damages)
-    found = Problems()
+    if start.checkpoint is None and forks:
+        fork, damages = fork_of(experiment, run_dir)
+        start = replace(start, fork=fork, damages=(*start.damages, *damages))
+    found, checkpoint = Problems(), start.checkpoint
     if checkpoint is not None:
         found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
-    origin = checkpoint or fork
+    origin = checkpoint or start.fork
     by_library = origin is not None and (experiment.script is None or _is_librarys(origin))
     if origin is not None and resolved is not None and by_library:
         takes = resolved.fit.warm_start if checkpoint is None else None
         start = replace(start, changes=_changes_of(origin, experiment, resolved, warm_start=takes))
         found.problems += start.changes.problems
     elif checkpoint is not None and not experiment.states_all:
-        start = replace(start, changes=_changes_in_yaml(there, experiment))
+        start = replace(start, changes=_changes_in_yaml(RunDir(checkpoint.path.parent.parent), experiment))
     found.raise_any()
     return start
 
 
-def _checkpoint_to_resume(there: RunDir, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
+def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
+    """The start of a run that resumes: from the checkpoint that is named, of this run or of another.
+
+    Raises:
+        ConfigError: there is nothing to resume; or the checkpoint is another run's, and this one has its own.
+    """
+    if given == LAST or not stated:
+        checkpoint, damages = _newest(there, stated=stated)
+        return Start(checkpoint=checkpoint, damages=damages)
+    found = _named(there, given)
+    checkpoint, kept = found.checkpoint, checkpoints_in(there.checkpoints)
+    if checkpoint.path.parent != there.checkpoints.resolve():
+        if kept and repeated:
+            good, damages = _newest(there, stated=True)
+            return Start(checkpoint=good, damages=(*damages, BEGUN.format(given)))
+        if kept:
+            message = f"holds a run already, and checkpoint {checkpoint.uuid} is not one of it"
+            fix = "give a new --run-dir, which continues from it; or add --resume alone to continue this run"
+            raise ConfigError(run_dir_problem(there.path, message, fix))
+        return Start(checkpoint=checkpoint, elsewhere=True, damages=found.damages)
+    later = [each.uuid for each in kept].index(checkpoint.uuid)
+    return Start(checkpoint=checkpoint, superseded=tuple(kept[:later]))
+
+
+def _named(there: RunDir, given: str) -> Found:
+    try:
+        return find(given, there, stored_too=True)
+    except NotFound as error:
+        raise ConfigError(Problem(key="--resume", value=given, message=str(error), fix=FORM)) from None
+
+
+def _newest(there: RunDir, *, stated: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest good checkpoint of a run, None for step 0, and what is wrong with newer ones.
 
     Raises:
@@ -164,8 +209,8 @@ def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
     elsewhere = is_index(checkpoint.path)
     if elsewhere == storage:
         return
-    where = "checkpoint_storage" if elsewhere else "the run directory"
-    message = f"checkpoint {checkpoint.uuid} of this run is in {where}"
+    where = "checkpoint_storage" if elsewhere else "a run directory"
+    message = f"checkpoint {checkpoint.uuid} is in {where}"
     fix = "add --storage" if elsewhere else "leave --storage out, or start anew in another --run-dir"
     raise ConfigError(Problem(key="--resume", message=message, fix=fix, code="storage"))
 

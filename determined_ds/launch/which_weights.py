@@ -10,18 +10,12 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.options import RunOptions
-from determined_ds.protocol.checkpoint_files import (
-    Checkpoint,
-    checkpoints_in,
-    damage_of,
-    newest_good_checkpoint,
-)
-from determined_ds.protocol.conclusion import read_result
-from determined_ds.protocol.run_dir import RUNS, RunDir, short
+from determined_ds.protocol.checkpoint_files import Checkpoint, checkpoints_in
+from determined_ds.protocol.handed_on import BEST, LAST
+from determined_ds.protocol.named_checkpoint import FORM, NotFound, best_checkpoint, find
+from determined_ds.protocol.run_dir import RunDir, short
 
 SUFFIXES = (".jsonl", ".csv", ".parquet", ".pt")
-BEST, LAST = "best", "last"
-FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
 
 
 def check_options(
@@ -82,41 +76,12 @@ def weights_to_read(options: RunOptions) -> Checkpoint:
             message = "needs the weights of a checkpoint"
             fix = "add --checkpoint PATH, or --run-dir of a run that has checkpoints: its best is taken"
             raise ConfigError(Problem(key="--predict", message=message, fix=fix, code="predict"))
-        given = BEST
-    path = _path_of(given, run)
-    if path is None:
-        raise _refused(flag, given, "there is no such checkpoint", FORM)
-    path = path.resolve()
-    if (folder := RunDir(path).checkpoints).is_dir():
-        good, damages = newest_good_checkpoint(folder)
-        if good is None:
-            raise _refused(flag, given, "; ".join(["holds no complete checkpoint", *damages]), FORM)
-        return good
-    if damage := damage_of(path):
-        raise _refused(flag, given, f"cannot be loaded: {damage}", "give another checkpoint")
-    return next(found for found in checkpoints_in(path.parent) if found.path == path)
-
-
-def _path_of(given: str, run: RunDir | None) -> Path | None:
-    """Where a checkpoint is; of a run its best, which without one is its last, or the one of this uuid."""
-    if run is not None:
-        if given in (BEST, LAST):
-            if not checkpoints_in(run.checkpoints):
-                return None
-            result = read_result(run)
-            best = (result.best or {}).get("checkpoint") if result is not None and given == BEST else None
-            return run.checkpoints / best if best else run.path
-        if (run.checkpoints / given).is_dir():
-            return run.checkpoints / given
-    if Path(given).is_dir():
-        return Path(given)
-    if "/" in given or given in (BEST, LAST):
-        return None
-    return next((each for each in RUNS.glob(f"*/*/checkpoints/{given}") if each.is_dir()), None)
-
-
-def _refused(flag: str, given: str, message: str, fix: str) -> ConfigError:
-    return ConfigError(Problem(key=flag, value=given, message=message, fix=fix, code="evaluate"))
+        given = BEST if best_checkpoint(run) is not None else LAST
+    try:
+        return find(given, run).checkpoint
+    except NotFound as error:
+        problem = Problem(key=flag, value=given, message=str(error), fix=FORM, code="evaluate")
+        raise ConfigError(problem) from None
 
 
 def folder_of_results(run_dir: Path, options: RunOptions, checkpoint: Checkpoint) -> Path:

@@ -51,6 +51,21 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
 
 
+def checkpoint_at(path: Path) -> Checkpoint:
+    """The checkpoint in a folder."""
+    return Checkpoint(uuid=path.name, steps_completed=_steps_completed(path), path=path)
+
+
+def restored_by(uuid: str | None, folder: Path | None) -> str | None:
+    """What a core context without a cluster restores a checkpoint by: its uuid, or the path of its folder.
+
+    Args:
+        uuid: Of the checkpoint; None where there is none.
+        folder: Its own, where it is another run's.
+    """
+    return uuid if folder is None or is_index(folder) else str(folder)
+
+
 def remove_partial(folder: Path) -> None:
     """Remove incomplete checkpoints; no process may be writing them."""
     for path in folder.glob(f".*{PARTIAL}"):

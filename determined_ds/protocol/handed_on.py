@@ -27,6 +27,9 @@ TERMINAL = "DET_DS_TERMINAL_FD"  # stderr of that launcher, for a rank whose own
 HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"  # DET_... is not the user's to set on a cluster
 HANG_TIMEOUT_MINUTES = 10.0
 
+# Words for a checkpoint of a run directory, of --resume, --evaluate and --checkpoint.
+BEST, LAST = "best", "last"
+
 # What is left to do for this process where it has to end from another thread; each is called with the exit code.
 LAST_ACTS: list[Callable[[int], object]] = []
 # What this process has reported; rank 0 of another launcher writes result.json itself.

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from determined_ds.errors import ConfigError, Problem
 
 RUNS = Path("runs")
 EXPERIMENT = "experiment.yaml"
+SUPERSEDED = "superseded.json"  # in ``next``: the checkpoints that will be
 CHECKPOINTS = "checkpoints"
 PARTIAL_FILE = ".partial"  # suffix of a file that is being written
 STEP_GROUP = "measured"  # of the records in metrics.jsonl of a run that is measured, one a step
@@ -44,6 +45,9 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"  # how it ended
         self.checkpoints = path / CHECKPOINTS
+        self.superseded = (
+            path / "superseded"
+        )  # checkpoints after one that was resumed from; laid out as a run
         self.system_metrics = path / "system_metrics.jsonl"  # of a run that is profiled
         self.tensorboard = path / "tensorboard"
         self.logs = path / "logs"
@@ -71,11 +75,15 @@ class RunDir:
 
     # ------------------------------------------------------------------------------- the trial of a script
 
-    def new_trial(self) -> None:
-        """Give the run's trial an id, by which it is distinguished from that of any other run."""
-        write_whole(
-            self.trial, json.dumps({"trial_id": 1 + secrets.randbelow(2**31 - 1), "metadata": {}}) + "\n"
-        )
+    def new_trial(self, continued: RunDir | None = None) -> None:
+        """Give the run's trial an id, by which it is distinguished from that of any other run.
+
+        Args:
+            continued: The run that this one continues: its trial is the same, where it has one.
+        """
+        content = {"trial_id": 1 + secrets.randbelow(2**31 - 1), "metadata": {}}
+        content = (continued._trial() if continued is not None else {}) or content
+        write_whole(self.trial, json.dumps(content) + "\n")
 
     def trial_id(self) -> int:
         """The id; 0 where there is none."""
@@ -122,12 +130,33 @@ class RunDir:
         return replaced if replaced.exists() else path
 
     def adopt_next(self) -> None:
-        """Move the files of ``next`` to their places."""
+        """Move the files of ``next`` to their places, and the checkpoints that it says to ``superseded``."""
         if self.next.is_dir():
+            self._set_aside()
             for file in sorted(self.next.iterdir()):
                 file.replace(self.path / file.name)
             self.result.unlink(missing_ok=True)
             self.next.rmdir()
+
+    def supersede(self, uuids: Sequence[str]) -> None:
+        """Have :meth:`adopt_next` move checkpoints to ``superseded``.
+
+        Args:
+            uuids: The newest first, so that what is left of a run that is killed meanwhile is one without its end.
+        """
+        write_whole(self.next / SUPERSEDED, json.dumps(list(uuids)) + "\n")
+
+    def _set_aside(self) -> None:
+        listed = self.next / SUPERSEDED
+        if not listed.is_file():
+            return
+        for uuid in json.loads(listed.read_bytes()):
+            there, target = self.checkpoints / uuid, RunDir(self.superseded).checkpoints / uuid
+            if there.is_dir():
+                make_private(target.parent)
+                shutil.rmtree(target, ignore_errors=True)
+                there.rename(target)
+        listed.unlink()
 
 
 def short(path: Path) -> str:

@@ -32,7 +32,7 @@ from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.resuming import keeping_seed, start_in
 from determined_ds.protocol.checkpoint_files import remove_partial
-from determined_ds.protocol.handed_on import shortened
+from determined_ds.protocol.handed_on import LAST, shortened
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, short, slug
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.protocol.signals import STOP
@@ -112,7 +112,12 @@ class OwnRun:
         run_dir, resume = self._place(experiment)
         try:
             start = start_in(
-                run_dir, experiment, resolved, resume=resume, stated=self._stated is not None, forks=True
+                run_dir,
+                experiment,
+                resolved,
+                resume=LAST if resume else None,
+                stated=self._stated is not None,
+                forks=True,
             )
         except ConfigError as error:
             raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None

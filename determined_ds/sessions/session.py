@@ -99,7 +99,7 @@ class Session:
         if run is not None:
             run.trained = True
             if run.measurement is None:  # else it trains from fresh weights
-                self._latest, self._fork, self._test = run.resume, run.fork, run.test
+                self._latest, self._fork, self._test = run.latest_checkpoint, run.fork, run.test
             self._run_dir = run.run_dir
             with open_context() as context:
                 yield context

@@ -42,7 +42,7 @@ def prepared(context: Path, run_dir: Path | None, *overrides: str, resume: bool 
         context_dir=context,
         overrides=overrides,
         run_dir=run_dir,
-        resume=resume,
+        resume="last" if resume else None,
         accelerator="cpu",
     )
     return prepare_run(options, now=datetime(2026, 1, 1))

@@ -87,6 +87,22 @@ def test_after_a_crash_it_resumes_from_its_checkpoint(own_script: Path, trained:
     assert losses(own_script / "run") == pytest.approx(losses(trained[0] / "run"), rel=1e-6)
 
 
+def test_another_runs_checkpoint_is_continued_as_the_same_trial(
+    own_script: Path, trained: tuple[Path, str]
+) -> None:
+    whole = trained[0] / "run"
+    origin = checkpoints_in(whole / "checkpoints")[-1]
+    assert origin.steps_completed == 4
+    rate = ["--set", "hyperparameters.learning_rate=0.01"]
+    done = det_ds(*words(own_script, "", *rate, "--resume", str(origin.path)))
+    assert done.returncode == 0, done.stderr
+    info = json.loads(done.stdout.split("INFO ")[1].splitlines()[0])
+    assert (info["latest"], info["id"]) == (origin.uuid, RunDir(whole).trial_id())
+    found = read_records(RunDir(own_script / "run").metrics, "training")
+    again = {record["steps_completed"]: record["metrics"]["loss"] for record in found}
+    assert again == {step: loss for step, loss in losses(whole).items() if step > 4}
+
+
 def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     slow = words(own_script, f"train.py --steps {STEPS} --sleep 0.3", "--slots", "1")
     started = Started(*slow, merged=True)

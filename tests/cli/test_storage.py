@@ -97,7 +97,7 @@ def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
     assert (without.exit_code, SECRET in without.stderr) == (EXIT_CONFIG, True), without.stderr
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == EXIT_CONFIG
-    assert "of this run is in checkpoint_storage" in refused.stderr
+    assert "is in checkpoint_storage" in refused.stderr
     assert "fix: add --storage" in refused.stderr
 
 
@@ -114,6 +114,25 @@ def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, tmp_path: Pa
     assert kept == {path.name for path in (shared / "some").iterdir()}
     assert 0 < len(kept) < 3
     assert all(damage_of(path) is None for path in (shared / "some").iterdir())
+
+
+def test_another_runs_is_continued_from_its_index_and_is_not_this_ones_to_delete(
+    own_model: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    changed(own_model, {"type": "shared_fs", "host_path": str(shared), "storage_path": "some"})
+    assert run(own_model, tmp_path / "run", "--storage", "--set", f"{LENGTH}=4").returncode == 0
+    origin = checkpoints_in(tmp_path / "run/checkpoints")
+    words = ["--resume", str(origin[1].path), "--set", "hyperparameters.fit.save_total_limit=1"]
+    refused = run(own_model, tmp_path / "new", *words)
+    assert refused.returncode == EXIT_CONFIG
+    assert "fix: add --storage" in refused.stderr
+    done = run(own_model, tmp_path / "new", "--storage", *words)
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in losses(tmp_path / "new")] == [3, 4, 5, 6]
+    kept = {each.uuid for each in (*origin, *checkpoints_in(tmp_path / "new/checkpoints"))}
+    assert kept == {path.name for path in (shared / "some").iterdir()}
+    assert len(kept) > len(origin)
 
 
 def test_what_cannot_be_written_to_is_refused_before_the_first_batch(

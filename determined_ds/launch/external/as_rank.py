@@ -46,7 +46,15 @@ from determined_ds.launch.resuming import completed
 from determined_ds.protocol.checkpoint_files import checkpoints_in, remove_partial
 from determined_ds.protocol.conclusion import CRASH
 from determined_ds.protocol.exhausted import allow_open_files
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, LAST_ACTS, LAUNCHED_BY, REPORT, REPORTED, TERMINAL
+from determined_ds.protocol.handed_on import (
+    HANG_TIMEOUT,
+    LAST,
+    LAST_ACTS,
+    LAUNCHED_BY,
+    REPORT,
+    REPORTED,
+    TERMINAL,
+)
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.protocol.signals import STOP, stop_on_signal
@@ -155,7 +163,17 @@ def _decide(placed: Placement, options: RunOptions) -> LocalRun:
     if again and options.run_dir is None:
         message = "torchrun restarts the ranks, and does not know which run to resume"
         raise ConfigError(Problem(key="--run-dir", message=message, fix="add --run-dir DIR", code="run-dir"))
-    return prepare_run(replace(options, resume=options.resume or again), placed=placed)
+    resume = options.resume
+    if again and (resume is None or checkpoints_in(RunDir(options.run_dir or Path()).checkpoints)):
+        resume = LAST
+    prepared = prepare_run(replace(options, resume=resume), placed=placed)
+    if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        message = "torchrun's --max-restarts would not know whether the checkpoint has been resumed from"
+        fix = (
+            f"leave --max-restarts out, or continue in a new run: --resume {short(options.run_dir or Path())}"
+        )
+        raise ConfigError(Problem(key="--resume", value=resume, message=message, fix=fix, code="run-dir"))
+    return prepared
 
 
 def _dismiss(placed: Placement, code: int) -> int:

@@ -115,6 +115,12 @@ class Checkpoints:
     def _is_local(self) -> bool:
         return isinstance(self._storage, AtomicStorage)
 
+    def _is_own(self, uuid: str) -> bool:
+        """Whether a checkpoint that was loaded is this run's."""
+        checkpoints = self._context._core.checkpoint
+        is_own = not isinstance(checkpoints, StoredElsewhere) or checkpoints.has(uuid)
+        return bool(self._distributed.broadcast(is_own)) and not Path(uuid).is_absolute()
+
     def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
         for callback in self._callbacks.values():
             getattr(callback, hook)(*args, **kwargs)
@@ -250,7 +256,7 @@ class Checkpoints:
 
         Args:
             uuid: Of the checkpoint; or the path of a folder.
-            trial_id: This trial; a checkpoint of another one is a warm start, and training counts from 0.
+            trial_id: This trial; on a cluster a checkpoint of another one is a warm start, and training counts from 0.
 
         Returns:
             Where training stands, and the state of the generators, to be set just before the next batch, when nothing
@@ -264,7 +270,7 @@ class Checkpoints:
                 state, generators = self._load(Path(path), uuid, trial_id)
         except CheckpointNotFound as error:
             raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
-        if Path(uuid).is_absolute():  # of another folder, whose checkpoints are not this run's to delete
+        if not self._is_own(uuid):  # then those beside it are not this run's to delete
             state.kept, state.best = [], ""
         else:
             self._count_damaged(state, uuid)
@@ -307,7 +313,8 @@ class Checkpoints:
 
     def _read(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
         state = read_state(path, uuid)
-        if state.trial_id == trial_id:
+        off_cluster = self._is_local or isinstance(self._context._core.checkpoint, StoredElsewhere)
+        if state.trial_id == trial_id or (off_cluster and trial_id is not None):
             checkpoint = self._read_all(path, uuid, state.batches_trained)
             for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
                 for name, owned in checkpoint.get(states, {}).items():

@@ -72,6 +72,10 @@ class StoredElsewhere(core.DummyCheckpointContext):
         sync_to_disk(aside)
         os.rename(aside, folder / uuid)
 
+    def has(self, uuid: str) -> bool:
+        """Whether a checkpoint is one of this run."""
+        return (self._run_dir.checkpoints / uuid).is_dir()
+
     def delete(self, storage_id: str) -> None:
         shutil.rmtree(self._run_dir.checkpoints / storage_id, ignore_errors=True)
         super().delete(storage_id)

@@ -87,7 +87,7 @@ class Trainer:
         run = script_run()
         if run is not None:  # det-ds run says how to start, whatever the script says
             self._take_part(run)
-            test_mode, latest_checkpoint, fork = test_mode or run.test, run.resume, run.fork
+            test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
         lengths = (max_length, validation_period, checkpoint_period, reporting_period)
         options = LoopOptions(
             lengths=dict(zip(LENGTHS, lengths, strict=True)),

@@ -9,7 +9,7 @@ from typing import Any
 import determined as det
 from determined import _info, gpu
 
-from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoint_at
 from determined_ds.runtime.scripts.given_run import ScriptRun
 
 # There is no master. A name under .invalid is resolved nowhere (RFC 2606).
@@ -101,8 +101,7 @@ def config_of(run: ScriptRun) -> dict[str, Any]:
 
 
 def _steps_of(run: ScriptRun) -> int:
-    found = checkpoints_in(run.there.checkpoints) if run.resume else []
-    return next((max(0, each.steps_completed) for each in found if each.uuid == run.resume), 0)
+    return max(0, checkpoint_at(run.resumed).steps_completed) if run.resumed is not None else 0
 
 
 def _addresses(machines: int) -> list[str]:

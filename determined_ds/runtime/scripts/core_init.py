@@ -109,7 +109,7 @@ class ScriptStorage(AtomicStorage):
 
     def __init__(self, run: ScriptRun, *, is_chief: bool) -> None:
         super().__init__(str(run.there.checkpoints), run.there.metrics, is_chief=is_chief)
-        self._elsewhere = {run.fork.name: str(run.fork)} if run.fork else {}
+        self._elsewhere = {each.name: str(each) for each in (run.fork, run.resume_from) if each}
 
     @contextlib.contextmanager
     def store_path(self, dst: str) -> Iterator[Path]:
@@ -161,8 +161,7 @@ class ScriptCheckpointContext(LocalCheckpointContext):
         return uuid
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        folder = self._run.fork if self._run.fork and self._run.fork.name == storage_id else None
-        return _metadata_in(folder or self._run.there.checkpoints / storage_id)
+        return _metadata_of(self._run, storage_id)
 
 
 class ScriptStoredElsewhere(StoredElsewhere):
@@ -180,7 +179,7 @@ class ScriptStoredElsewhere(StoredElsewhere):
         self.enter(storage_id, metadata, {})
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        return _metadata_in(self._run.there.checkpoints / storage_id)
+        return _metadata_of(self._run, storage_id)
 
 
 def _steps_in(metadata: Any) -> int:
@@ -192,7 +191,9 @@ def _steps_in(metadata: Any) -> int:
     return int(metadata["steps_completed"])
 
 
-def _metadata_in(folder: Path) -> dict[str, Any]:
+def _metadata_of(run: ScriptRun, uuid: str) -> dict[str, Any]:
+    elsewhere = {each.name: each for each in (run.fork, run.resume_from) if each}
+    folder = elsewhere.get(uuid, run.there.checkpoints / uuid)
     try:
         found = json.loads((folder / METADATA).read_bytes())
     except (OSError, ValueError):

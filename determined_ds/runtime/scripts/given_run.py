@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.experiment.experiment import Experiment
+from determined_ds.protocol.checkpoint_files import restored_by
 from determined_ds.protocol.run_dir import RunDir
 
 
@@ -38,6 +39,7 @@ class ScriptRun:
         accelerator: ``cpu`` or ``cuda``.
         test: Whether one batch is trained, one validated, one checkpoint verified.
         resume: Uuid of the checkpoint to resume from.
+        resume_from: Its folder, where it is another run's.
         fork: Folder of a checkpoint of another run, to start from.
         storage: Whether checkpoints go to ``checkpoint_storage``.
         watched: Whether the user states how long nothing may move, so that its reports are signs of life.
@@ -53,6 +55,7 @@ class ScriptRun:
     accelerator: str | None = None
     test: bool = False
     resume: str | None = None
+    resume_from: Path | None = None
     fork: Path | None = None
     storage: bool = False
     watched: bool = False
@@ -66,6 +69,18 @@ class ScriptRun:
     def there(self) -> RunDir:
         """The files of the run."""
         return RunDir(self.run_dir)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """What a loop of this library resumes from: a uuid, or a folder."""
+        return restored_by(self.resume, self.resume_from)
+
+    @property
+    def resumed(self) -> Path | None:
+        """The folder of the checkpoint that it resumes from."""
+        if self.resume is None:
+            return None
+        return self.resume_from or self.there.checkpoints / self.resume
 
     @property
     def has_begun(self) -> bool:
