@@ -65,7 +65,6 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
 
     from determined_ds.config.hyperparameters import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
-    from determined_ds.protocol.checkpoint_files import restored_by
     from determined_ds.protocol.header import decided
     from determined_ds.runtime.upstream import log_in_task
 
@@ -117,14 +116,16 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             fit = context.resolved.fit
         Trainer(trial, context).fit(
             **fit_arguments(fit),
-            latest_checkpoint=(
-                restored_by(options.resume, options.resume_from)
-                if info is None
-                else info.latest_checkpoint or None
-            ),
+            latest_checkpoint=_resumed(options) if info is None else info.latest_checkpoint or None,
             test_mode=options.test,
             fork=options.fork,
         )
+
+
+def _resumed(options: argparse.Namespace) -> str | None:
+    from determined_ds.protocol.checkpoint_files import restored_by
+
+    return restored_by(options.resume, options.resume_from)
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
