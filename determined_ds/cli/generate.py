@@ -49,7 +49,11 @@ SAFE = "letters, digits, `-`, `_` and `.`"
 )
 @click.option("--nvme-path", default="", help="Folder on a local disk, for --offload nvme.")
 @click.option("--pipeline", type=int, default=1, show_default=True, help="Pipeline stages; 1: none.")
-@click.option("--entrypoint", metavar="MODULE:TRIAL", help="The trial to train; GPT-2's if absent.")
+@click.option(
+    "--entrypoint",
+    metavar="MODULE:TRIAL|SCRIPT",
+    help="The trial or the script (train.py ARGS, -m package.train ARGS) to run; GPT-2's if absent.",
+)
 @click.option("--name", help="Of the experiment and the files; from size and strategy if absent.")
 @click.option(
     "-o",
@@ -147,9 +151,10 @@ def _proc(name: str) -> Callable[[str], Any]:
 
 
 def _checked_name(name: str, trial: str) -> str:
-    """The name, a valid file name; the trial must be a MODULE:CLASS."""
+    """The name, a valid file name; the trial must be a MODULE:CLASS or a script of Python."""
     from determined_ds.errors import ConfigError, Problem
-    from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM, read_entrypoint
+    from determined_ds.experiment.entrypoint import CLASS, read_entrypoint
+    from determined_ds.memory.plan.rendered import entrypoint_of
 
     problems = []
     safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
@@ -159,11 +164,17 @@ def _checked_name(name: str, trial: str) -> str:
         problems.append(
             Problem(key="--name", value=name, message="is not a valid file name", fix=fix, code="name")
         )
-    try:
-        read_entrypoint([*ENTRYPOINT_FORM.split()[:-1], trial])
-    except ConfigError as error:
-        message = error.problems[0].message
-        fix = "write e.g. model_defs.mine.trial:MyTrial; for a script, change the entrypoint in the file written"
+    message = ""
+    words = trial.removeprefix("python3 ").split() or [""]
+    if not (CLASS.fullmatch(trial) or words[0].endswith(".py") or words[0] == "-m"):
+        message = "is neither MODULE:CLASS nor a script"
+    else:
+        try:
+            read_entrypoint(entrypoint_of(trial))
+        except ConfigError as error:
+            message = error.problems[0].message
+    if message:
+        fix = "write e.g. model_defs.mine.trial:MyTrial, or 'train.py --epochs 3'"
         problems.append(Problem(key="--entrypoint", value=trial, message=message, fix=fix, code="entrypoint"))
     if problems:
         raise ConfigError(problems)
@@ -177,8 +188,8 @@ def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path
     from determined_ds.documents.document import Document
     from determined_ds.documents.reading import parse_yaml
     from determined_ds.errors import ConfigError
+    from determined_ds.experiment.code_check import check_entrypoint
     from determined_ds.experiment.experiment import parse_experiment
-    from determined_ds.experiment.trial_file import check_trial_file
 
     experiment = parse_experiment(parse_yaml(files.experiment, yaml_path))
     ds = Document(name="the DeepSpeed JSON", data=files.ds_config)
@@ -186,7 +197,7 @@ def _proved(files: GeneratedFiles, plan: Plan, yaml_path: str, context_dir: Path
     resolved = reconcile(experiment.hyperparameters, ds, slots=experiment.slots, accelerator=gpus)
     warnings = [str(warning) for warning in resolved.warnings]
     try:
-        check_trial_file(experiment.trial, context_dir, experiment.document)
+        check_entrypoint(experiment, context_dir)
     except ConfigError as error:
         warnings.append(str(error))
     return warnings

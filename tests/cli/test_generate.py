@@ -122,6 +122,20 @@ def test_the_files_go_where_it_is_asked(context: Path) -> None:
     assert "the context directory has no module mine_trial" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "code", ["train.py --epochs 3", "python3 train.py --epochs 3", "-m train --epochs 3"]
+)
+def test_a_script_is_an_entrypoint_too(code: str, context: Path) -> None:
+    Path("train.py").write_text("import determined_ds\n")
+    result = start("--entrypoint", code, "--name", "mine")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    script = load_experiment(Path("experiments/mine.yaml")).script
+    assert script is not None
+    assert script.words == tuple(code.removeprefix("python3 ").split())
+    assert "by the name under which the script reports it" in Path("experiments/mine.yaml").read_text()
+
+
 @pytest.mark.parametrize("flag", ["--stdout", "--dry-run"])
 def test_a_dry_run_prints_what_would_be_written(flag: str, context: Path) -> None:
     result = start(flag)
@@ -178,7 +192,8 @@ def test_a_folder_without_permission(context: Path) -> None:
         ({"model_size": "175B"}, "no strategy fits 32 GPUs of 80 GiB"),
         ({"name": "../up"}, "--name = '../up': is not a valid file name"),
         ({"name": ""}, "--name = '': is not a valid file name"),
-        ({"entrypoint": "trial.py"}, "--entrypoint = 'trial.py'"),
+        ({"entrypoint": "my_trial"}, "--entrypoint = 'my_trial': is neither MODULE:CLASS nor a script"),
+        ({"entrypoint": "a.py && b.py"}, "has '&&', which only a shell understands"),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from determined_ds.cluster_log import LOG_POLICIES
 from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
 from determined_ds.config.deepspeed.files import plain
 from determined_ds.documents.reading import dump_yaml
-from determined_ds.experiment.entrypoint import ENTRYPOINT_FORM
+from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.memory.plan.choose import Plan
 
@@ -42,6 +42,9 @@ TOKENS_A_PARAMETER = 20  # "Training Compute-Optimal Large Language Models", arX
 BATCHES = 1000
 WARMUP_BATCHES = 100
 WIDTH = 110
+METRIC_OF_SCRIPTS = (
+    "The metric by the name under which the script reports it; eval_loss of transformers' Trainer."
+)
 
 KEPT_IN_JSON = ("zero_optimization.stage", "offload", "precision", "train_micro_batch_size_per_gpu")
 
@@ -81,13 +84,26 @@ def default_name(plan: Plan) -> str:
     return "_".join([*words, f"{plan.needs.gpus}gpu"])
 
 
+def entrypoint_of(code: str) -> str:
+    """The entrypoint that runs code on all slots.
+
+    Args:
+        code: ``MODULE:CLASS``, or a script with its arguments: ``train.py ARGS``, ``-m package.train ARGS``; with
+            ``python3`` before it or without.
+    """
+    if CLASS.fullmatch(code):
+        return ENTRYPOINT_FORM.replace(GPT2, code)
+    return SCRIPT_FORM.replace("train.py", code.removeprefix("python3 "))
+
+
 def files_of(plan: Plan, *, name: str, trial: str, ds_config_path: str) -> GeneratedFiles:
     """The pair of files of a plan.
 
     Args:
         plan: What was chosen.
         name: Of the experiment.
-        trial: ``MODULE:CLASS``; GPT-2's get the hyperparameters that it reads.
+        trial: ``MODULE:CLASS``, GPT-2's with the hyperparameters that it reads; or a script, as for
+            :func:`entrypoint_of`.
         ds_config_path: Of the DeepSpeed JSON, relative to the context directory.
     """
     return GeneratedFiles(
@@ -121,10 +137,17 @@ def _notes(plan: Plan, trial: str) -> Iterator[str]:
         size = format_count(plan.needs.shape.num_parameters)
         yield (
             f"there is no GPT-2 of {size}: {trial} with model_size {_gpt2_size(plan)} stands in for your model; "
-            "name your own by --entrypoint MODULE:TRIAL"
+            "name your own by --entrypoint MODULE:TRIAL, or --entrypoint train.py"
         )
     if plan.strategy.activation_checkpointing and trial not in GPT2_TRIALS:
-        yield "the trial must turn activation checkpointing on where hyperparameters.activation_checkpointing is true"
+        yield (
+            f"the {_kind(trial)} must turn activation checkpointing on where hyperparameters.activation_checkpointing"
+            " is true"
+        )
+
+
+def _kind(trial: str) -> str:
+    return "trial" if CLASS.fullmatch(trial) else "script"
 
 
 def _gpt2_size(plan: Plan) -> str:
@@ -153,16 +176,17 @@ def _experiment(plan: Plan, name: str, trial: str, ds_config_path: str) -> str:
     data = (
         "Without a path: Python's own source, as bytes. Else a file or folder of text, JSON lines or parquet."
     )
+    searcher = {"name": "single", "metric": "validation_loss", "smaller_is_better": True}
     entries = [
         _Entry("name", name),
         _Entry("description", f"{pipeline}ZeRO {strategy.zero_stage} on {needs.gpus} GPUs"),
-        _Entry("entrypoint", ENTRYPOINT_FORM.replace(GPT2, trial)),
+        _Entry("entrypoint", entrypoint_of(trial)),
         _Entry("resources", [_Entry("slots_per_trial", needs.gpus, ("One rank a GPU.",))]),
         _Entry(
             "hyperparameters", [*_library_entries(plan, trial, ds_config_path), *_model_entries(plan, trial)]
         ),
         *([_Entry("data", {"path": None, "tokenizer": None}, (data,))] if trial in GPT2_TRIALS else []),
-        _Entry("searcher", {"name": "single", "metric": "validation_loss", "smaller_is_better": True}),
+        _Entry("searcher", searcher, () if _kind(trial) == "trial" else (METRIC_OF_SCRIPTS,)),
         _Entry("reproducibility", {"experiment_seed": 0}),
         _Entry("max_restarts", 2),
         _Entry("labels", ("deepspeed", f"zero{strategy.zero_stage}")),
@@ -186,7 +210,7 @@ def _library_entries(plan: Plan, trial: str, ds_config_path: str) -> Iterator[_E
     checkpointing = [why("activation_checkpointing")]
     if trial not in GPT2_TRIALS:
         checkpointing.append(
-            "The trial has to read it: DeepSpeed leaves activation checkpointing to the model."
+            f"The {_kind(trial)} has to read it: DeepSpeed leaves activation checkpointing to the model."
         )
     yield _Entry("activation_checkpointing", strategy.activation_checkpointing, tuple(checkpointing))
     period = {"validation_period": BATCHES // 10, "checkpoint_period": BATCHES // 2, "reporting_period": 10}
