@@ -48,6 +48,7 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     """Estimate the bytes that a rank needs under every ZeRO stage and offload, and what fits a GPU.
 
     The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
+    Of a script it is the Hugging Face model that a hyperparameter describes.
     """
     from determined_ds.memory import alternatives, fit, parse_bytes
 
@@ -135,21 +136,20 @@ def _of_experiment(config: Path, context_dir: Path, flags: dict[str, Any]) -> tu
     """The shape of an experiment's model, and its strategy with the flags in place."""
     from determined_ds.config.accelerator import assumed_cuda
     from determined_ds.config.resolve import Where
-    from determined_ds.experiment.code_check import check_trial
-    from determined_ds.experiment.decide import decide, read_document
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.code_check import check_entrypoint
+    from determined_ds.experiment.decide import decide_stated, left_open, read_document
     from determined_ds.experiment.experiment import parse_experiment
 
     document = read_document(
         config, context_dir, slots=flags["slots"], overrides=flags["overrides"], command="estimate"
     )
     experiment = parse_experiment(document)
-    does, fix = (
-        "det-ds estimate builds the model",
-        "state sizes: det-ds estimate --params 1.5B --layers 48 ...",
-    )
-    check_trial(experiment, context_dir, does=does, fix=fix)
+    check_entrypoint(experiment, context_dir)
     where = Where(context_dir=context_dir, accelerator=assumed_cuda(experiment.slots))
-    resolved = decide(experiment, experiment.hyperparameters, where)
+    resolved = decide_stated(experiment, experiment.hyperparameters, where)
+    if resolved is None:
+        raise ConfigError(left_open(experiment))
     strategy = resolved.strategy
     if flags["precision"] not in (None, strategy.precision):
         strategy = replace(strategy, precision=flags["precision"], grad_accum_dtype=None)

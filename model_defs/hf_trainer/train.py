@@ -14,17 +14,6 @@ import transformers
 from determined_ds.transformers import DetCallback, Trainer, TrainingArguments, init
 from model_defs.common.text import TokenSequences, load_text
 
-MODEL = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 344,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
-
 
 class Examples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Sequences of tokens as transformers takes them; it shifts the labels itself.
@@ -51,9 +40,12 @@ def main() -> None:
         info = det.get_cluster_info()
         assert info is not None, "start it with: det-ds run experiments/hf_trainer/const.yaml ."
         hparams: dict[str, Any] = info.trial.hparams
-        data = load_text(info.user_data, hparams.get("sequence_length", 128))
-        model_config = {**MODEL, **(hparams.get("model_config") or {}), "vocab_size": data.vocab_size}
-        config = transformers.AutoConfig.for_model(**model_config)
+        data = load_text(info.user_data, hparams["sequence_length"])
+        config = transformers.AutoConfig.for_model(**hparams["model_config"])
+        if config.vocab_size != data.vocab_size:
+            raise SystemExit(
+                f"hyperparameters.model_config.vocab_size must be {data.vocab_size}, as the data has it"
+            )
         trainer = Trainer(
             model=transformers.AutoModelForCausalLM.from_config(config),
             args=args,

@@ -101,6 +101,15 @@ def test_a_pipeline_has_rows_of_its_own() -> None:
     assert {row["replicas"] for row in found["strategies"]} == {2, 4}
 
 
+def test_a_script_is_estimated_by_the_model_that_its_yaml_describes() -> None:
+    found = as_json(ROOT / "experiments/hf_trainer/const.yaml", ROOT)
+    assert found["model"]["num_layers"] == 4
+    assert found["model"]["sequence_length"] == 128
+    assert found["model"]["assumptions"] == [
+        "the script trains the model of hyperparameters.model_config, and all of it"
+    ]
+
+
 def test_flags_go_before_the_experiment() -> None:
     found = as_json(
         GPT2, ROOT, "--precision", "fp32", "--micro-batch", "3", "--set", "hyperparameters.model_size=small"

@@ -236,7 +236,7 @@ def test_the_search_of_a_script_leaves_to_it_what_it_decides(own_script: Path) -
     [
         (("autotune",), "train some steps of a trial class, and this is a script"),
         (("compare", "--strategies", "zero1"), "train some steps of a trial class, and this is a script"),
-        (("estimate",), "builds the model of a trial class, and this is a script"),
+        (("estimate",), "the script decides batch and strategy"),
         (("render",), "the script decides batch and strategy"),
     ],
 )

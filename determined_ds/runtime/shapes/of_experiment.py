@@ -1,4 +1,4 @@
-"""The shape of an experiment's model, which its trial builds on torch's meta device.
+"""The shape of an experiment's model, built on torch's meta device: by its trial, or as a script's YAML describes it.
 
 Activations are measured there too, if the model runs on it.
 """
@@ -33,6 +33,7 @@ from determined_ds.runtime.shapes.bare_trial import (
     trial_class,
 )
 from determined_ds.runtime.shapes.counting import quietly, shape_of_built, try_to_measure
+from determined_ds.runtime.shapes.of_script import shape_of_script
 
 # Hyperparameters that change neither a model nor its samples.
 NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {"pipe_parallel_size"}
@@ -50,17 +51,18 @@ def shape_of_experiment(
 ) -> ModelShape:
     """The shape of an experiment's model: ``prepare`` and ``build_model`` are run, on the meta device.
 
-    Built once for each set of hyperparameters that a model depends on.
+    A script is not run: a hyperparameter must describe its model. Built once for each set of hyperparameters that a
+    model depends on.
 
     Args:
-        experiment: Names the trial.
+        experiment: Names the trial or the script.
         resolved: Gives the pipeline stages and the precision.
         context_dir: The folder with the code.
         hyperparameters: The resolved point of the search space; that of the experiment, if None.
         precision: What activations are measured in; as resolved, if None.
 
     Raises:
-        ConfigError: the trial cannot be built so.
+        ConfigError: the trial cannot be built so, or no hyperparameter of a script describes its model.
     """
     if hyperparameters is not None:
         experiment = replace(experiment, hyperparameters=hyperparameters)
@@ -72,7 +74,10 @@ def shape_of_experiment(
     )
     if key not in _shapes:
         with inside(context_dir), quietly():
-            _shapes[key] = _build(experiment, resolved, precision)
+            if experiment.script is not None:
+                _shapes[key] = shape_of_script(experiment, precision)
+            else:
+                _shapes[key] = _build(experiment, resolved, precision)
     return _shapes[key]
 
 
