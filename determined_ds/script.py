@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         test=options.test,
         resume=options.resume,
         resume_from=options.resume_from,
+        resets_optimizer=options.reset_optimizer,
         fork=options.fork,
         storage=options.storage,
         watched=options.watched,
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
+    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
     add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     add("--watched", action="store_true", help="reports are signs of life")

@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--test", action="store_true", help="one batch, one validation, one checkpoint")
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
+    add("--reset-optimizer", action="store_true", help="without its optimizer's state")
     add("--fork", metavar="DIR", help="checkpoint of another run, to start with its weights")
     pipeline = "the trial to train instead where pipe_parallel_size is above 1"
     add("--pipeline-trial", metavar="MODULE:TRIAL", help=pipeline)
@@ -98,6 +99,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             storage=options.storage,
         ) as context,
     ):
+        context.resets_optimizer = options.reset_optimizer
         spec = options.trial
         if options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1:
             spec = options.pipeline_trial

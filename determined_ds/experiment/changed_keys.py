@@ -17,8 +17,8 @@ from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.differences import Difference, differences, in_words
-from determined_ds.documents.document import Document, KeyPath, dotted, plain_copy
-from determined_ds.errors import Problem
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, plain_copy
+from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.secrets import masked
 from determined_ds.experiment.variables import names_of
@@ -28,7 +28,22 @@ OVERWRITES, CONFIG, ZERO_STAGE = "_overwrite_deepspeed_args", "_deepspeed_config
 DEFAULTS: dict[str, Any] = {"pipe_parallel_size": 1, "model_parallel_size": 1}
 # How a model is cut into parts: of weights alone nothing else has to be as it was.
 PARTS = {("hyperparameters", "pipe_parallel_size"), ("hyperparameters", "model_parallel_size")}
+NVME = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+ON_NVME = "what lies on NVMe cannot be filled from it"
+# What a change of the strategy is called on a line for people.
+SHORT: dict[KeyPath, str] = {
+    ("resources", "slots_per_trial"): "slots",
+    ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
+    ("zero_optimization", "stage"): "zero_stage",
+}
+DIVIDED = (
+    "each replica holds all states",
+    "the optimizer states are divided among the replicas",
+    "optimizer states and gradients are divided among the replicas",
+    "optimizer states, gradients and parameters are divided among the replicas",
+)
 START_ANEW = "start anew in another --run-dir, without --resume"
+RESET = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew"
 START_WITHOUT = "start anew, without it"
 WHERE = "deepspeed"  # what keys of the second comparison are shown under
 
@@ -38,7 +53,7 @@ def meaning_of(path: KeyPath) -> Meaning | None:
     if len(path) > 1 and path[0] == "hyperparameters":
         name = str(path[1])
         if name.endswith((CONFIG, ZERO_STAGE)):
-            return Meaning.LAYOUT
+            return Meaning.STRATEGY
         if name.endswith(OVERWRITES):
             return meaning_to_deepspeed(path[2:])
     row = row_of(EXPERIMENT, path)
@@ -122,11 +137,13 @@ class Changes:
 
     Args:
         effective: Lines for people: what takes effect from here on.
+        strategy: Lines for people: how training is carried out from here on.
         idle: Lines for people: what has no effect any more.
         problems: What must be as it was.
     """
 
     effective: tuple[str, ...] = ()
+    strategy: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
@@ -138,6 +155,8 @@ def changes_since(
     *,
     written: str,
     warm_start: str | None = None,
+    refusal: str | None = None,
+    resets_optimizer: bool = False,
 ) -> Changes:
     """Compare the settings of this run with those that wrote a checkpoint.
 
@@ -148,25 +167,55 @@ def changes_since(
         written: Words for the checkpoint, for messages.
         warm_start: What is taken of the checkpoint by a training that begins anew: of ``all`` its layout has to
             fit, of ``weights`` how the model is cut into parts; None where training continues.
+        refusal: Why the checkpoint can only be read by the strategy that wrote it; None where any can.
+        resets_optimizer: The optimizer's state begins anew.
     """
     now = settings_of(experiment, resolved.ds_config)
-    effective, idle, problems = [], [], []
+    effective, strategy, idle, problems = [], [], [], []
+    refusal = refusal or _not_filled(resolved)
     for difference, meaning, where in _compared(before, now):
         line = f"{where} {difference}".strip()
-        if _must_stay(difference, meaning, warm_start):
+        if (why := _must_stay(difference, meaning, warm_start, refusal, resets_optimizer)) is not None:
             anew = START_ANEW if warm_start is None else START_WITHOUT
-            problems.append(_must_be(difference, where, experiment, resolved, written, anew))
+            anew = f"{RESET}, or {anew}" if meaning is Meaning.OPTIMIZER and warm_start is None else anew
+            problems.append(_must_be(difference, where, experiment, resolved, written, anew, why))
         elif meaning is Meaning.NOTHING:
             idle.append(line)
+        elif meaning is Meaning.STRATEGY and warm_start != "weights":
+            strategy.append(_in_short(difference) or line)
         elif meaning is not Meaning.RESOLVED:
             effective.append(line)
-    return Changes(effective=tuple(effective), idle=tuple(idle), problems=tuple(problems))
+    return Changes(
+        effective=tuple(effective), strategy=tuple(strategy), idle=tuple(idle), problems=tuple(problems)
+    )
 
 
-def _must_stay(difference: Difference, meaning: Meaning, warm_start: str | None) -> bool:
+def _not_filled(resolved: ResolvedConfig) -> str | None:
+    """Why the strategy of this run cannot read what another one wrote; None where it can."""
+    devices = [get_path(resolved.ds_config, tuple(key.split("."))) for key in NVME]
+    return ON_NVME if "nvme" in devices else None
+
+
+def _must_stay(
+    difference: Difference, meaning: Meaning, warm_start: str | None, refusal: str | None, resets: bool
+) -> str | None:
+    """Why a key must stay as it was, "" where that needs no reason; None where it may change."""
     if warm_start == "weights":
-        return difference.path in PARTS
-    return meaning is Meaning.LAYOUT or (meaning is Meaning.COURSE and warm_start is None)
+        return "" if difference.path in PARTS else None
+    if meaning is Meaning.STRATEGY:
+        return refusal
+    if meaning is Meaning.OPTIMIZER:
+        return None if resets else "its optimizer state is of that kind"
+    return "" if meaning is Meaning.LAYOUT or (meaning is Meaning.COURSE and warm_start is None) else None
+
+
+def _in_short(difference: Difference) -> str:
+    """A change of the strategy under the name that it has everywhere; "" where it has none."""
+    name = SHORT.get(difference.path, "")
+    was, now = (0 if value is NOT_GIVEN else value for value in (difference.was, difference.now))
+    if name == "zero_stage" and now in range(len(DIVIDED)):
+        return f"{name} {was} -> {now}: {DIVIDED[now]}"
+    return f"{name} {was} -> {now}" if name else ""
 
 
 def _compared(before: Settings, now: Settings) -> Iterator[tuple[Difference, Meaning, str]]:
@@ -188,6 +237,7 @@ def _must_be(
     resolved: ResolvedConfig,
     written: str,
     anew: str,
+    why: str,
 ) -> Problem:
     path = difference.path
     origin = (
@@ -201,7 +251,7 @@ def _must_be(
         key=f"{where} {difference.key}".strip(),
         value=difference.now,
         origin=origin,
-        message=f"was {in_words(difference.was)} when {written} was written, and must stay so",
+        message=f"was {in_words(difference.was)} when {written} was written, and must stay so{why and f': {why}'}",
         fix=f"go back to {in_words(difference.was)}, or {anew}",
         code="resume-changed",
     )

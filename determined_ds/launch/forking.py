@@ -8,6 +8,7 @@ from determined_ds.documents.document import KeyPath
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.checkpoint_files import Checkpoint, num_writers
+from determined_ds.protocol.elastic import elastic_refusal
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.named_checkpoint import NotFound, candidates, intact
 from determined_ds.protocol.run_dir import RUNS, RunDir
@@ -47,7 +48,7 @@ def fork_of(experiment: Experiment, run_dir: Path) -> tuple[Checkpoint | None, t
 
 
 def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) -> None:
-    """Check that a checkpoint has one part for each rank.
+    """Check that a checkpoint can be read by the ranks that will be there.
 
     Args:
         checkpoint: The checkpoint.
@@ -55,12 +56,16 @@ def check_writers(checkpoint: Checkpoint, experiment: Experiment, *, anew: str) 
         anew: How to start without it, for the message.
 
     Raises:
-        ConfigError: another number of ranks wrote it.
+        ConfigError: another number of ranks wrote it, and only that can read it.
     """
     writers = num_writers(checkpoint.path)
     if writers in (0, experiment.slots):  # 0: another program wrote it; the ranks will check it
         return
-    message = f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}"
+    reason = elastic_refusal(checkpoint.path)
+    if reason is None:
+        return
+    by = f"checkpoint {checkpoint.uuid} was written by {count(writers, 'rank')}"
+    message = f"{by}, and only those can read it: {reason}"
     fix = f"use --slots {writers}, or {anew}"
     raise ConfigError(experiment.document.problem(SLOTS, message, fix, "resume-slots"))
 

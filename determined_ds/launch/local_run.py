@@ -14,14 +14,15 @@ from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import get_path
 from determined_ds.documents.writing import write_whole
-from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_error
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
 from determined_ds.launch.external.placement import Placement
+from determined_ds.launch.fewer_ranks import without_rank
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
-from determined_ds.launch.restarting import Restarts
+from determined_ds.launch.restarting import Restart, Restarts
 from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
@@ -135,6 +136,8 @@ class LocalRun:
         words += ["--run-dir", short(self.run_dir), "--resume"]
         if self.options.accelerator:
             words += ["--accelerator", self.options.accelerator]
+        if self.options.elastic:
+            words += ["--elastic", "{}:{}".format(*self.options.elastic)]
         return shlex.join([*words, *(["--storage"] if self.options.storage else [])])
 
     # ------------------------------------------------------------------------------------------ for ranks
@@ -150,7 +153,8 @@ class LocalRun:
         checkpoint = self.start.checkpoint
         if checkpoint:
             elsewhere = ["--resume-from", str(checkpoint.path)] if self.start.elsewhere else []
-            return [*words, "--resume", checkpoint.uuid, *elsewhere]
+            reset = ["--reset-optimizer"] if self.start.resets_optimizer else []
+            return [*words, "--resume", checkpoint.uuid, *elsewhere, *reset]
         return [*words, *(["--fork", str(self.start.fork.path)] if self.start.fork else [])]
 
     @property
@@ -230,7 +234,10 @@ class LocalRun:
         """
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
-        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start)
+        elastic = self.options.elastic is not None
+        restarts = Restarts(
+            allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start, elastic=elastic
+        )
         timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
             while True:
@@ -240,7 +247,24 @@ class LocalRun:
                 if again is None:
                     return outcome.exit_code
                 print(f"{again.message}\n", file=sys.stderr)
-                run = replace(self, start=again.start)
+                try:
+                    run = run._again(again)
+                except ConfigError as error:
+                    print(*lines_of_error(error), sep="\n", file=sys.stderr)
+                    return outcome.exit_code
+
+    def _again(self, restart: Restart) -> LocalRun:
+        """The run as it is launched again.
+
+        Raises:
+            ConfigError: it has lost a rank, and cannot continue on those that are left.
+        """
+        run = replace(self, start=restart.start)
+        if restart.lost is None:
+            return run
+        fewer = without_rank(run, restart.lost, restart.start.checkpoint)
+        print(f"  elastic    slots {run.experiment.slots} -> {fewer.experiment.slots}", flush=True)
+        return fewer
 
     def _launch_once(self, lock: RunLock, timeout_s: float) -> Outcome:
         self.write()
@@ -279,6 +303,7 @@ class LocalRun:
             metric=self.experiment.metric,
             smaller_is_better=self.experiment.smaller_is_better,
             resume=self.resume_command,
+            slots=self.experiment.slots,
         )
 
     def show_complete(self) -> None:

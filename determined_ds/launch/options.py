@@ -24,6 +24,22 @@ class Slots(click.ParamType):
         return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
 
 
+class SlotRange(click.ParamType):
+    """Two numbers with a colon between them."""
+
+    name = "MIN:MAX"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        least, colon, most = str(value).partition(":")
+        if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+            self.fail(f"{value} must be MIN:MAX with 1 <= MIN <= MAX, e.g. 2:4", param, ctx)
+        return int(least), int(most)
+
+
 def _option(help: str = "", *, default: Any = None, flag: str = "", **click_settings: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help, **click_settings})
 
@@ -41,6 +57,11 @@ class RunOptions:
         "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
         type=Slots(),
     )
+    elastic: tuple[int, int] | None = _option(
+        "Start as many ranks as this machine can run, within these bounds; where one is lost for good, continue "
+        "with fewer from the newest checkpoint.",
+        type=SlotRange(),
+    )
     test: bool = _option(
         "Train and validate one batch, save one checkpoint and verify it; then stop.",
         default=False,
@@ -56,6 +77,12 @@ class RunOptions:
         metavar="[UUID|PATH|best|last]",
         is_flag=False,
         flag_value=LAST,
+    )
+    reset_optimizer: bool = _option(
+        "Of --resume: take the weights and the batch count, and begin the optimizer's state anew; needed where its "
+        "kind has changed.",
+        default=False,
+        is_flag=True,
     )
     storage: bool = _option(
         "Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
@@ -133,9 +160,16 @@ class RunOptions:
             value = getattr(self, field.name)
             if field.metadata and field.name not in without and value != field.default:
                 alone = (True, field.metadata.get("flag_value"))
-                for each in value if isinstance(value, tuple) else (value,):
+                for each in _words_of(field, value):
                     words += [flag_of(field), *([] if each in alone else [f"{each}"])]
         return words
+
+
+def _words_of(field: dataclasses.Field[Any], value: Any) -> tuple[Any, ...]:
+    """The values of an option, each as it is typed."""
+    if field.name == "elastic":
+        return (":".join(map(str, value)),)
+    return value if isinstance(value, tuple) else (value,)
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:

@@ -23,6 +23,7 @@ from determined_ds.protocol.checkpoint_files import (
     is_index,
     newest_good_checkpoint,
 )
+from determined_ds.protocol.elastic import DATA_FIX, data_refusal, elastic_refusal
 from determined_ds.protocol.handed_on import LAST
 from determined_ds.protocol.named_checkpoint import FORM, Found, NotFound, find
 from determined_ds.protocol.run_dir import RunDir, run_dir_problem, short
@@ -48,6 +49,7 @@ class Start:
         fork: A checkpoint of another run, to start from.
         weights: A checkpoint whose weights are evaluated; nothing is trained.
         changes: What has changed since either was written.
+        resets_optimizer: Of the checkpoint to resume from the optimizer's state is left out.
         damages: What is wrong with checkpoints that are newer.
     """
 
@@ -57,6 +59,7 @@ class Start:
     fork: Checkpoint | None = None
     weights: Checkpoint | None = None
     changes: Changes = field(default_factory=Changes)
+    resets_optimizer: bool = False
     damages: tuple[str, ...] = ()
 
     def header(self) -> list[str]:
@@ -79,7 +82,10 @@ class Start:
         if self.weights:
             at = self.weights.steps_completed
             lines.append(f"  weights    batch {at}, checkpoint {self.weights.uuid}")
+        if self.checkpoint and self.resets_optimizer:
+            lines.append("  optimizer  its state begins anew")
         if self.checkpoint:
+            lines += _listed("elastic", self.changes.strategy)
             lines += _listed("changed", self.changes.effective)
             lines += _listed("no effect", self.changes.idle)
         return lines
@@ -101,6 +107,7 @@ def start_in(
     stated: bool,
     forks: bool,
     repeated: bool = False,
+    resets_optimizer: bool = False,
 ) -> Start:
     """Where a run starts.
 
@@ -112,6 +119,7 @@ def start_in(
         stated: Whether the user named the run directory.
         forks: Whether ``searcher.source_checkpoint_uuid`` is followed.
         repeated: Whether a scheduler may give the same command again, to continue the run that the first one began.
+        resets_optimizer: Whether the optimizer's state begins anew.
 
     Raises:
         ConfigError: it cannot start there; every reason.
@@ -128,20 +136,35 @@ def start_in(
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)
         start = replace(start, fork=fork, damages=(*start.damages, *damages))
+    start = replace(start, resets_optimizer=resets_optimizer)
     found, checkpoint = Problems(), start.checkpoint
     if checkpoint is not None:
         found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
+    if checkpoint is not None and resets_optimizer:
+        found.problems += _not_reset(checkpoint)
     origin = checkpoint or start.fork
     by_library = origin is not None and (experiment.script is None or _is_librarys(origin))
     if origin is not None and resolved is not None and by_library:
         takes = resolved.fit.warm_start if checkpoint is None else None
-        start = replace(start, changes=_changes_of(origin, experiment, resolved, warm_start=takes))
+        changes = _changes_of(
+            origin, experiment, resolved, warm_start=takes, resets_optimizer=resets_optimizer
+        )
+        start = replace(start, changes=changes)
         found.problems += start.changes.problems
     elif checkpoint is not None and not experiment.states_all:
         start = replace(start, changes=_changes_in_yaml(RunDir(checkpoint.path.parent.parent), experiment))
     found.raise_any()
     return start
+
+
+def _not_reset(checkpoint: Checkpoint) -> list[Problem]:
+    """Why the optimizer's state cannot be left out of a checkpoint."""
+    reason = elastic_refusal(checkpoint.path)
+    if reason is None:
+        return []
+    message = f"the optimizer's state of checkpoint {checkpoint.uuid} cannot be left out: {reason}"
+    return [Problem(key="--reset-optimizer", message=message, fix=NOT_RESUMED, code="reset-optimizer")]
 
 
 def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Start:
@@ -237,7 +260,12 @@ def keeping_seed(checkpoint: Checkpoint, experiment: Experiment) -> Experiment:
 
 
 def _changes_of(
-    checkpoint: Checkpoint, experiment: Experiment, resolved: ResolvedConfig, *, warm_start: str | None = None
+    checkpoint: Checkpoint,
+    experiment: Experiment,
+    resolved: ResolvedConfig,
+    *,
+    warm_start: str | None = None,
+    resets_optimizer: bool = False,
 ) -> Changes:
     """What has changed since a checkpoint was written; one line where that is unknown.
 
@@ -246,6 +274,7 @@ def _changes_of(
         experiment: What will run.
         resolved: What was decided.
         warm_start: What a training that starts anew loads of it; None where training resumes.
+        resets_optimizer: Whether the optimizer's state begins anew.
     """
     load_data = _read(checkpoint.path / "load_data.json")
     written_beside = RunDir(checkpoint.path.parent.parent).deepspeed_config
@@ -254,10 +283,29 @@ def _changes_of(
     if before is None:
         return Changes(effective=(UNKNOWN,))
     written = f"checkpoint {checkpoint.uuid}"
-    changes = changes_since(before, experiment, resolved, written=written, warm_start=warm_start)
+    changes = changes_since(
+        before,
+        experiment,
+        resolved,
+        written=written,
+        warm_start=warm_start,
+        refusal=elastic_refusal(checkpoint.path),
+        resets_optimizer=resets_optimizer,
+    )
     # check_writers checks the number of ranks.
     problems = [problem for problem in changes.problems if problem.key != "resources.slots_per_trial"]
-    return Changes(effective=changes.effective, idle=changes.idle, problems=tuple(problems))
+    if warm_start is None and (apart := _apart(checkpoint, resolved)) is not None:
+        problems.append(apart)
+    return replace(changes, problems=tuple(problems))
+
+
+def _apart(checkpoint: Checkpoint, resolved: ResolvedConfig) -> Problem | None:
+    """The problem of training data whose position other replicas cannot take over."""
+    batch = resolved.batch
+    reason = data_refusal(checkpoint.path, replicas=batch.replicas, micro_batch_size=batch.micro_batch_size)
+    if reason is None:
+        return None
+    return Problem(key="--resume", value=checkpoint.uuid, message=reason, fix=DATA_FIX, code="data-apart")
 
 
 def _is_librarys(checkpoint: Checkpoint) -> bool:

@@ -163,7 +163,8 @@ def num_writers(path: Path) -> int:
     """How many ranks wrote a checkpoint; 0 if unknown."""
     if is_index(path):
         return int(json.loads((path / INDEX).read_text())["ranks"])
-    return len(list(path.glob("det_state_dict_rank*.pth")))
+    of_transformers = list(path.glob("checkpoint-*/rng_state_*.pth"))
+    return len(list(path.glob("det_state_dict_rank*.pth"))) or len(of_transformers)
 
 
 def unverified(name: str) -> str:

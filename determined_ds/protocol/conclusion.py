@@ -43,6 +43,7 @@ class RunResult:
         best: The best validation: ``metric``, ``value``, ``steps_completed``, ``checkpoint`` (a uuid or None).
         checkpoint: The newest one: ``uuid`` and ``steps_completed``.
         resume: The command that resumes the run; None where it is complete or has no checkpoint.
+        slots: Ranks of its last launch; None where none was decided.
     """
 
     status: str
@@ -53,6 +54,7 @@ class RunResult:
     best: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     resume: str | None = None
+    slots: int | None = None
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -75,6 +77,7 @@ def write_result(
     metric: str = "",
     smaller_is_better: bool = True,
     resume: str | None = None,
+    slots: int | None = None,
 ) -> None:
     """Write how a run ended, whole or not at all; a full disk has been reported by the run itself.
 
@@ -87,6 +90,7 @@ def write_result(
         metric: ``searcher.metric``.
         smaller_is_better: Whether smaller values of it are better.
         resume: The command that resumes the run, should it have a checkpoint.
+        slots: Ranks that were started.
     """
     kept = checkpoints_in(run_dir.checkpoints)
     records = read_records(run_dir.metrics)
@@ -101,6 +105,7 @@ def write_result(
         best=_best(records, metric, smaller_is_better),
         checkpoint=newest,
         resume=resume if newest and status != COMPLETED else None,
+        slots=slots,
     )
     if result.best:
         at = result.best["steps_completed"]

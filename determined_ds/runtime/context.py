@@ -54,6 +54,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
 
     Attributes:
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
+        resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
         carried_slots: Of ranks that are gone: what their custom reducers hold since the last report.
         decided_before: What was decided before the trial made its engine; None where that was left open.
     """
@@ -79,6 +80,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._hyperparameters = hyperparameters or Document(name="hyperparameters", data={})
         self._run_dir = run_dir
         self._called_wrap_mpu = False
+        self.resets_optimizer = False
         self.carried_slots: list[SlotState] = []
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(

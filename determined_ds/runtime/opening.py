@@ -94,6 +94,7 @@ def open_context(
     ):
         context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
         context.engine = engine
+        context.resets_optimizer = run is not None and run.resets_optimizer
         yield context
         leave_peers()  # a rank that fails shows signs of life to its end
 

@@ -142,6 +142,7 @@ def test_the_result_says_how_it_ended(run: Run) -> None:
         },
         "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
         "resume": None,
+        "slots": 2,
     }
 
 

@@ -35,7 +35,7 @@ CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
     ("key", "meaning"),
     {
         "entrypoint": Meaning.COURSE,
-        "resources.slots_per_trial": Meaning.LAYOUT,
+        "resources.slots_per_trial": Meaning.STRATEGY,
         "resources.resource_pool": Meaning.NOTHING,
         "reproducibility.experiment_seed": Meaning.COURSE,
         "hyperparameters.fit.max_length.batches": Meaning.EFFECT,
@@ -43,9 +43,11 @@ CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
         "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage": Meaning.RESOLVED,
         "hyperparameters.zero_stage": Meaning.RESOLVED,
         "hyperparameters.micro_batch_size": Meaning.RESOLVED,
-        "hyperparameters.generator_zero_stage": Meaning.LAYOUT,
+        "hyperparameters.generator_zero_stage": Meaning.STRATEGY,
+        "hyperparameters.pipe_parallel_size": Meaning.STRATEGY,
+        "hyperparameters.model_parallel_size": Meaning.LAYOUT,
         "hyperparameters.trial_seed": Meaning.COURSE,
-        "hyperparameters.generator_overwrite_deepspeed_args.zero_optimization.stage": Meaning.LAYOUT,
+        "hyperparameters.generator_overwrite_deepspeed_args.zero_optimization.stage": Meaning.STRATEGY,
         "hyperparameters.generator_overwrite_deepspeed_args.optimizer.params.lr": Meaning.EFFECT,
         "data.path": Meaning.EFFECT,
         "name": Meaning.NOTHING,
@@ -60,14 +62,16 @@ def test_what_keys_of_an_experiment_mean(key: str, meaning: Meaning) -> None:
     {
         "train_batch_size": Meaning.COURSE,
         "train_micro_batch_size_per_gpu": Meaning.EFFECT,
-        "zero_optimization.stage": Meaning.LAYOUT,
-        "zero_optimization.sub_group_size": Meaning.LAYOUT,
+        "zero_optimization.stage": Meaning.STRATEGY,
+        "zero_optimization.sub_group_size": Meaning.STRATEGY,
         "zero_optimization.reduce_bucket_size": Meaning.EFFECT,
-        "optimizer.type": Meaning.LAYOUT,
+        "optimizer.type": Meaning.OPTIMIZER,
         "optimizer.params.lr": Meaning.EFFECT,
-        "optimizer.params.amsgrad": Meaning.LAYOUT,
+        "optimizer.params.amsgrad": Meaning.OPTIMIZER,
+        "optimizer.params.torch_adam": Meaning.STRATEGY,
+        "scheduler.type": Meaning.LAYOUT,
         "scheduler.params.warmup_num_steps": Meaning.EFFECT,
-        "bf16.enabled": Meaning.LAYOUT,
+        "bf16.enabled": Meaning.STRATEGY,
         "gradient_clipping": Meaning.EFFECT,
     }.items(),
 )
@@ -102,11 +106,11 @@ def asked(data: dict[str, Any]) -> tuple[Any, Any]:
     )
 
 
-def changes(before: dict[str, Any], now: dict[str, Any], *, warm_start: str | None = None) -> Changes:
+def changes(before: dict[str, Any], now: dict[str, Any], **how: Any) -> Changes:
     was, made = asked(before)
     experiment, resolved = asked(now)
     told: Settings = settings_of(was, made.ds_config)
-    return changes_since(told, experiment, resolved, written="checkpoint c", warm_start=warm_start)
+    return changes_since(told, experiment, resolved, written="checkpoint c", **how)
 
 
 def test_nothing_has_changed() -> None:
@@ -139,7 +143,7 @@ def test_what_means_nothing_is_told() -> None:
 def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
     now = config(
         global_batch_size=16,
-        pipe_parallel_size=2,
+        model_parallel_size=2,
         overwrite_deepspeed_args={"type": "const", "val": {"optimizer": {"type": "Adagrad"}}},
     )
     now["entrypoint"] = now["entrypoint"].replace("trial:One", "trial:Other")
@@ -149,10 +153,9 @@ def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
     assert set(told) == {
         "entrypoint",
         "reproducibility.experiment_seed",
-        "hyperparameters.pipe_parallel_size",
+        "hyperparameters.model_parallel_size",
         "deepspeed train_batch_size",
         "deepspeed optimizer.type",
-        "deepspeed optimizer.params.torch_adam",
     }
     assert (
         "= 16 (global_batch_size, one.yaml): was 8 when checkpoint c was written"
@@ -171,9 +174,55 @@ def test_the_trials_seed_must_stay() -> None:
 def test_a_fork_of_all_may_change_the_course_but_not_the_layout() -> None:
     now = config(global_batch_size=16, overwrite_deepspeed_args={"zero_optimization": {"stage": 2}})
     now["reproducibility"] = {"experiment_seed": 7}
-    found = changes(config(), now, warm_start="all")
+    found = changes(config(), now, warm_start="all", refusal="it has no index")
     assert [problem.key for problem in found.problems] == ["deepspeed zero_optimization.stage"]
     assert "start anew, without it" in found.problems[0].fix
+
+
+def restrategized(**overwrites: Any) -> dict[str, Any]:
+    """The same training on four slots, in another way."""
+    now = config(overwrite_deepspeed_args={"type": "const", "val": overwrites})
+    now["resources"] = {"slots_per_trial": 4}
+    return now
+
+
+def test_the_strategy_may_change_and_is_said_in_a_line_each() -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    found = changes(config(), restrategized(zero_optimization=zero, train_micro_batch_size_per_gpu=1))
+    assert found.problems == ()
+    assert found.strategy[0] == "slots 2 -> 4"
+    stage = "optimizer states, gradients and parameters are divided among the replicas"
+    assert f"zero_stage 1 -> 3: {stage}" in found.strategy
+    assert any("offload_optimizer.device" in line for line in found.strategy)
+    assert any("train_micro_batch_size_per_gpu" in line for line in found.effective)
+
+
+def test_a_pipeline_of_other_stages_is_another_strategy() -> None:
+    assert "pipe_parallel_size 1 -> 2" in changes(config(), config(pipe_parallel_size=2)).strategy
+
+
+@pytest.mark.parametrize("refused_by", ["the checkpoint", "NVMe"])
+def test_a_strategy_that_cannot_change_is_refused_with_the_reason(refused_by: str) -> None:
+    device = "nvme" if refused_by == "NVMe" else "cpu"
+    offload = {"device": device, **({"nvme_path": "/tmp"} if device == "nvme" else {})}
+    now = restrategized(zero_optimization={"stage": 3, "offload_optimizer": offload})
+    refusal = None if refused_by == "NVMe" else "its tensors have no index"
+    found = changes(config(), now, refusal=refusal)
+    told = {problem.key: problem.message for problem in found.problems}
+    assert "deepspeed zero_optimization.stage" in told
+    assert all(message.endswith(refusal or "cannot be filled from it") for message in told.values())
+
+
+def test_an_optimizer_of_another_kind_needs_to_begin_anew() -> None:
+    now = config(overwrite_deepspeed_args={"type": "const", "val": {"optimizer": {"type": "Adagrad"}}})
+    [problem] = changes(config(), now).problems
+    assert problem.key == "deepspeed optimizer.type"
+    assert "--reset-optimizer" in problem.fix
+    reset = changes(config(), now, resets_optimizer=True)
+    assert reset.problems == ()
+    assert any("optimizer.type" in line for line in reset.effective)
+    [forked] = changes(config(), now, warm_start="all").problems
+    assert "--reset-optimizer" not in forked.fix
 
 
 def test_weights_alone_fit_any_strategy_but_not_another_cut_of_the_model() -> None:

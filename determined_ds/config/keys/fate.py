@@ -20,6 +20,8 @@ class Meaning(enum.Enum):
     """What a change of a key means to a run that resumes from a checkpoint, by its letter in the tables."""
 
     LAYOUT = "L"  # must be as it was: a checkpoint is laid out by it
+    STRATEGY = "S"  # may change, where the checkpoint's tensors can be read under any strategy
+    OPTIMIZER = "O"  # must be as it was, unless the optimizer's state begins anew
     COURSE = "C"  # must be as it was: the batches trained so far count by it
     EFFECT = "E"  # takes effect from now on
     NOTHING = "N"  # has no effect on a run that has begun

@@ -45,7 +45,7 @@ EXPERIMENT = table_of(
     rows("hyperparameters", "HHHH E", "all others belong to the model"),
     rows("hyperparameters.global_batch_size", "HHHH J", "every strategy trains the same batch"),
     rows("hyperparameters.data_parallel_world_size", "HHHD J", "the strategy decides it"),
-    rows("hyperparameters.pipe_parallel_size", "HHHD L", "the strategy decides it"),
+    rows("hyperparameters.pipe_parallel_size", "HHHD S", "the strategy decides it"),
     rows("hyperparameters.model_parallel_size", "HHHH L", "the trial's own mpu carries it out"),
     rows(
         "hyperparameters.{deepspeed_config,overwrite_deepspeed_args}",
@@ -74,7 +74,7 @@ EXPERIMENT = table_of(
     rows("hyperparameters.fit.stop_on_nan", "HHHD E", "a measurement always stops at NaN"),
     # ------------------------------------------------------------------------------- the machine and the container
     rows("resources", "IHII N", ON_A_CLUSTER),
-    rows("resources.slots_per_trial", "HHHH L", "ranks to start; --slots replaces it"),
+    rows("resources.slots_per_trial", "HHHH S", "ranks to start; --slots replaces it"),
     rows("resources.max_slots", "IHHI N", ON_A_CLUSTER),
     rows("resources.slots", "RRRR N", "is for notebooks and commands", "write resources.slots_per_trial"),
     rows("resources.native_parallel", "IIII N", UNUSED, "remove it"),

@@ -1,7 +1,7 @@
 """The parts of ranks, for other ranks than wrote them: nothing of the old ranks is lost, and nothing doubled.
 
-Sums and custom reducers of rank R continue in rank R modulo the ranks; generators, callbacks and a script's objects follow
-the replica; the position in the data is the same on every replica.
+Sums and custom reducers of rank R continue in rank R modulo the ranks; generators, callbacks and a script's objects
+follow the replica; the position in the data is the same on every replica.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class ScriptRun:
         test: Whether one batch is trained, one validated, one checkpoint verified.
         resume: Uuid of the checkpoint to resume from.
         resume_from: Its folder, where it is another run's.
+        resets_optimizer: Whether the state of the optimizer in it is left out.
         fork: Folder of a checkpoint of another run, to start from.
         storage: Whether checkpoints go to ``checkpoint_storage``.
         watched: Whether the user states how long nothing may move, so that its reports are signs of life.
@@ -56,6 +57,7 @@ class ScriptRun:
     test: bool = False
     resume: str | None = None
     resume_from: Path | None = None
+    resets_optimizer: bool = False
     fork: Path | None = None
     storage: bool = False
     watched: bool = False
