@@ -46,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         watched=options.watched,
         measurement=measurement,
     )
+    if measurement is not None:  # what is measured is trained from fresh weights
+        run.resume = run.resume_from = None
     rank = RankProcess(options.run_dir, listens=lambda: run.listens)
     rank.debug = bool(run.experiment.config.get("debug"))
     script = ScriptEntrypoint(words=tuple(options.script))

@@ -30,6 +30,7 @@ from determined_ds.transformers.contradictions import (
 )
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
 from determined_ds.transformers.hf_arguments import ReconciledArguments
+from determined_ds.transformers.measured_training import measured_training
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
 
 logger = logging.getLogger("determined_ds")
@@ -82,6 +83,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._is_chief = core_context.distributed.rank == 0
         self._resumed_steps: int | None = None
         self._begin()
+        run = None if self._trial is None else self._trial.run
+        self._measured = measured_training(run, core_context, args)
         if self._trial is not None:
             self._resume(self._trial, args)
 
@@ -152,6 +155,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._is_chief and given is not None and self._trial is not None and self._trial.run is not None:
             path = self._trial.run.there.deepspeed_config
             write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
+        if self._measured is not None:
+            self._measured.begin(args, state, model=kwargs["model"], optimizer=kwargs["optimizer"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
@@ -168,11 +173,16 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Progress, and whether to stop; asked at every step, of the chief."""
+        if self._measured is not None:
+            self._measured.stop_step()
         self._watch.step()
         HEART.step(state.global_step)
         self._report_progress(state.global_step / max(1, state.max_steps))
         if state.global_step < state.max_steps and self._should_stop():
             self._is_stopping = control.should_training_stop = True
+        if self._measured is not None:
+            self._measured.allow(state, control)
+            return
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
@@ -183,6 +193,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """At the end, evaluate and save what was not; in the middle of a pass, only save."""
         self._be_patient()
+        if self._measured is not None:
+            self._measured.allow(state, control)
+            return
         self._report_validation(state)
         step = state.global_step
         in_midst = self._is_stopping and state.epoch != int(state.epoch)
@@ -209,7 +222,10 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         elif group == TRAINING and logs and state.global_step > self._trained_step:
             self._trained_step = state.global_step
             self._check_finite("loss", logs.get("loss"), state)
-            self._report_training(args, state, metrics)
+            if self._measured is None:
+                self._report_training(args, state, metrics)
+            elif "loss" in logs:
+                self._measured.end_step(logs["loss"])
         self._watch.restart()
 
     def on_evaluate(
@@ -239,6 +255,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Report what is left."""
         self._report_validation(state)
         self._is_training = False
+        if self._measured is not None:
+            self._measured.end(was_stopped=self._is_stopping)
 
     def _be_patient(self) -> None:
         """Until the next step anything may take its time: a metric that is computed, a checkpoint, the script's end."""

@@ -15,6 +15,8 @@ from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.transformers.det_callback import DetCallback
 from determined_ds.transformers.here import is_chief
 
+WITH_CALLBACK = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
+
 
 class ResumingTrainer:
     """What makes a class of trainers resume by itself and take part in ``--test``; put it before that class."""
@@ -23,6 +25,7 @@ class ResumingTrainer:
         super().__init__(*args, **kwargs)
         run = script_run()
         self._is_test = run is not None and run.test
+        self._is_measured = run is not None and run.measurement is not None
         data: Any = getattr(self, "eval_dataset", None)
         if self._is_test and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
             options: Any = self.args  # type: ignore[attr-defined]
@@ -37,20 +40,26 @@ class ResumingTrainer:
         """Train, from ``args.resume_from_checkpoint`` where nothing else is said."""
         if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint  # type: ignore[attr-defined]
+        if self._is_measured and self._det_callback is None:
+            message = "needs a DetCallback, which sees the steps"
+            raise ConfigError(Problem(key="--measure", message=message, fix=WITH_CALLBACK, code="measure"))
         output = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         if self._is_test:
             self._prove()
         return output
 
+    @property
+    def _det_callback(self) -> DetCallback | None:
+        callbacks = self.callback_handler.callbacks  # type: ignore[attr-defined]
+        return next((each for each in callbacks if isinstance(each, DetCallback)), None)
+
     def _prove(self) -> None:
         """Load the stored checkpoint over scrambled weights, and evaluate to the same number."""
         trainer: Any = self
-        callbacks = trainer.callback_handler.callbacks
-        callback = next((each for each in callbacks if isinstance(each, DetCallback)), None)
+        callback = self._det_callback
         if callback is None or not trainer.is_deepspeed_enabled:
             message = "needs a DetCallback and a DeepSpeed JSON, to store a checkpoint and load it back"
-            fix = "write Trainer(..., callbacks=[DetCallback(core_context, args)])"
-            raise ConfigError(Problem(key="--test", message=message, fix=fix, code="test"))
+            raise ConfigError(Problem(key="--test", message=message, fix=WITH_CALLBACK, code="test"))
         engine, loss = trainer.model_wrapped, "eval_loss"
 
         def load() -> None:

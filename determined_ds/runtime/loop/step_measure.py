@@ -202,6 +202,6 @@ def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> 
 
 def too_short(trained: str) -> Problem:
     """The problem of a script that trains fewer steps than are to be measured, e.g. ``20 of 35 steps``."""
-    message = f"the script has ended its training after {trained}"
+    message = f"the script trains only {trained}"
     fix = "measure fewer steps (--steps, --warmup), or have the script train longer"
     return Problem(key="--measure", message=message, fix=fix, code="measure")
