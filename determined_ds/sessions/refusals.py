@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import deepspeed
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.adoption import MADE
 from determined_ds.runtime.data.passes import has_state
 from determined_ds.sessions.taking import Drive
 from determined_ds.trial.author import described
@@ -59,6 +62,26 @@ def driven(what: str, drive: Drive | None, *, has_data: bool, is_pipeline: bool)
         fix = "write: for batches in s.steps(): engine.train_batch(data_iter=batches)"
         raise refused(what, "a pipeline takes its batches itself", fix)
     return drive
+
+
+@contextlib.contextmanager
+def of_script() -> Iterator[None]:
+    """Within, an engine that contradicts the hyperparameters is refused in words of a script."""
+    words = {MADE: "the engine of s.checkpoint", "context.overwrite(...)": "config=s.ds_config"}
+    try:
+        yield
+    except ConfigError as error:
+        problems = list(error.problems)
+        for of_trial, said in words.items():
+            problems = [
+                replace(
+                    each,
+                    message=each.message.replace(of_trial, said),
+                    fix=each.fix and each.fix.replace(of_trial, said),
+                )
+                for each in problems
+            ]
+        raise ConfigError(problems) from None
 
 
 def check_count(key: str, num: Any) -> None:

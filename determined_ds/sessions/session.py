@@ -20,7 +20,7 @@ from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
 from determined_ds.sessions.measured_steps import MeasuredSteps
-from determined_ds.sessions.refusals import check_count, check_given, decided, driven, refused
+from determined_ds.sessions.refusals import check_count, check_given, decided, driven, of_script, refused
 from determined_ds.sessions.requested import loop_options
 from determined_ds.sessions.stepped_loop import ScriptState, ScriptTrial, SteppedLoop
 from determined_ds.sessions.taking import Drive
@@ -334,8 +334,9 @@ class Session:
     def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
         context = self.context
         check_given(engines, state)
-        for engine in engines:
-            context.wrap_model_engine(engine)
+        with of_script():
+            for engine in engines:
+                context.wrap_model_engine(engine)
         script, run = ScriptState(context.models, self._position, state), script_run()
         if run is not None and run.measurement is not None:
             loop: SteppedLoop = MeasuredSteps(self._trial, context, script, run)

@@ -90,6 +90,10 @@ def another_batch(s: Any) -> None:
     s.checkpoint(engine_of(s, **{**s.ds_config, "train_batch_size": 6, "train_micro_batch_size_per_gpu": 6}))
 
 
+def another_stage(s: Any) -> None:
+    s.checkpoint(engine_of(s, **{**s.ds_config, "zero_optimization": {"stage": 2}}))
+
+
 def no_engine(s: Any) -> None:
     s.checkpoint()
 
@@ -187,6 +191,12 @@ REFUSED: list[tuple[str, Any, str, tuple[str, ...]]] = [
     ("a_loader_of_other_batches", HPARAMS, "ConfigError", ("s.loader = 3", "not the micro-batch size 8")),
     ("no_data", HPARAMS, "TrialError", ("s.loader: got the int 7",)),
     ("another_batch", HPARAMS, "ConfigError", ("train_batch_size",)),
+    (
+        "another_stage",
+        {**HPARAMS, "zero_stage": 1},
+        "ConfigError",
+        ("the engine of s.checkpoint has 2", "or initialize the engine with config=s.ds_config"),
+    ),
     ("no_engine", HPARAMS, "ConfigError", ("given no engine", "deepspeed.initialize")),
     ("a_module", HPARAMS, "ConfigError", ("got a Linear", "expected an engine of DeepSpeed")),
     ("a_second_engine_later", HPARAMS, "ConfigError", ("its first call was not given",)),
