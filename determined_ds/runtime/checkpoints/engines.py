@@ -1,0 +1,290 @@
+"""The engines of a trial in a checkpoint: written as slices by all ranks, and read back by any.
+
+    model<I>/index.json              which bytes are which slice of which tensor
+             rank<R>.safetensors     the slices of rank R
+             settings_stage<S>.pt    settings of the optimizer, schedule, loss scale, counts; of pipeline stage S
+             own_states_rank<R>.pt   an optimizer's states that are no slices: for the same ranks alone
+
+An engine that cannot be cut in this way is written by DeepSpeed, see
+:func:`~determined_ds.runtime.checkpoints.slices.own_layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from determined_ds.errors import CheckpointError
+from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
+from determined_ds.runtime.checkpoints.built import Record
+from determined_ds.runtime.checkpoints.contents import another_model
+from determined_ds.runtime.checkpoints.engine_settings import built_then, put_settings, settings_of
+from determined_ds.runtime.checkpoints.filling import Filling, misfits, same_optimizer
+from determined_ds.runtime.checkpoints.shards import (
+    Described,
+    Entry,
+    described,
+    index_of,
+    staged,
+    write_shard,
+)
+from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
+from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
+from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What this rank writes of an engine.
+
+    Args:
+        folder: ``model<I>``.
+        shard: The name of its file of slices.
+        slices: Live, or copies in host memory.
+        description: The engine's tensors on this rank.
+        files: Name -> content of other files, for torch.save.
+    """
+
+    folder: str
+    shard: str
+    slices: Sequence[Slice]
+    description: Described
+    files: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What this rank wrote.
+
+    Args:
+        entries: Engine's folder -> the slices in this rank's file.
+        descriptions: Engine's folder -> its tensors on this rank.
+        fingerprints: Relative name of a file -> size and checksum, of those that are known.
+    """
+
+    entries: dict[str, tuple[Entry, ...]]
+    descriptions: dict[str, Described]
+    fingerprints: dict[str, dict[str, Any]]
+
+
+class Engines:
+    """The engines of a trial.
+
+    Args:
+        trial: Whose ``weight_names`` gives more names to parameters.
+        context: With the engines and the ranks.
+        built: What each engine was built with.
+    """
+
+    def __init__(self, trial: Any, context: Any, built: Sequence[Record]) -> None:
+        self._trial = trial
+        self._context = context
+        self._built = built
+
+    def _slices(self, engine: Any) -> EngineSlices:
+        name = getattr(self._trial, "weight_names", None)
+        return EngineSlices(engine, None if name is None else name(engine.module))
+
+    # ------------------------------------------------------------------------------------- written
+
+    def save_own_layouts(self, path: Path) -> None:
+        """Have DeepSpeed write those engines that cannot be cut into slices; a collective."""
+        for number, engine in enumerate(self._context.models):
+            if own_layout(engine):
+                engine.save_checkpoint(str(path), tag=f"model{number}")
+
+    def take(self) -> list[Taken]:
+        """What this rank writes of the other engines, as it is in memory."""
+        return [
+            self._taken(number, engine)
+            for number, engine in enumerate(self._context.models)
+            if not own_layout(engine)
+        ]
+
+    def _taken(self, number: int, engine: Any) -> Taken:
+        own, rank = self._slices(engine), self._context.distributed.rank
+        files: dict[str, Any] = {}
+        if own.replica == 0:
+            settings = settings_of(own, self._built[number])
+            stage = getattr(engine, "stage_id", 0)
+            files[f"settings_stage{stage}.pt"] = {**settings, "layout": self._layout(own)}
+        if others := own.others():
+            files[f"own_states_rank{rank}.pt"] = others
+        return Taken(
+            folder=f"model{number}",
+            shard=f"rank{rank}.safetensors",
+            slices=own.written(),
+            description=described(own),
+            files=files,
+        )
+
+    def _layout(self, own: EngineSlices) -> dict[str, Any]:
+        """What must be the same for a resume that changes nothing at all."""
+        engine = own.engine
+        return {
+            "ranks": self._context.distributed.size,
+            "replicas": own.replicas,
+            "zero_stage": engine.zero_optimization_stage(),
+            "kind": type(engine.optimizer).__name__,
+            "optimizer": type(base_optimizer(engine)).__name__ if engine.optimizer is not None else "",
+        }
+
+    @staticmethod
+    def write(path: Path, taken: Sequence[Taken], beat: Callable[[], None]) -> Written:
+        """Write this rank's files. Not a collective; it may run beside training with :func:`copied` slices."""
+        entries, descriptions, fingerprints = {}, {}, {}
+        for each in taken:
+            folder = path / each.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            shard = write_shard(folder / each.shard, each.slices, beat)
+            for name, content in each.files.items():
+                torch.save(content, folder / name)
+            entries[each.folder] = shard.entries
+            descriptions[each.folder] = each.description
+            fingerprints[f"{each.folder}/{each.shard}"] = shard.fingerprint
+        return Written(entries=entries, descriptions=descriptions, fingerprints=fingerprints)
+
+    def write_indexes(self, path: Path, written: Written) -> None:
+        """Have rank 0 write the index of each engine; a collective."""
+        everyone = self._context.distributed.gather(written)
+        for folder in written.entries if everyone is not None else ():
+            ranks = [each.descriptions[folder] for each in everyone]
+            entries = [entry for each in everyone for entry in each.entries[folder]]
+            write_index(path / folder, index_of(ranks, entries))
+
+    # ------------------------------------------------------------------------------------- read
+
+    @staticmethod
+    def are_indexed(path: Path) -> bool:
+        """Whether any engine in a checkpoint was written as slices."""
+        return any(path.glob(f"model*/{INDEX_NAME}"))
+
+    def read(self, path: Path, uuid: str, *, reset_optimizer: bool = False) -> list[Record]:
+        """Fill the engines; a collective.
+
+        Args:
+            path: The checkpoint's folder.
+            uuid: Of the checkpoint, for messages.
+            reset_optimizer: Whether the optimizers begin anew.
+
+        Returns:
+            What each engine was built with when it was written, as this trial's are.
+
+        Raises:
+            CheckpointError: it does not fit, or lacks a file.
+            ConfigError: it is of another model.
+        """
+        found = self._stored(path, uuid)
+        then = []
+        for number, (engine, stored) in enumerate(zip(self._context.models, found, strict=True)):
+            if stored is None:
+                engine.load_checkpoint(str(path), tag=f"model{number}")
+                then.append(self._built[number])
+                continue
+            own = self._slices(engine)
+            settings = stored.settings
+            exact = settings.get("layout") == self._layout(own)
+            if not reset_optimizer:
+                _check_optimizer(own, stored, uuid, exact=exact)
+            Filling(own, stored, exact=exact).fill(optimizer=not reset_optimizer)
+            put_settings(own, settings, optimizer=not reset_optimizer)
+            if exact and not reset_optimizer:
+                self._read_own_states(own, path / f"model{number}")
+            then.append(
+                self._built[number] if reset_optimizer else built_then(own, settings, self._built[number])
+            )
+        return then
+
+    def read_weights(self, path: Path, uuid: str) -> None:
+        """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
+        for engine, stored in zip(self._context.models, self._stored(path, uuid), strict=True):
+            if stored is None:
+                raise CheckpointError(f"checkpoint {uuid} holds an engine of another layout than the others")
+            Filling(self._slices(engine), stored, exact=False).fill(optimizer=False)
+
+    def _stored(self, path: Path, uuid: str) -> list[StoredEngine | None]:
+        """Each engine in a checkpoint, checked against those here: all ranks refuse alike."""
+        there, here = sum(1 for found in path.glob("model*") if found.is_dir()), len(self._context.models)
+        if there != here:
+            words = f"it holds {there} engine{'s' * (there != 1)}, and this trial has {here}"
+            raise another_model(uuid, words)
+        found, failure = [], ""
+        try:
+            found = [stored_engine(path / f"model{number}") for number in range(here)]
+        except CheckpointError as error:
+            failure = str(error)
+        if failures := [each for each in self._context.distributed.allgather(failure) if each]:
+            raise CheckpointError(f"checkpoint {uuid}: {failures[0]}")
+        for number, (engine, stored) in enumerate(zip(self._context.models, found, strict=True)):
+            if stored is not None and (reasons := self._misfits(engine, stored)):
+                where = f"engine {number}: " if here > 1 else ""
+                more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
+                raise another_model(uuid, where + "; ".join([*reasons[:MOST_NAMED], *more]))
+        return found
+
+    def _misfits(self, engine: Any, stored: StoredEngine) -> list[str]:
+        everyone = self._context.distributed.allgather(misfits(self._slices(engine), stored))
+        reasons = list(dict.fromkeys(reason for own, _ in everyone for reason in own))
+        taken = {name for _, names in everyone for name in names}
+        surplus = [name for name in stored.index.tensors if name not in taken]
+        shapes = stored.index.tensors
+        return [*reasons, *(f"{name} {shapes[name].shape} is not in this model" for name in surplus)]
+
+    @staticmethod
+    def _own_states_file(folder: Path, rank: int) -> Path:
+        return folder / f"own_states_rank{rank}.pt"
+
+    def _read_own_states(self, own: EngineSlices, folder: Path) -> None:
+        file = self._own_states_file(folder, self._context.distributed.rank)
+        if not file.is_file():
+            return
+        base = base_optimizer(own.engine)
+        for number, states in torch.load(file, map_location="cpu").items():
+            held = own.held[number]
+            device = held.tensor.device
+            base.state.setdefault(held.tensor, {}).update(
+                {
+                    key: value.to(device) if isinstance(value, torch.Tensor) else value
+                    for key, value in states.items()
+                }
+            )
+
+
+def copied(taken: Sequence[Taken], buffers: list[torch.Tensor]) -> list[Taken]:
+    """What is taken, with copies of the slices in host memory.
+
+    Args:
+        taken: Of each engine.
+        buffers: Host memory of an earlier call, which is taken again; filled with what is used now.
+    """
+    copies = []
+    for number, each in enumerate(taken):
+        slices, buffer = staged(each.slices, buffers[number] if number < len(buffers) else None)
+        buffers[number : number + 1] = [buffer]
+        copies.append(replace(each, slices=slices))
+    return copies
+
+
+def _check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact: bool) -> None:
+    """Refuse states that this optimizer cannot continue with."""
+    if own.engine.optimizer is None or not stored.index.optimizer:
+        return
+    here = type(base_optimizer(own.engine)).__name__
+    there = stored.index.optimizer
+    fix = "resume with that optimizer, or add --reset-optimizer to keep the weights and begin its state anew"
+    if not same_optimizer(there, here):
+        raise CheckpointError(
+            f"checkpoint {uuid} has states of {there}, and this optimizer is {here}\n  fix: {fix}"
+        )
+    folder = getattr(stored, "folder", None)
+    if not exact and folder is not None and any(folder.glob("own_states_rank*.pt")):
+        raise CheckpointError(
+            f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
+            f"strategy that wrote them can continue with them\n  fix: {fix}"
+        )

@@ -1,0 +1,235 @@
+"""A rank's slices as one file of safetensors, and the index over the files of all ranks.
+
+header: name -> dtype, shape, place of its bytes        8 bytes of length, JSON, blanks
+bytes of the slices                                     widest elements first, so each is aligned
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from determined_ds.errors import CheckpointError
+from determined_ds.protocol.tensor_index import (
+    WEIGHT,
+    EngineIndex,
+    Piece,
+    StoredState,
+    StoredTensor,
+    incomplete,
+)
+from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
+
+CHUNK_BYTES = 2**23
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A slice in a file.
+
+    Args:
+        name: Of the tensor.
+        state: Of the tensor.
+        dtype: By safetensors' name.
+        piece: Where it is.
+    """
+
+    name: str
+    state: str
+    dtype: str
+    piece: Piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A file that was written.
+
+    Args:
+        entries: What is in it.
+        fingerprint: Its size and checksum, as a manifest has them.
+    """
+
+    entries: tuple[Entry, ...]
+    fingerprint: dict[str, Any]
+
+
+def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple[list[Slice], torch.Tensor]:
+    """Copies of slices in host memory, which training no longer changes.
+
+    Args:
+        slices: On any device.
+        buffer: Host memory from an earlier call, taken again where it is large enough.
+
+    Returns:
+        The copies, and the memory that they lie in.
+    """
+    slices = _by_width(slices)
+    sizes = [each.tensor.numel() * each.tensor.element_size() for each in slices]
+    if buffer is None or buffer.numel() < sum(sizes):
+        on_gpu = any(each.tensor.is_cuda for each in slices)
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=on_gpu)
+    copies, at = [], 0
+    with torch.no_grad():
+        for each, size in zip(slices, sizes, strict=True):
+            place = buffer[at : at + size].view(each.tensor.dtype)
+            place.copy_(each.tensor, non_blocking=True)
+            copies.append(replace(each, tensor=place))
+            at += size
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return copies, buffer
+
+
+def write_shard(path: Path, slices: Sequence[Slice], beat: Callable[[], None] = lambda: None) -> Shard:
+    """Write slices to a file.
+
+    Args:
+        path: The file.
+        slices: On any device.
+        beat: Called after each piece of some megabytes.
+    """
+    slices = _by_width(slices)
+    header = _header(slices)
+    digest, entries, at = hashlib.sha256(header), [], len(header)
+    with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
+        file.write(header)
+        for each in slices:
+            sums = []
+            for chunk in each.tensor.split(max(1, CHUNK_BYTES // each.tensor.element_size())):
+                host = chunk.cpu().contiguous()
+                view = memoryview(host.view(torch.uint8).numpy())
+                digested = beside.submit(digest.update, view)
+                file.write(view)
+                sums.append(sum_of_squares(host))
+                digested.result()
+                beat()
+            piece = Piece(
+                file=path.name,
+                offset=at,
+                start=each.start,
+                count=each.tensor.numel(),
+                sum_of_squares=None if None in sums else sum(square for square in sums if square is not None),
+            )
+            entries.append(
+                Entry(name=each.name, state=each.state, dtype=DTYPES[each.tensor.dtype], piece=piece)
+            )
+            at += each.tensor.numel() * each.tensor.element_size()
+    return Shard(entries=tuple(entries), fingerprint={"bytes": at, "sha256": digest.hexdigest()})
+
+
+def _by_width(slices: Sequence[Slice]) -> list[Slice]:
+    return sorted(slices, key=lambda each: -each.tensor.element_size())
+
+
+def _header(slices: Sequence[Slice]) -> bytes:
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for each in slices:
+        size = each.tensor.numel() * each.tensor.element_size()
+        content[f"{each.name}/{each.state}[{each.start}:{each.stop}]"] = {
+            "dtype": DTYPES[each.tensor.dtype],
+            "shape": [each.tensor.numel()],
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def sum_of_squares(tensor: torch.Tensor) -> float | None:
+    """Of some million elements; None where they are not real numbers of 16 bits or more."""
+    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        return None
+    values = tensor if tensor.dtype in (torch.float64, torch.float32) else tensor.float()
+    return float(torch.dot(values, values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The tensors of a rank, less their values.
+
+    Args:
+        kinds: Name -> shape and kind.
+        aliases: Other name -> name.
+        scalars: Name -> the optimizer's numbers.
+        optimizer: The class of the optimizer.
+    """
+
+    kinds: dict[str, tuple[tuple[int, ...], str]]
+    aliases: dict[str, str]
+    scalars: dict[str, dict[str, float]]
+    optimizer: str
+
+
+def described(own: EngineSlices) -> Described:
+    """What this rank's part of an engine is called."""
+    engine = own.engine
+    kind = type(getattr(engine, "basic_optimizer", None) or engine.optimizer).__name__
+    return Described(
+        kinds={name: (whole.shape, whole.kind) for name, whole in own.wholes.items()},
+        aliases=dict(own.aliases),
+        scalars={
+            name: {key: float(value) for key, value in numbers.items()}
+            for name, numbers in own.scalars().items()
+        },
+        optimizer="" if engine.optimizer is None else kind,
+    )
+
+
+def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineIndex:
+    """The index over what all ranks wrote.
+
+    Args:
+        ranks: The tensors of each rank.
+        entries: What they wrote.
+
+    Raises:
+        CheckpointError: ranks have written a slice twice, or not at all.
+    """
+    kinds = {name: kind for rank in ranks for name, kind in rank.kinds.items()}
+    scalars = {name: numbers for rank in ranks for name, numbers in rank.scalars.items()}
+    pieces: dict[str, dict[str, tuple[str, list[Piece]]]] = {name: {} for name in kinds}
+    for entry in entries:
+        pieces[entry.name].setdefault(entry.state, (entry.dtype, []))[1].append(entry.piece)
+    tensors = {
+        name: StoredTensor(
+            shape=shape,
+            kind=kind,
+            states={
+                state: StoredState(dtype=dtype, pieces=tuple(sorted(found, key=lambda each: each.start)))
+                for state, (dtype, found) in pieces[name].items()
+            },
+            scalars=scalars.get(name, {}),
+        )
+        for name, (shape, kind) in kinds.items()
+    }
+    aliases = {alias: name for rank in ranks for alias, name in rank.aliases.items()}
+    index = EngineIndex(tensors=tensors, aliases=aliases, optimizer=ranks[0].optimizer)
+    if missing := next(iter(incomplete(index)), None):
+        raise CheckpointError(f"{missing} were written twice or not at all: ranks disagree on who holds them")
+    if bare := next((name for name, each in tensors.items() if each.count and not each.states), None):
+        raise CheckpointError(f"no rank has written {bare} ({WEIGHT})")
+    return index

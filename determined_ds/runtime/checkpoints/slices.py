@@ -1,0 +1,311 @@
+"""The slices of an engine's tensors that this rank holds: the one description by which it is written and filled.
+
+A slice is a live view: what is copied into it changes the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
+
+from determined_ds.protocol.tensor_index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT
+from determined_ds.runtime.checkpoints.held import Held, held_by, is_along, state_of
+from determined_ds.trial.ddp import DDPEngine
+
+# Optimizers that keep errors or statistics which are no slices of a parameter's.
+OWN_LAYOUT = ("OnebitAdam", "ZeroOneAdam", "OnebitLamb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A part of one state of a tensor.
+
+    Args:
+        name: Of the tensor.
+        state: ``weight``, ``fp32``, or one of the optimizer's.
+        start: Of its first element in the flattened tensor.
+        tensor: One-dimensional.
+    """
+
+    name: str
+    state: str
+    start: int
+    tensor: Any
+
+    @property
+    def stop(self) -> int:
+        """The element after the last."""
+        return self.start + int(self.tensor.numel())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A tensor of the engine, of which a rank holds all, a part, or none.
+
+    Args:
+        name: In the checkpoint.
+        shape: Of the whole.
+        kind: ``trained``, ``frozen`` or ``buffer``.
+        tensor: The parameter or buffer.
+        is_copy: Whether another pipeline stage writes it: a weight that stages share.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    tensor: Any
+    is_copy: bool
+
+
+def own_layout(engine: Any) -> str:
+    """Why an engine's tensors cannot be written as slices; "" where they can.
+
+    Such an engine is written by DeepSpeed, and read back by as many ranks under the same strategy.
+    """
+    if isinstance(engine, DDPEngine):
+        return ""
+    zero = engine._config.zero_config
+    offloads = (zero.offload_optimizer, zero.offload_param)
+    kind = type(getattr(engine, "basic_optimizer", None)).__name__
+    if engine.has_moe_layers:
+        return "it has experts"
+    if engine.mp_world_size > 1 and not isinstance(engine.module, PipelineModule):
+        return "it is tensor-parallel"
+    if isinstance(engine.module, PipelineModule) and engine.grid.get_slice_parallel_world_size() > 1:
+        return "it is tensor-parallel"
+    if any(offload is not None and offload.device == "nvme" for offload in offloads):
+        return "its states are on NVMe"
+    if kind in OWN_LAYOUT:
+        return f"{kind} keeps errors of its compression"
+    if getattr(zero, "mics_shard_size", -1) > 0:
+        return "MiCS shards it"
+    if getattr(engine, "zenflow", False) or getattr(engine, "super_offload", bool)() is True:
+        return "its optimizer runs beside it"
+    if engine.random_ltd_enabled() or engine.curriculum_learning_enabled():
+        return "DeepSpeed's data efficiency keeps its own state"
+    return _unshared(engine.module) if isinstance(engine.module, PipelineModule) else ""
+
+
+def _unshared(module: Any) -> str:
+    """Parameters of one name on several stages, with values of their own."""
+    for key, tied in module.tied_comms.items():
+        shared = tied["weight_attr"]
+        for name, _ in tied["module"].named_parameters():
+            if name not in ([shared] if isinstance(shared, str) else shared):
+                return f"tied layer {key} has {name}, which its stages do not share"
+    return ""
+
+
+class EngineSlices:
+    """What a rank holds of an engine, by name.
+
+    Args:
+        engine: One that :func:`own_layout` has no reason against.
+        more_names: Other names of parameters, such as those that all forms of a model have in common.
+
+    Attributes:
+        wholes: Name -> tensor, of this rank. Of a pipeline, names begin with the index of the layer.
+        aliases: Other names of the same tensors -> the name in ``wholes``.
+        held: What the optimizer steps.
+    """
+
+    def __init__(self, engine: Any, more_names: Mapping[str, Any] | None = None) -> None:
+        self.engine = engine
+        self.wholes: dict[str, Whole] = {}
+        self.aliases: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        self._copied: list[tuple[Any, Any]] = []
+        module = engine.module
+        kept = _kept_buffers(module)
+        buffers = [found for found in module.named_buffers(remove_duplicate=False) if found[0] in kept]
+        layers = _tied_layers(module) if isinstance(module, PipelineModule) else {}
+        for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
+            for each in _by_layer(name, layers):
+                self._add(each, tensor)
+        for name, tensor in (more_names or {}).items():
+            if id(tensor) in self._names:
+                self._add(name, tensor)
+        self.held = held_by(engine)
+        group = getattr(engine, "seq_data_parallel_group", None)
+        self.replica, self.replicas = 0, 1
+        if dist.is_initialized():
+            self.replica, self.replicas = dist.get_rank(group), dist.get_world_size(group)
+
+    def _add(self, name: str, tensor: Any) -> None:
+        first = self._names.setdefault(id(tensor), name)
+        if first != name:
+            self.aliases[name] = first
+            return
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        self.wholes[name] = Whole(
+            name=name,
+            shape=tuple(getattr(tensor, "ds_shape", tensor.shape)),
+            kind=BUFFER if not is_parameter else TRAINED if tensor.requires_grad else FROZEN,
+            tensor=tensor,
+            is_copy=bool(getattr(tensor, "ds_pipe_replicated", False)),
+        )
+
+    # ------------------------------------------------------------------------------------- held
+
+    @property
+    def is_split(self) -> bool:
+        """Whether replicas hold parts of the optimizer's tensors, and not the same ones."""
+        return not isinstance(self.engine, DDPEngine) and bool(self.engine.zero_optimization())
+
+    @property
+    def weights_are_split(self) -> bool:
+        """Whether replicas hold parts of the weights: ZeRO 3."""
+        return any(hasattr(whole.tensor, "ds_tensor") for whole in self.wholes.values())
+
+    def weights(self) -> Iterator[Slice]:
+        """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
+        mastered = (
+            {id(lies.parameter) for held in self.held for lies in held.lies} if self.is_split else set()
+        )
+        for name, whole in self.wholes.items():
+            if not hasattr(whole.tensor, "ds_tensor"):
+                yield Slice(name=name, state=WEIGHT, start=0, tensor=self._flattened(whole.tensor))
+            elif id(whole.tensor) not in mastered and whole.kind != TRAINED:
+                part = whole.tensor.ds_tensor
+                start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
+                count = max(0, min(part.numel(), whole.tensor.ds_numel - start))
+                if count:
+                    yield Slice(name=name, state=WEIGHT, start=start, tensor=part.data.view(-1)[:count])
+
+    def masters(self) -> Iterator[Slice]:
+        """The optimizer's copies of the weights."""
+        for held in self.held:
+            if not held.is_parameter:
+                yield from self._along(held, MASTER, held.tensor)
+
+    def states(self) -> Iterator[Slice]:
+        """The optimizer's states that have a number for each element of a parameter."""
+        for held in self.held:
+            for key, value in state_of(self.engine, held).items():
+                if is_along(value, held):
+                    yield from self._along(held, key, value)
+
+    def _along(self, held: Held, state: str, tensor: Any) -> Iterator[Slice]:
+        flat = self._flattened(tensor)
+        for lies in held.lies:
+            yield Slice(
+                name=self.name_of(lies.parameter),
+                state=state,
+                start=lies.start,
+                tensor=flat[lies.offset : lies.offset + lies.count],
+            )
+
+    def _flattened(self, tensor: Any) -> Any:
+        """A tensor in one dimension: a view; or a copy where its memory is in another order, see :meth:`put_back`."""
+        flat = tensor.data.reshape(-1)
+        if not tensor.is_contiguous():
+            self._copied.append((tensor, flat))
+        return flat
+
+    def put_back(self) -> None:
+        """Copy what was written into slices that are no views to where it belongs."""
+        while self._copied:
+            tensor, flat = self._copied.pop()
+            tensor.data.copy_(flat.view(tensor.shape))
+
+    def name_of(self, parameter: Any) -> str:
+        """A parameter's name in checkpoints."""
+        return self._names[id(parameter)]
+
+    def other_names(self, name: str) -> tuple[str, ...]:
+        """The aliases of a tensor."""
+        return tuple(alias for alias, own in self.aliases.items() if own == name)
+
+    def scalars(self) -> dict[str, dict[str, Any]]:
+        """Parameter -> the optimizer's numbers of it, such as ``step``."""
+        found: dict[str, dict[str, Any]] = {}
+        for held in self.held:
+            numbers = {key: value for key, value in state_of(self.engine, held).items() if is_number(value)}
+            for lies in held.lies if numbers else ():
+                found[self.name_of(lies.parameter)] = numbers
+        return found
+
+    def others(self) -> dict[int, dict[str, Any]]:
+        """Number of a held tensor -> states that are neither along it nor numbers: an optimizer's own."""
+        found = {}
+        for number, held in enumerate(self.held):
+            own = {
+                key: value
+                for key, value in state_of(self.engine, held).items()
+                if value is not None and not is_along(value, held) and not is_number(value)
+            }
+            if own:
+                found[number] = own
+        return found
+
+    # ------------------------------------------------------------------------------------- written
+
+    def written(self) -> list[Slice]:
+        """The slices that this rank writes: all ranks together write each element once."""
+        self._copied.clear()
+        weights = [each for each in self.weights() if not self.wholes[each.name].is_copy]
+        copies = [each for each in self.masters() if not self.wholes[each.name].is_copy]
+        states = [each for each in self.states() if not self.wholes[each.name].is_copy]
+        if self.weights_are_split:
+            whole = [each for each in weights if not hasattr(self.wholes[each.name].tensor, "ds_tensor")]
+            split = [each for each in weights if hasattr(self.wholes[each.name].tensor, "ds_tensor")]
+            return [*self._share(whole), *split, *copies, *states]
+        if self.is_split:
+            return [*self._share(weights), *copies, *states]
+        return self._share([*weights, *copies, *states])
+
+    def _share(self, slices: Iterable[Slice]) -> list[Slice]:
+        """This replica's share of slices that all replicas hold; buffers are those of the first."""
+        same: list[Slice] = []
+        own: list[Slice] = []
+        for each in slices:
+            (own if self.wholes[each.name].kind == BUFFER else same).append(each)
+        total = sum(each.tensor.numel() for each in same)
+        low, high = (total * index // self.replicas for index in (self.replica, self.replica + 1))
+        found, at = list(own if self.replica == 0 else ()), 0
+        for each in same:
+            count = each.tensor.numel()
+            first, last = max(low - at, 0), min(high - at, count)
+            if first < last or (not count and not self.replica):
+                found.append(replace(each, start=each.start + first, tensor=each.tensor[first:last]))
+            at += count
+        return found
+
+
+def _tied_layers(module: Any) -> dict[str, list[int]]:
+    """Key of tied layers -> the indices of those layers in the whole pipeline."""
+    found: dict[str, list[int]] = {}
+    for index, layer in enumerate(module._layer_specs):
+        if isinstance(layer, TiedLayerSpec):
+            found.setdefault(layer.key, []).append(index)
+    return found
+
+
+def _by_layer(name: str, tied: Mapping[str, list[int]]) -> list[str]:
+    """A name in a pipeline's module by the index of its layer, or of each layer that it is tied to."""
+    if not name.startswith("tied_modules."):
+        return [name]
+    _, key, rest = name.split(".", 2)
+    return [f"{index}.{rest}" for index in tied[key]]
+
+
+def _kept_buffers(module: torch.nn.Module) -> set[str]:
+    """The names of the buffers that belong to a state_dict."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        for name in part._buffers
+        if name not in part._non_persistent_buffers_set
+    }
+
+
+def is_number(value: Any) -> bool:
+    """Whether a state is one number."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,129 @@
+"""What a checkpoint holds of one engine, to be read by name and slice, whoever wrote it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from determined_ds.errors import CheckpointError
+from determined_ds.protocol.tensor_index import (
+    ITEM_BYTES,
+    EngineIndex,
+    StoredTensor,
+    incomplete,
+    read_index,
+)
+from determined_ds.runtime.checkpoints.shards import TORCH_DTYPES
+
+
+class StoredEngine(abc.ABC):
+    """The tensors and settings of an engine in a checkpoint.
+
+    Attributes:
+        index: Its tensors. Where it is made of files of another layout, pieces name no bytes.
+    """
+
+    index: EngineIndex
+
+    @property
+    @abc.abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What is no tensor, see :func:`~determined_ds.runtime.checkpoints.engine_settings.settings_of`."""
+
+    @abc.abstractmethod
+    def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """The elements ``start`` to ``stop`` of a tensor's state.
+
+        Args:
+            name: A key of ``index.tensors``.
+            state: A key of its ``states``.
+            start: In the flattened tensor.
+            stop: In the flattened tensor.
+
+        Yields:
+            Where a part begins, counted from ``start``, and the part, one-dimensional and on the CPU: only what is
+            read of it is loaded into memory.
+        """
+
+    def name_of(self, name: str, aliases: tuple[str, ...] = ()) -> str | None:
+        """The key in ``index.tensors`` of a tensor by any of its names; None where it is not there."""
+        for each in (name, *aliases):
+            found = self.index.aliases.get(each, each)
+            if found in self.index.tensors:
+                return found
+        return None
+
+    def whole(self, name: str, state: str) -> torch.Tensor:
+        """A whole state of a tensor, in its shape."""
+        tensor: StoredTensor = self.index.tensors[name]
+        found = torch.empty(tensor.count, dtype=TORCH_DTYPES[tensor.states[state].dtype])
+        for at, part in self.parts(name, state, 0, tensor.count):
+            found[at : at + part.numel()].copy_(part)
+        return found.view(tensor.shape)
+
+
+class IndexedEngine(StoredEngine):
+    """An engine that was written as slices.
+
+    Args:
+        folder: ``model<I>`` of a checkpoint.
+        index: The index in it.
+    """
+
+    def __init__(self, folder: Path, index: EngineIndex) -> None:
+        self.folder = folder
+        self.index = index
+        self._files: dict[str, Any] = {}
+        if missing := next(iter(incomplete(index)), None):
+            raise CheckpointError(f"{folder} lacks {missing}")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """See the base class; of all pipeline stages together."""
+        files = sorted(self.folder.glob("settings_stage*.pt"))
+        if not files:
+            raise CheckpointError(f"{self.folder} has no settings_stage0.pt")
+        stages = [torch.load(file, map_location="cpu") for file in files]
+        return {**stages[0], "groups": [group for stage in stages for group in stage["groups"]]}
+
+    def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """See the base class."""
+        stored = self.index.tensors[name].states[state]
+        size, dtype = ITEM_BYTES[stored.dtype], TORCH_DTYPES[stored.dtype]
+        for piece in stored.pieces:
+            first, last = max(start, piece.start), min(stop, piece.start + piece.count)
+            if first >= last:
+                continue
+            offset, count = piece.offset + (first - piece.start) * size, last - first
+            raw = self._file(piece.file)[offset : offset + count * size]
+            if raw.size != count * size:
+                raise CheckpointError(
+                    f"{self.folder / piece.file} ends before elements {first} to {last} of {name} ({state})"
+                )
+            yield first - start, torch.from_numpy(raw).view(dtype)
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            try:
+                self._files[name] = np.memmap(self.folder / name, dtype=np.uint8, mode="c")
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{self.folder / name} is missing: another rank or machine wrote it\n  fix: copy it there"
+                ) from None
+        return self._files[name]
+
+
+def stored_engine(folder: Path) -> StoredEngine | None:
+    """An engine in a checkpoint, by slices; None where it can only be read by the ranks that wrote it.
+
+    Args:
+        folder: ``model<I>`` of the checkpoint.
+    """
+    index = read_index(folder)
+    return None if index is None else IndexedEngine(folder, index)
