@@ -207,6 +207,12 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return Ranks(2, tmp_path_factory.mktemp("two_ranks"), first=compile_nothing)
 
 
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Four ranks."""
+    return Ranks(4, tmp_path_factory.mktemp("four_ranks"), first=compile_nothing)
+
+
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     """Two machines, joined by a cable (see ``machines.py``). As root only."""

@@ -116,11 +116,13 @@ class EngineIndex:
     Args:
         tensors: Name -> tensor.
         aliases: Other names of the same tensors, of weights that are tied: name -> name in ``tensors``.
+        common: Names that all forms of the model have in common (``weight_names`` of its trial) -> name in ``tensors``.
         optimizer: The class of the optimizer; empty where there is none.
     """
 
     tensors: Mapping[str, StoredTensor]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    common: Mapping[str, str] = field(default_factory=dict)
     optimizer: str = ""
 
 
@@ -148,6 +150,7 @@ def write_index(folder: Path, index: EngineIndex) -> None:
         "version": VERSION,
         "optimizer": index.optimizer,
         "aliases": dict(index.aliases),
+        "common": dict(index.common),
         "tensors": tensors,
     }
     (folder / INDEX_NAME).write_text(json.dumps(content, separators=(",", ":")) + "\n")
@@ -167,11 +170,16 @@ def read_index(folder: Path) -> EngineIndex | None:
         content = json.loads(text)
         if content["version"] > VERSION:
             raise CheckpointError(
-                f"{folder / INDEX_NAME} is of version {content['version']}, and this determined_ds reads up to {VERSION}"
-                "\n  fix: update determined_ds"
+                f"{folder / INDEX_NAME} is of version {content['version']}, and this determined_ds reads up to version "
+                f"{VERSION}\n  fix: update determined_ds"
             )
         tensors = {name: _tensor(given) for name, given in content["tensors"].items()}
-        return EngineIndex(tensors=tensors, aliases=content["aliases"], optimizer=content["optimizer"])
+        return EngineIndex(
+            tensors=tensors,
+            aliases=content["aliases"],
+            common=content["common"],
+            optimizer=content["optimizer"],
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder / INDEX_NAME} cannot be read: {error!r}") from error
 

@@ -64,6 +64,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "build_scheduler": ("optimizer",),
         "on_step_end": ("batch_idx", "metrics"),
         "frozen": ("batch_idx",),
+        "weight_names": ("model",),
         "predict": ("model", "batch"),
         "build_prediction_data_loader": (),
         "build_training_data_loader": (),
@@ -166,6 +167,20 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """
         return None
 
+    def weight_names(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+        """More names of the model's parameters and buffers, under which checkpoints hold them too.
+
+        Where two trials train one model in different forms, such as whole and as a pipeline, give both the same names:
+        each then resumes from the checkpoints of the other.
+
+        Args:
+            model: What :meth:`build_model` returned; of a pipeline, the layers of this rank.
+
+        Returns:
+            Name -> parameter or buffer of ``model``.
+        """
+        return {}
+
     def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
         """Called after each optimizer step, before what is due after it: reports, validations, checkpoints.
 
@@ -224,6 +239,26 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             key = "hyperparameters.fit.max_length"
             raise ConfigError(Problem(key=key, value=value, message=message, fix=fix, code="total-steps"))
         return length.value
+
+    def save(self, context: Any, path: Path) -> None:
+        """Write the engines into a checkpoint's folder. To add files of your own, override it and call ``super``'s.
+
+        Args:
+            context: The trial's.
+            path: The folder.
+        """
+        files = getattr(context, "engine_files", None)
+        super().save(context, path) if files is None else files.save(path)
+
+    def load(self, context: Any, path: Path) -> None:
+        """Read the engines from a checkpoint's folder; with :meth:`save`.
+
+        Args:
+            context: The trial's.
+            path: The folder.
+        """
+        files = getattr(context, "engine_files", None)
+        super().load(context, path) if files is None else files.load(path)
 
     def initialize(self, model: torch.nn.Module, ds_config: dict[str, Any]) -> Any:
         """``deepspeed.initialize`` and ``context.wrap_model_engine``; call it again for a second engine.

@@ -16,6 +16,7 @@ from model_defs.gpt2.model import (
     Options,
     gpt2_config,
     load_initial_weights,
+    parameters_by_huggingface_name,
     pipeline_layer_plan,
     vocab_size_of,
 )
@@ -45,6 +46,9 @@ class _GPT2(ReconciledTrial):
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         return decay_groups(model)
+
+    def weight_names(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        return parameters_by_huggingface_name(model)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)

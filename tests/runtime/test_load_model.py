@@ -169,7 +169,7 @@ def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path:
         load_state_dict_from_checkpoint_path(tmp_path)
     damaged = tmp_path / "damaged"
     shutil.copytree(good, damaged)
-    (damaged / "model0" / "mp_rank_00_model_states.pt").write_bytes(b"")
+    (damaged / "model0" / "rank0.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="0 bytes"):
         load_state_dict_from_checkpoint_path(damaged)
     other = tmp_path / "other"

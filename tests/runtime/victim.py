@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from determined import pytorch
 
@@ -267,6 +268,10 @@ def last_words(run_dir: Path) -> dict[str, Any]:
         assert ALLOWED
         for file in sorted([*newest.rglob("*.pt"), *newest.rglob("*.pth")]):
             states[str(file.relative_to(newest))] = torch.load(file, map_location="cpu")
+    for file in sorted(newest.rglob("*.safetensors")):
+        states[str(file.relative_to(newest))] = safetensors.torch.load_file(file)
+    for file in sorted(newest.rglob("index.json")):
+        states[str(file.relative_to(newest))] = json.loads(file.read_text())
     return {"metrics": metrics, "states": states}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.slices import EngineSlices
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
-COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 # Of DeepSpeed's loss scalers, what changes during training.
 SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -66,9 +68,9 @@ def put_settings(own: EngineSlices, stored: Mapping[str, Any], *, optimizer: boo
     if getattr(engine, "lr_scheduler", None) is not None and stored["lr_scheduler"] is not None:
         engine.lr_scheduler.load_state_dict(stored["lr_scheduler"])
     for name, value in stored["counters"].items():
-        if hasattr(engine, name) and name != "micro_steps":
+        if hasattr(engine, name):
             setattr(engine, name, value)
-    if hasattr(engine, "micro_steps"):  # a checkpoint is between steps
+    if not isinstance(engine, PipelineEngine):  # a checkpoint is between steps
         engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import CheckpointError
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.contents import another_model
@@ -35,6 +37,8 @@ from determined_ds.runtime.checkpoints.shards import (
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+from determined_ds.trial.author import method_of
+from determined_ds.trial.base import ReconciledTrial
 
 MOST_NAMED = 3
 
@@ -80,12 +84,21 @@ class Engines:
         trial: Whose ``weight_names`` gives more names to parameters.
         context: With the engines and the ranks.
         built: What each engine was built with.
+
+    Attributes:
+        reset_optimizer: Whether :meth:`load` leaves the optimizers as they are built.
+        then: What each engine of the checkpoint that was loaded last was built with, as this trial's are.
     """
+
+    then: list[Record] | None = None
 
     def __init__(self, trial: Any, context: Any, built: Sequence[Record]) -> None:
         self._trial = trial
         self._context = context
         self._built = built
+        self._written = Written(entries={}, descriptions={}, fingerprints={})
+        self._has_written = False
+        self.reset_optimizer = False
 
     def _slices(self, engine: Any) -> EngineSlices:
         name = getattr(self._trial, "weight_names", None)
@@ -93,7 +106,40 @@ class Engines:
 
     # ------------------------------------------------------------------------------------- written
 
-    def save_own_layouts(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
+        """Write the engines; a collective. :meth:`seal` is to be called when all files are there."""
+        self._save_own_layouts(path)
+        self._has_written = True
+        self._written = self.write(path, self.take(), HEART.beat)
+
+    def own_layout(self) -> str:
+        """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
+        reasons = [own_layout(engine) for engine in self._context.models]
+        if any(reasons):
+            return next(reason for reason in reasons if reason)
+        method = "load" if overrides(self._trial, "load") else "save" if not self._has_written else ""
+        return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
+
+    def seal(self, path: Path) -> dict[str, dict[str, Any]]:
+        """Write the indexes of what was written last; a collective.
+
+        Returns:
+            Relative name -> fingerprint, of the files of this rank that are known.
+        """
+        written, self._written = self._written, Written(entries={}, descriptions={}, fingerprints={})
+        self.write_indexes(path, written)
+        return written.fingerprints
+
+    def load(self, path: Path) -> None:
+        """Fill the engines from a checkpoint of either layout; a collective."""
+        if self.are_indexed(path):
+            self.then = self.read(path, path.name, reset_optimizer=self.reset_optimizer)
+            return
+        self.then = None
+        for number, engine in enumerate(self._context.models):
+            engine.load_checkpoint(str(path), tag=f"model{number}")
+
+    def _save_own_layouts(self, path: Path) -> None:
         """Have DeepSpeed write those engines that cannot be cut into slices; a collective."""
         for number, engine in enumerate(self._context.models):
             if own_layout(engine):
@@ -254,6 +300,12 @@ class Engines:
                     for key, value in states.items()
                 }
             )
+
+
+def overrides(trial: Any, method: str) -> bool:
+    """Whether a trial has its own ``save`` or ``load``."""
+    own = getattr(type(trial), method)
+    return own not in (getattr(det_ds.DeepSpeedTrial, method), getattr(ReconciledTrial, method))
 
 
 def copied(taken: Sequence[Taken], buffers: list[torch.Tensor]) -> list[Taken]:

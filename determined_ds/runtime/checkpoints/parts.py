@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from determined import util
-from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import elastic_refusal
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.redistributed import OfAll, Part, RankPlace, part_for, position
-from determined_ds.trial.author import method_of
 
 
 def place_of(context: Any) -> RankPlace:
@@ -67,26 +64,20 @@ class RankParts:
         """The place of this rank, for its part; the first call is a collective."""
         return asdict(self.here)
 
-    def written_by(self, trial: Any, data: Any) -> dict[str, Any]:
+    def written_by(self, own_layout: str, data: Any) -> dict[str, Any]:
         """Who writes a checkpoint, see :func:`~determined_ds.protocol.elastic.written_by`; a collective at first.
 
         Args:
-            trial: The trial.
+            own_layout: Why only the ranks that write the engines can read them; "" where others can, too.
             data: The part of the training data, which may have a position on each replica.
         """
         here, context = self.here, self._context
-        reason = None
-        for name in ("save", "load"):
-            if util.is_overridden(getattr(trial, name), det_ds.DeepSpeedTrial):
-                reason = f"{method_of(trial, name)} decides itself what of a checkpoint is written and read"
-        if context.resolved.topology.model_parallel_size > 1:
-            reason = "its layers are split over model_parallel_size ranks"
         return {
             "ranks": here.ranks,
             "replicas": here.replicas,
             "micro_batch_size": here.micro_batch_size,
             "engine": context.engine,
-            "own_layout": reason,
+            "own_layout": own_layout or None,
             "data_apart": getattr(data, "apart", None),
         }
 

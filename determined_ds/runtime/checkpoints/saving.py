@@ -6,7 +6,7 @@
            trial_state.json              where training stands
            code/...                      on a cluster: the context directory
            det_state_dict_rank<R>.pth    generators, callbacks, reducers, unreported metrics, position in a stream
-           model<I>/...  latest          DeepSpeed's own files of each engine
+           model<I>/...                  each engine, see :mod:`~determined_ds.runtime.checkpoints.engines`
 
 Reading one back executes nothing, see :mod:`~determined_ds.runtime.checkpoints.contents`.
 """
@@ -22,9 +22,7 @@ from typing import Any, Protocol
 
 import determined as det
 import torch
-from determined import util
 from determined.errors import CheckpointNotFound
-from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.checkpoint_files import (
@@ -40,6 +38,7 @@ from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.built import Record, misfit, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoints.code_copy import write_code
+from determined_ds.runtime.checkpoints.engines import Engines, overrides
 from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
 from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.redistributed import load_into, union_of
@@ -101,6 +100,7 @@ class Checkpoints:
         self._note = note
         self._built = records_of(context.models)
         self._own_parts = RankParts(context, callbacks)
+        self._engines = context.engine_files = Engines(trial, context, self._built)
         self._checked_own_file = False
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -152,8 +152,7 @@ class Checkpoints:
         with self._stored(metadata) as (path, uuid):
             state.kept.append(uuid)
             state.best = uuid if best else state.best
-            self._write(Path(path), state)
-            self._seal(Path(path), metadata)
+            self._seal(Path(path), metadata, self._write(Path(path), state))
         checkpoints = self._context._core.checkpoint
         if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
             checkpoints.enter(uuid, metadata, self._state_files(state))
@@ -169,7 +168,8 @@ class Checkpoints:
             with HEART.patiently():
                 stack.close()
 
-    def _write(self, path: Path, state: TrialState) -> None:
+    def _write(self, path: Path, state: TrialState) -> dict[str, Any]:
+        """Write this rank's files, and return the fingerprints of those that are known."""
         path.mkdir(parents=True, exist_ok=True)
         checkpoint = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
@@ -189,7 +189,11 @@ class Checkpoints:
         if not self._checked_own_file:  # at the first checkpoint, not at the first resume
             self._checked_own_file = True
             contents.check_loadable(own, checkpoint, self._callbacks)
-        self._trial.save(self._context, path)
+        if overrides(self._trial, "save"):
+            self._trial.save(self._context, path)
+        else:
+            self._engines.save(path)
+        fingerprints = self._engines.seal(path)
         HEART.beat()
         if self._distributed.rank == 0:
             for name, text in self._state_files(state).items():
@@ -199,9 +203,10 @@ class Checkpoints:
         for callback in self._callbacks.values():
             callback.on_checkpoint_end(str(path))
             callback.on_checkpoint_write_end(str(path))
+        return fingerprints
 
     def _state_files(self, state: TrialState) -> dict[str, str]:
-        by = self._own_parts.written_by(self._trial, self._parts.get("data"))
+        by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
         return state_files(self._trial, self._context, state, by)
 
     def _name_unsaved(self, checkpoint: dict[str, Any]) -> None:
@@ -211,16 +216,24 @@ class Checkpoints:
             contents.check_state(owner, checkpoint["callbacks"].get(name))
         contents.check_state("on_checkpoint_save_start of a callback", checkpoint)
 
-    def _seal(self, path: Path, metadata: dict[str, Any]) -> None:
-        """Write the manifest, once all ranks have written; those that see the same folder share the reading."""
-        self._distributed.allgather(None)
+    def _seal(self, path: Path, metadata: dict[str, Any], known: dict[str, Any]) -> None:
+        """Write the manifest, once all ranks have written; those that see the same folder share the reading.
+
+        Args:
+            path: The checkpoint's folder.
+            metadata: What ``metadata.json`` holds.
+            known: Fingerprints of files that this rank wrote, which need not be read.
+        """
+        fingerprints = {
+            name: mark for marks in self._distributed.allgather(known) for name, mark in marks.items()
+        }
         shared = is_shared(path / "det_state_dict_rank0.pth", self._distributed)
         index, count = share_of(self._distributed, shared=shared)
         names = files_of(path)
         if shared:  # one list for all: a network file system may show some ranks fewer files
             names = sorted({name for seen in self._distributed.allgather(names) for name in seen})
-        marks = {}
-        for name in names[index::count]:
+        marks = {name: fingerprints[name] for name in names if name in fingerprints}
+        for name in [name for name in names if name not in fingerprints][index::count]:
             marks[name] = fingerprint(path / name)
             HEART.beat()
         shares = self._distributed.allgather(marks)
@@ -342,6 +355,8 @@ class Checkpoints:
         with contents.explained(uuid, own_method=self._trial_loads):
             if self._trial_loads:
                 self._trial.load(self._context, path)
+            elif self._engines.are_indexed(path):
+                self._engines.read_weights(path, uuid)
             else:
                 take_weights(self._context, path, uuid)
 
@@ -349,10 +364,16 @@ class Checkpoints:
         """Load the engines as they were, and return the rest of this rank's part."""
         checkpoint, by_others = self._own_parts.read(path, uuid, batch=batch)
         built: list[Record] | None = checkpoint.get("built")
-        self._check_fits(built, uuid, by_others=by_others)
+        is_indexed = not self._trial_loads and self._engines.are_indexed(path)
+        if not is_indexed:
+            self._check_fits(built, uuid, by_others=by_others)
         self._call_back("on_checkpoint_load_start", checkpoint)
         with contents.explained(uuid, own_method=self._trial_loads):
-            self._trial.load(self._context, path)
+            if self._trial_loads:
+                self._trial.load(self._context, path)
+            else:
+                self._engines.load(path)
+                built = self._engines.then or built
         if built is not None:
             put_into_effect(self._context.models, built, self._built)
         elif (kept := settings_kept(self._context.models, self._built)) and self._distributed.rank == 0:
@@ -362,7 +383,7 @@ class Checkpoints:
     @property
     def _trial_loads(self) -> bool:
         """Whether the trial overrides ``load``, which may load only a part."""
-        return bool(util.is_overridden(self._trial.load, det_ds.DeepSpeedTrial))
+        return overrides(self._trial, "load")
 
     def _check_fits(self, built: list[Record] | None, uuid: str, *, by_others: bool) -> None:
         """Refuse the checkpoint of another model before anything is loaded; a collective.

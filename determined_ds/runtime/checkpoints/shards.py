@@ -26,6 +26,7 @@ from determined_ds.protocol.tensor_index import (
     incomplete,
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
+from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
 CHUNK_BYTES = 2**23
 DTYPES = {
@@ -174,12 +175,14 @@ class Described:
     Args:
         kinds: Name -> shape and kind.
         aliases: Other name -> name.
+        common: Common name -> name.
         scalars: Name -> the optimizer's numbers.
         optimizer: The class of the optimizer.
     """
 
     kinds: dict[str, tuple[tuple[int, ...], str]]
     aliases: dict[str, str]
+    common: dict[str, str]
     scalars: dict[str, dict[str, float]]
     optimizer: str
 
@@ -187,15 +190,16 @@ class Described:
 def described(own: EngineSlices) -> Described:
     """What this rank's part of an engine is called."""
     engine = own.engine
-    kind = type(getattr(engine, "basic_optimizer", None) or engine.optimizer).__name__
+    kind = "" if engine.optimizer is None else type(base_optimizer(engine)).__name__
     return Described(
         kinds={name: (whole.shape, whole.kind) for name, whole in own.wholes.items()},
         aliases=dict(own.aliases),
+        common=dict(own.common),
         scalars={
             name: {key: float(value) for key, value in numbers.items()}
             for name, numbers in own.scalars().items()
         },
-        optimizer="" if engine.optimizer is None else kind,
+        optimizer=kind,
     )
 
 
@@ -227,7 +231,8 @@ def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineInde
         for name, (shape, kind) in kinds.items()
     }
     aliases = {alias: name for rank in ranks for alias, name in rank.aliases.items()}
-    index = EngineIndex(tensors=tensors, aliases=aliases, optimizer=ranks[0].optimizer)
+    common = {alias: name for rank in ranks for alias, name in rank.common.items()}
+    index = EngineIndex(tensors=tensors, aliases=aliases, common=common, optimizer=ranks[0].optimizer)
     if missing := next(iter(incomplete(index)), None):
         raise CheckpointError(f"{missing} were written twice or not at all: ranks disagree on who holds them")
     if bare := next((name for name, each in tensors.items() if each.count and not each.states), None):

@@ -106,15 +106,16 @@ class EngineSlices:
 
     Args:
         engine: One that :func:`own_layout` has no reason against.
-        more_names: Other names of parameters, such as those that all forms of a model have in common.
+        common: Name -> parameter or buffer, by names that all forms of the model have in common.
 
     Attributes:
         wholes: Name -> tensor, of this rank. Of a pipeline, names begin with the index of the layer.
-        aliases: Other names of the same tensors -> the name in ``wholes``.
+        aliases: Other names of the same tensors in the model -> the name in ``wholes``.
+        common: The names that all forms of the model have in common -> the name in ``wholes``.
         held: What the optimizer steps.
     """
 
-    def __init__(self, engine: Any, more_names: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, engine: Any, common: Mapping[str, Any] | None = None) -> None:
         self.engine = engine
         self.wholes: dict[str, Whole] = {}
         self.aliases: dict[str, str] = {}
@@ -127,9 +128,11 @@ class EngineSlices:
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
             for each in _by_layer(name, layers):
                 self._add(each, tensor)
-        for name, tensor in (more_names or {}).items():
-            if id(tensor) in self._names:
-                self._add(name, tensor)
+        self.common = {
+            name: self._names[id(tensor)]
+            for name, tensor in (common or {}).items()
+            if id(tensor) in self._names
+        }
         self.held = held_by(engine)
         group = getattr(engine, "seq_data_parallel_group", None)
         self.replica, self.replicas = 0, 1
@@ -218,8 +221,8 @@ class EngineSlices:
         return self._names[id(parameter)]
 
     def other_names(self, name: str) -> tuple[str, ...]:
-        """The aliases of a tensor."""
-        return tuple(alias for alias, own in self.aliases.items() if own == name)
+        """The aliases of a tensor, and its common name."""
+        return tuple(alias for alias, own in (*self.common.items(), *self.aliases.items()) if own == name)
 
     def scalars(self) -> dict[str, dict[str, Any]]:
         """Parameter -> the optimizer's numbers of it, such as ``step``."""

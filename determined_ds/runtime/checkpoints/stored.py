@@ -53,8 +53,8 @@ class StoredEngine(abc.ABC):
 
     def name_of(self, name: str, aliases: tuple[str, ...] = ()) -> str | None:
         """The key in ``index.tensors`` of a tensor by any of its names; None where it is not there."""
-        for each in (name, *aliases):
-            found = self.index.aliases.get(each, each)
+        for each in (*aliases, name):  # a name of one form may be that of another tensor in the other
+            found = self.index.common.get(each) or self.index.aliases.get(each, each)
             if found in self.index.tensors:
                 return found
         return None

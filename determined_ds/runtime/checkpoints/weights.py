@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import torch.distributed as dist
 from deepspeed.pipe import PipelineModule
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem
+from determined_ds.protocol.tensor_index import MASTER, WEIGHT
 from determined_ds.runtime.checkpoints.built import differing_parameters
 from determined_ds.runtime.checkpoints.contents import another_model
+from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
 from determined_ds.runtime.group.collectives import as_chief
 from determined_ds.trial.ddp import CHECKPOINT
 from determined_ds.trial.own_parts import merge_parts
@@ -39,6 +42,9 @@ def weights_in(path: Path, engine: int) -> dict[str, Any]:
         whole need not fit in memory. Of a pipeline, names begin with the index of the layer.
     """
     folder = path / f"model{engine}"
+    if (stored := stored_engine(folder)) is not None:
+        names = {**{name: name for name in stored.index.tensors}, **stored.index.aliases}
+        return {name: StoredWeight(stored, own) for name, own in names.items()}
     layers = sorted(folder.glob("layer_*-model_states.pt"))
     if layers:
         return {
@@ -57,6 +63,24 @@ def weights_in(path: Path, engine: int) -> dict[str, Any]:
             # With ZeRO 1 it leaves out what is frozen, which is in the file above.
             weights.update(get_fp32_state_dict_from_zero_checkpoint(str(path), folder.name, lazy_mode=True))
     return weights
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight that is read when it is needed: the optimizer's fp32 copy, where there is one."""
+
+    stored: StoredEngine
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self.stored.index.tensors[self.name].shape
+
+    def contiguous(self) -> torch.Tensor:
+        """The tensor."""
+        states = self.stored.index.tensors[self.name].states
+        return self.stored.whole(self.name, MASTER if MASTER in states else WEIGHT)
 
 
 def averaged_weights(

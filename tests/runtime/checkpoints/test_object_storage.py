@@ -130,9 +130,10 @@ def test_the_limit_of_checkpoints_holds_there_too(
 
 
 # What is done to an object of a checkpoint -> what is then said of it; "" where it loads all the same.
-LATEST, PART, WEIGHTS = "latest", "det_state_dict_rank1.pth", "model0/mp_rank_00_model_states.pt"
+SETTINGS, PART = "model0/settings_stage0.pt", "det_state_dict_rank1.pth"
+WEIGHTS = "model0/rank0.safetensors"
 DAMAGES = {
-    **{(name, "missing"): f"{name} is missing" for name in (LATEST, PART, WEIGHTS, MANIFEST)},
+    **{(name, "missing"): f"{name} is missing" for name in (SETTINGS, PART, WEIGHTS, MANIFEST)},
     **{(name, "flipped"): f"{name} is not what was written" for name in (PART, WEIGHTS, MANIFEST, METADATA)},
     **{(name, "torn"): f"{name} has " for name in (PART, WEIGHTS)},
     (METADATA, "missing"): "",

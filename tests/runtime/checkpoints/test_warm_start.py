@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.tensor_index import TRAINED, read_index
 from tests.ranks import Ranks
 from tests.runtime.victim import differences, last_words
 
@@ -22,7 +23,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero1": {"zero_stage": 1},
     "zero2": {"zero_stage": 2},
     "zero3": {"zero_stage": 3},
-    "bf16": {"zero_stage": 2, "precision": "bf16"},
     "pipeline": {"zero_stage": 1, "kind": "piped"},
     "two-engines": {"zero_stage": 1, "kind": "pair"},
     "zero3-two-engines": {"zero_stage": 3, "kind": "pair"},
@@ -198,15 +198,10 @@ def test_all_goes_on_with_optimizer_and_schedule(two_ranks: Ranks, tmp_path: Pat
     two_ranks.run(train, str(fork), zero_stage=1, fork=newest(source), warm_start="all")
     assert rates(fork)[0] > rates(source)[-1]
     assert [steps for _, steps, _ in last_words(fork)["metrics"]] == [1, 2, 2]
-    moments = [state for name, state in last_words(fork)["states"].items() if "optim_states" in name]
-    assert {float(step) for state in moments for step in _steps(state)} == {4.0}
-
-
-def _steps(state: Any) -> list[Any]:
-    if isinstance(state, dict):
-        own = [state["step"]] if "step" in state and "exp_avg" in state else []
-        return own + [step for value in state.values() for step in _steps(value)]
-    return [step for value in state for step in _steps(value)] if isinstance(state, (list, tuple)) else []
+    index = read_index(Path(newest(fork)) / "model0")
+    assert index is not None
+    steps = [tensor.scalars["step"] for tensor in index.tensors.values() if tensor.kind == TRAINED]
+    assert set(steps) == {4.0}
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
@@ -220,8 +215,6 @@ def test_other_slots_another_strategy_and_optimizer_take_the_same_weights(
     assert one_rank.run(train, str(tmp_path / "fork"), **other, fork=newest(source)) == [""]
     assert one_rank.run(train, str(tmp_path / "anew"), **other, begin_with=newest(source)) == [""]
     assert same_end(tmp_path / "fork", tmp_path / "anew") == []
-    [refused] = one_rank.run(train, str(tmp_path / "all"), **other, fork=newest(source), warm_start="all")
-    assert "was written by 2 ranks, and these are 1" in refused
 
 
 def test_one_line_says_what_was_taken(one_rank: Ranks, tmp_path: Path) -> None:
