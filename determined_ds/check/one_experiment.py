@@ -36,6 +36,7 @@ from determined_ds.experiment.decide import left_open, no_length
 from determined_ds.experiment.experiment import Experiment, read_experiment
 from determined_ds.experiment.launcher import launcher_problems
 from determined_ds.experiment.legacy import ignored_keys_of
+from determined_ds.experiment.save_policy import limit_problem
 from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.space.exponents import exponents
@@ -230,6 +231,7 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
     reported = metrics.names if metrics and metrics.prefix is None else None
     errors, warnings = search_problems(experiment, middle.fit, reported=reported)
     warnings += exponents(experiment.space.axes, experiment.document)
+    warnings += filter(None, [limit_problem(experiment.document, middle.fit.save_total_limit)])
     return [*findings, *findings_of(errors, warnings)]
 
 

@@ -18,12 +18,13 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
+from determined_ds.launch.end_of_experiment import delete_spare, lines_of, relink
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restart, Restarts
-from determined_ds.launch.resuming import Start, completed
+from determined_ds.launch.resuming import Start, completed, completed_by
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
@@ -122,11 +123,11 @@ class LocalRun:
     @property
     def complete(self) -> str:
         """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
-        if self.options.test or self.options.is_measured or None in (self.start.checkpoint, self.resolved):
+        if self.options.test or self.options.is_measured or self.resolved is None:
             return ""
-        assert self.start.checkpoint is not None
-        assert self.resolved is not None
-        return completed(self.start.checkpoint, self.resolved)
+        if self.start.deleted is not None and (words := completed_by(self.start.deleted, self.resolved)):
+            return words
+        return completed(self.start.checkpoint, self.resolved) if self.start.checkpoint else ""
 
     @property
     def resume_command(self) -> str:
@@ -279,7 +280,7 @@ class LocalRun:
                 keep_open=[lock.fileno()],
                 hang_timeout_s=timeout_s,
             )
-            self.write_result(outcome)
+            self.conclude(outcome)
             return outcome
         except OSError as error:
             message = exhausted(error, self.run_dir)
@@ -289,11 +290,19 @@ class LocalRun:
         finally:
             RunDir(self.run_dir).remove_next()
 
-    def write_result(self, outcome: Outcome) -> None:
-        """Write ``result.json``, unless the ranks have left the run as it was and no other command reads it."""
+    def conclude(self, outcome: Outcome) -> None:
+        """Delete the checkpoints that the experiment does not keep, and write ``result.json``.
+
+        Not where the ranks have left the run as it was and no other command reads it.
+        """
         there = RunDir(self.run_dir)
         if not there.is_replaced and self.options.parent is None:
             return
+        self._write_result(outcome, self._delete_spare(there) if outcome.status == COMPLETED else [])
+
+    def _write_result(self, outcome: Outcome, deleted: list[dict[str, Any]]) -> None:
+        there = RunDir(self.run_dir)
+        relink(self.experiment, there)
         write_result(
             there,
             status=outcome.status,
@@ -304,14 +313,28 @@ class LocalRun:
             smaller_is_better=self.experiment.smaller_is_better,
             resume=self.resume_command,
             slots=self.experiment.slots,
+            deleted=deleted,
         )
+
+    def _delete_spare(self, there: RunDir) -> list[dict[str, Any]]:
+        """At the end of a run that is an experiment of its own; a search ends with its last trial."""
+        options = self.options
+        if options.parent is not None or options.test or options.is_measured or options.only_reads:
+            return []
+        deleted = delete_spare(self.experiment, {1: there})
+        for line in lines_of(deleted, self.experiment):
+            print(line, flush=True)
+        return [vars(each) for each in deleted]
 
     def show_complete(self) -> None:
         """Say that nothing is left to train, and see that ``result.json`` does."""
         print(f"  complete   this run is complete: {self.complete}", flush=True)
-        before = read_result(RunDir(self.run_dir))
+        there = RunDir(self.run_dir)
+        before, deleted = read_result(there), self._delete_spare(there)
         if before is None or before.status != COMPLETED:
-            self.write_result(Outcome())
+            self._write_result(Outcome(), deleted)
+        elif deleted:  # it keeps fewer than at its end
+            self._write_result(Outcome(), [*before.deleted, *deleted])
 
 
 def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:

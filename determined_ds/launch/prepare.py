@@ -22,13 +22,14 @@ from determined_ds.experiment.decide import Problems, decide_stated, read_docume
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.legacy import ignored_keys_of
+from determined_ds.experiment.save_policy import limit_problem, stated_policy
 from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.resuming import Start, check_storage, keeping_seed, start_in
+from determined_ds.launch.resuming import Start, check_goes_on, check_storage, keeping_seed, start_in
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.protocol.handed_on import BEST, LAST, count
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
@@ -69,6 +70,9 @@ def prepare_run(
         how: dict[str, Any] = {"stated": stated, "forks": forks, "repeated": placed is not None}
         how["resets_optimizer"] = options.reset_optimizer
         start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
+    if start is not None and (options.test or options.is_measured):
+        begun = start
+        found.of(lambda: check_goes_on(run_dir, begun))
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         found.of(lambda: check_storage(checkpoint, storage=options.storage))
@@ -116,6 +120,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
         document = _with_ranks(document, placed, options.stated_slots)
     if options.storage:
         found.problems += _storage_problems(document)
+    found.of(lambda: stated_policy(document))
     used = options.storage and STORAGE in document.data
     found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
@@ -171,6 +176,7 @@ def _decided(
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
     if resolved is not None:
         found.warn(resolved.warnings)
+        found.warn(filter(None, [limit_problem(experiment.document, resolved.fit.save_total_limit)]))
     if resolved is not None and experiment.trial:
         trained = experiment.trained(resolved.topology.pipe_parallel_size)
         known = (trained, context_dir, resolved)

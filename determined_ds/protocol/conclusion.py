@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from determined_ds.documents.writing import write_whole
@@ -44,6 +45,8 @@ class RunResult:
         checkpoint: The newest one: ``uuid`` and ``steps_completed``.
         resume: The command that resumes the run; None where it is complete or has no checkpoint.
         slots: Ranks of its last launch; None where none was decided.
+        deleted: The checkpoints that were deleted at its end, as ``checkpoint_storage.save_*`` says: ``uuid``,
+            ``steps_completed``, ``epochs_trained``, ``trial``.
     """
 
     status: str
@@ -55,6 +58,7 @@ class RunResult:
     checkpoint: dict[str, Any] | None = None
     resume: str | None = None
     slots: int | None = None
+    deleted: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -78,6 +82,7 @@ def write_result(
     smaller_is_better: bool = True,
     resume: str | None = None,
     slots: int | None = None,
+    deleted: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write how a run ended, whole or not at all; a full disk has been reported by the run itself.
 
@@ -91,10 +96,12 @@ def write_result(
         smaller_is_better: Whether smaller values of it are better.
         resume: The command that resumes the run, should it have a checkpoint.
         slots: Ranks that were started.
+        deleted: Checkpoints that were deleted at its end.
     """
     kept = checkpoints_in(run_dir.checkpoints)
     records = read_records(run_dir.metrics)
-    steps = [*(each.steps_completed for each in kept), *(record["steps_completed"] for record in records)]
+    steps = [each.steps_completed for each in kept]
+    steps += [each["steps_completed"] for each in [*records, *deleted]]
     newest = {"uuid": kept[0].uuid, "steps_completed": kept[0].steps_completed} if kept else None
     result = RunResult(
         status=status,
@@ -106,6 +113,7 @@ def write_result(
         checkpoint=newest,
         resume=resume if newest and status != COMPLETED else None,
         slots=slots,
+        deleted=[dict(each) for each in deleted],
     )
     if result.best:
         at = result.best["steps_completed"]

@@ -20,6 +20,7 @@ from determined_ds.protocol.checkpoint_files import (
     sync_to_disk,
 )
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.links import Links
 from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
@@ -154,22 +155,35 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
 
 class LocalCheckpointContext(core.DummyCheckpointContext):
-    """Checkpoints in the run directory, reported to a master unless ``report`` is None."""
+    """Checkpoints in the run directory.
+
+    Args:
+        distributed: The ranks.
+        storage_manager: Writes them.
+        report: Reports them to a master, or None.
+        links: Of the run directory, or None where they are elsewhere.
+    """
 
     def __init__(
         self,
         distributed: core.DistributedContext,
         storage_manager: storage.StorageManager,
         report: MasterReport | None,
+        links: Links | None = None,
     ) -> None:
         super().__init__(distributed, storage_manager)
         self._report = report
+        self._links = links
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
+        if self._links is not None:
+            self._links.update()
         if self._report is not None:
             self._report.checkpoint(storage_id, resources, metadata)
 
     def _report_checkpoint_deleted(self, storage_id: str, resources: Any = None) -> None:
+        if self._links is not None:
+            self._links.update()
         if self._report is not None:
             self._report.deleted(storage_id, resources)
 
@@ -212,15 +226,16 @@ def local_core_context(
     make_private(there.checkpoints)
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
+    links = Links(there, metric=metric, smaller_is_better=smaller_is_better)
     if storage_config is not None:
-        checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir)
+        checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir, links)
     else:
         folder = checkpoint_dir or there.checkpoints
         make_private(folder)
         manager = AtomicStorage(
             str(folder), there.metrics, is_chief=is_chief, shared=checkpoint_dir is not None
         )
-        checkpoint = LocalCheckpointContext(distributed, manager, report)
+        checkpoint = LocalCheckpointContext(distributed, manager, report, None if checkpoint_dir else links)
     return core.Context(
         distributed=distributed,
         checkpoint=checkpoint,

@@ -35,13 +35,14 @@ from determined_ds.search.study import (
     SearchStudy,
 )
 from determined_ds.search.trials import (
+    TRIALS,
     RunningTrial,
     in_a_line,
     processes_below,
+    run_dir_of,
     set_aside,
 )
 
-TRIALS = "trials"
 POLL_S = 0.5
 LEFT_S = 10.0  # processes of a killed search end with it; the system may take a moment
 # Most methods replace an impossible point by another, endlessly if need be; after so many in a row the search gives up.
@@ -170,7 +171,7 @@ class LocalSearch:
         return self.plan.point(trial.create)
 
     def _run_dir(self, trial: CourseTrial) -> Path:
-        return self.plan.run_dir / TRIALS / f"{trial.number:04d}"
+        return run_dir_of(self.plan.run_dir, trial.number)
 
     # ---------------------------------------------------------------------------------- from point to process
 

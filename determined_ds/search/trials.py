@@ -11,6 +11,13 @@ from determined_ds.errors import ConfigError
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.search.course import CourseTrial
 
+TRIALS = "trials"
+
+
+def run_dir_of(folder: Path, number: int) -> Path:
+    """The run directory of a trial of the search in ``folder``."""
+    return folder / TRIALS / f"{number:04d}"
+
 
 @dataclass(kw_only=True)
 class RunningTrial:

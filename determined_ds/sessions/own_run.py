@@ -25,12 +25,13 @@ from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.save_policy import stated_policy
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
-from determined_ds.launch.resuming import keeping_seed, start_in
+from determined_ds.launch.resuming import check_goes_on, keeping_seed, start_in
 from determined_ds.protocol.checkpoint_files import remove_partial
 from determined_ds.protocol.handed_on import LAST, shortened
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, short, slug
@@ -101,6 +102,7 @@ class OwnRun:
 
     def _decided(self, distributed: core.DistributedContext, devices: Accelerator) -> LocalRun:
         experiment = parse_experiment(document_of(self.config, distributed.size))
+        stated_policy(experiment.document)
         where = Where(
             context_dir=Path.cwd(),
             accelerator=devices,
@@ -119,6 +121,7 @@ class OwnRun:
                 stated=self._stated is not None,
                 forks=True,
             )
+            check_goes_on(run_dir, start)
         except ConfigError as error:
             raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None
         if start.checkpoint is not None:
@@ -230,7 +233,7 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
             if stopped() and not outcome.failures:
                 outcome = Outcome(signals=(signal.SIGTERM,))
             RunDir(run.run_dir).remove_next()
-            run.write_result(outcome)
+            run.conclude(outcome)
             if stopped():
                 print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
 

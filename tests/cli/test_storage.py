@@ -104,6 +104,22 @@ def test_a_run_crashes_restarts_and_resumes_by_s3_alone(
 SECRET = "DET_DS_CHECKPOINT_STORAGE_SECRET_KEY"
 
 
+def test_at_the_end_what_is_not_kept_is_deleted_there_too(
+    own_model: Path, storage: dict[str, Any], tmp_path: Path
+) -> None:
+    changed(own_model, {**storage, "save_trial_best": 0})
+    every_batch = ["--set", "hyperparameters.fit.checkpoint_period.batches=1", "--set", f"{LENGTH}=4"]
+    done = run(own_model, tmp_path / "run", "--storage", *every_batch)
+    assert done.returncode == 0, done.stderr
+    assert "deleted     " in done.stdout
+    kept = {index.uuid for index in checkpoints_in(tmp_path / "run/checkpoints")}
+    assert kept == objects(storage)
+    assert 1 <= len(kept) <= 2  # the latest with a validation, and without one
+    resumed = run(own_model, tmp_path / "run", "--storage", "--resume", "--set", f"{LENGTH}=5")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resume     batch 4" in resumed.stdout
+
+
 def test_a_folder_does_as_well_and_its_limit_holds(own_model: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     changed(own_model, {"type": "shared_fs", "host_path": str(shared), "storage_path": "some"})

@@ -261,6 +261,41 @@ def test_going_on_with_a_search_that_is_over_trains_nothing(interrupted: Interru
     assert (interrupted.run_dir / STUDY).read_bytes() == before
 
 
+def test_at_its_end_the_best_of_all_trials_are_kept(folder: Path) -> None:
+    """Two points with validations after batches 4 and 8; their checkpoints are of the same batches."""
+    run_dir = folder.parent / "kept"
+    config = written(
+        folder / "kept.yaml",
+        searcher={"name": "grid", "metric": "validation_loss", "max_concurrent_trials": 2},
+        does={"type": "categorical", "vals": ["trains", "trains as well"]},
+        overwrite_deepspeed_args={"train_micro_batch_size_per_gpu": 8},
+    )
+    kept = {"save_experiment_best": 1, "save_trial_best": 0, "save_trial_latest": 0}
+    words = [f"--set=checkpoint_storage.{name}={value}" for name, value in kept.items()]
+    done = det_ds("search", config, folder, "--run-dir", run_dir, "--machine-slots", "2", *words)
+    assert done.returncode == 0, done.stderr
+    values = {
+        (trial.number, batch): value for trial in known(run_dir) for batch, value in trial.values.items()
+    }
+    best = min(values, key=lambda place: values[place])
+    folders = {number: run_dir / "trials" / f"{number:04d}" for number in (1, 2)}
+    left = {
+        (number, found.steps_completed)
+        for number, path in folders.items()
+        for found in checkpoints_in(path / "checkpoints")
+    }
+    assert left == {best}
+    assert (
+        "deleted     3 checkpoints that checkpoint_storage does not keep (save_experiment_best 1, "
+        in done.stdout
+    )
+    assert (folders[best[0]] / "best").is_dir()
+    assert not (folders[3 - best[0]] / "last").exists()
+    again = det_ds("search", run_dir / "experiment.yaml", folder, "--run-dir", run_dir, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "deleted" not in again.stdout
+
+
 # ------------------------------------------------------------------------------- trials that fail
 
 

@@ -91,6 +91,11 @@ EXPERIMENT = table_of(
     # ------------------------------------------------------------------------------------- what is kept and shown
     rows("checkpoint_storage", "IHII N", ON_A_CLUSTER),
     rows(
+        "checkpoint_storage.{save_experiment_best,save_trial_best,save_trial_latest}",
+        "HHHD E",
+        "checkpoints that are kept at the end of an experiment; a measurement writes none",
+    ),
+    rows(
         "checkpoint_storage.{checkpoint_path,tensorboard_path}",
         "IIII N",
         "Determined ignores it",

@@ -245,7 +245,7 @@ def _end(prepared: LocalRun, code: int) -> None:
     failure = Failure(rank=0, code=code, exit_code=code, time=time.time(), cause=cause, reason=reason)
     if code:
         remove_partial(checkpoints)
-    prepared.write_result(
+    prepared.conclude(
         Outcome(failures=(failure,) if code else (), signals=(signal.SIGTERM,) if stopped else ())
     )
     if stopped:

@@ -20,6 +20,7 @@ from determined.common import storage
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.checkpoint_files import INDEX, METADATA, PARTIAL, metadata_text, sync_to_disk
+from determined_ds.protocol.links import Links
 from determined_ds.protocol.metrics_file import put_on_disk
 from determined_ds.protocol.run_dir import RunDir
 
@@ -33,13 +34,14 @@ class StoredElsewhere(core.DummyCheckpointContext):
         distributed: The ranks.
         config: ``checkpoint_storage``.
         run_dir: Where the indexes go.
+        links: Of the run directory.
 
     Raises:
         ConfigError: a small object cannot be written there and read back.
     """
 
     def __init__(
-        self, distributed: core.DistributedContext, config: Mapping[str, Any], run_dir: Path
+        self, distributed: core.DistributedContext, config: Mapping[str, Any], run_dir: Path, links: Links
     ) -> None:
         try:
             manager = storage.build(dict(config), container_path=None)
@@ -52,6 +54,7 @@ class StoredElsewhere(core.DummyCheckpointContext):
             raise ConfigError(problem) from error
         super().__init__(distributed, manager)
         self._run_dir = RunDir(run_dir)
+        self._links = links
         self._about = {"type": config.get("type"), "ranks": distributed.size}
 
     def enter(self, uuid: str, metadata: Mapping[str, Any], files: Mapping[str, str]) -> None:
@@ -71,6 +74,7 @@ class StoredElsewhere(core.DummyCheckpointContext):
             (aside / name).write_text(text)
         sync_to_disk(aside)
         os.rename(aside, folder / uuid)
+        self._links.update()
 
     def has(self, uuid: str) -> bool:
         """Whether a checkpoint is one of this run."""
@@ -78,4 +82,5 @@ class StoredElsewhere(core.DummyCheckpointContext):
 
     def delete(self, storage_id: str) -> None:
         shutil.rmtree(self._run_dir.checkpoints / storage_id, ignore_errors=True)
+        self._links.update()
         super().delete(storage_id)

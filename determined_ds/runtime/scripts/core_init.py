@@ -22,6 +22,7 @@ from determined_ds.protocol.checkpoint_files import (
     write_manifest,
 )
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.links import Links
 from determined_ds.protocol.run_dir import make_private
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
@@ -134,12 +135,18 @@ class ScriptStorage(AtomicStorage):
         super().download(self._elsewhere.get(src, src), dst, selector)
 
 
+def links_of(run: ScriptRun) -> Links:
+    """The links of a script's run directory."""
+    experiment = run.experiment
+    return Links(run.there, metric=experiment.metric, smaller_is_better=experiment.smaller_is_better)
+
+
 class ScriptCheckpointContext(LocalCheckpointContext):
     """Checkpoints in the run directory, each whole or absent."""
 
     def __init__(self, run: ScriptRun, distributed: core.DistributedContext) -> None:
         self._files = ScriptStorage(run, is_chief=distributed.rank == 0)
-        super().__init__(distributed, self._files, run.report)
+        super().__init__(distributed, self._files, run.report, links_of(run))
         self._run = run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
@@ -170,7 +177,7 @@ class ScriptStoredElsewhere(StoredElsewhere):
     def __init__(
         self, run: ScriptRun, distributed: core.DistributedContext, config: Mapping[str, Any]
     ) -> None:
-        super().__init__(distributed, config, run.run_dir)
+        super().__init__(distributed, config, run.run_dir, links_of(run))
         self._run = run
         self._about["ranks"] = 0  # which ranks may read it, the script knows
 

@@ -55,7 +55,7 @@ def test_what_is_only_for_a_cluster_is_one_warning_with_every_place(place: int) 
     assert str(warning) == (
         "applies only on a cluster; ignored here: resources.resource_pool (mine.yaml:2), "
         "resources.shm_size (mine.yaml:2), environment.image (mine.yaml:4), bind_mounts (mine.yaml:6), "
-        "checkpoint_storage (mine.yaml:7)"
+        "checkpoint_storage.type (mine.yaml:7), checkpoint_storage.bucket (mine.yaml:7)"
     )
 
 
@@ -122,6 +122,14 @@ def test_a_measurement_ignores_more_than_a_run() -> None:
     text = "profiling: {enabled: true}\nsearcher: {name: single, source_checkpoint_uuid: abc}"
     assert told(text, RUN) == {}
     assert told(text, MEASURE).keys() == {"profiling.enabled", "searcher.source_checkpoint_uuid"}
+
+
+def test_which_checkpoints_are_kept_is_honoured_and_where_they_are_stored_is_not() -> None:
+    text = "checkpoint_storage: {type: s3, bucket: mine, save_trial_best: 2, save_trial_latest: 0}"
+    for place in (RUN, SEARCH, MEASURE):
+        [warning] = ignored_keys(parse_yaml(text, "mine.yaml"), place)
+        assert "save_" not in str(warning), place
+        assert "checkpoint_storage.bucket" in str(warning), place
 
 
 def test_a_search_shares_max_slots_and_a_run_does_not() -> None:
