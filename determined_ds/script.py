@@ -20,6 +20,7 @@ from determined_ds.experiment.code_check import no_test, not_measured
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.protocol.handed_on import LAUNCHED_BY
+from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import EXPERIMENT, RunDir
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.rank_process import RankProcess, end_process
@@ -100,8 +101,8 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
         raise ConfigError(no_test(script))
     if run.measurement is not None and not run.is_measured:
         raise ConfigError(not_measured(script))
-    if os.environ.get("RANK", "0") == "0":
-        run.there.adopt_next()
+    if os.environ.get("RANK", "0") == "0" and run.there.adopt_next():
+        relink(run.there)
 
 
 def _execute(script: ScriptEntrypoint) -> None:

@@ -20,7 +20,6 @@ from determined_ds.experiment.save_policy import STORAGE, stated_policy
 from determined_ds.protocol.checkpoint_files import PARTIAL, Checkpoint, is_index
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.kept_checkpoints import rated_in, spare
-from determined_ds.protocol.links import Links
 from determined_ds.protocol.run_dir import RunDir
 
 MOST_SHOWN = 8
@@ -65,12 +64,6 @@ def delete_spare(experiment: Experiment, runs: Mapping[int, RunDir]) -> list[Del
                 Deleted(uuid=found.uuid, steps_completed=steps, epochs_trained=epochs, trial=each.trial)
             )
     return deleted
-
-
-def relink(experiment: Experiment, run: RunDir) -> None:
-    """Have ``best`` and ``last`` of a run name what is there now."""
-    if run.checkpoints.is_dir():
-        Links(run, metric=experiment.metric, smaller_is_better=experiment.smaller_is_better).update()
 
 
 def lines_of(deleted: Sequence[Deleted], experiment: Experiment) -> list[str]:

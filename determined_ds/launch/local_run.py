@@ -18,7 +18,7 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.end_of_experiment import delete_spare, lines_of, relink
+from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
 from determined_ds.launch.options import RunOptions
@@ -29,6 +29,7 @@ from determined_ds.protocol.conclusion import COMPLETED, read_result, write_resu
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.protocol.header import decided, undecided
+from determined_ds.protocol.links import relink
 from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
 from determined_ds.protocol.run_lock import RunLock
@@ -302,7 +303,7 @@ class LocalRun:
 
     def _write_result(self, outcome: Outcome, deleted: list[dict[str, Any]]) -> None:
         there = RunDir(self.run_dir)
-        relink(self.experiment, there)
+        relink(there)
         write_result(
             there,
             status=outcome.status,

@@ -141,7 +141,10 @@ def start_in(
         fix = "add --resume to continue it, or give another --run-dir to start anew"
         raise ConfigError(run_dir_problem(run_dir, message, fix))
     elif _deleted_end(there, None):
-        message, fix = "holds a complete run already, without checkpoints", "give another --run-dir to start anew"
+        message, fix = (
+            "holds a complete run already, without checkpoints",
+            "give another --run-dir to start anew",
+        )
         raise ConfigError(run_dir_problem(run_dir, message, fix))
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)

@@ -2,7 +2,7 @@
 
 A checkpoint is ranked by the validation after the same batch of its trial; of equal values the earlier is better, NaN
 is the worst, and one without a value of the metric is never kept for being best. The latest are counted among those of
-a trial that have a validation; and among those of all trials that have none, other than Determined's documentation says.
+a trial that have a validation, and, unlike in Determined's documentation, among those of all trials that have none.
 
 Source: ``ExperimentCheckpointsToGCRaw`` in determined 0.38.1's ``master/internal/experiment/postgres_experiments.go``,
 which ``internalExperiment.stop`` runs when an experiment is completed, cancelled or has failed.

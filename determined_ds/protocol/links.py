@@ -6,11 +6,18 @@ import os
 from collections.abc import Callable
 
 from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.handed_on import BEST, LAST
 from determined_ds.protocol.kept_checkpoints import Rated, Validation, best_of, validations_of
 from determined_ds.protocol.metrics_file import MetricsReader
+from determined_ds.protocol.named_checkpoint import metric_of
 from determined_ds.protocol.run_dir import CHECKPOINTS, PARTIAL_FILE, RunDir, short
 
-BEST, LAST = "best", "last"
+
+def relink(run_dir: RunDir) -> None:
+    """Have the links of a run name what is best and newest now, by the metric of its ``experiment.yaml``."""
+    if run_dir.checkpoints.is_dir():
+        metric, smaller_is_better = metric_of(run_dir)
+        Links(run_dir, metric=metric, smaller_is_better=smaller_is_better).update()
 
 
 class Links:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError
-from determined_ds.protocol.best import finite, is_better
 from determined_ds.protocol.checkpoint_files import (
     INDEX,
     MANIFEST,
@@ -23,7 +22,7 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.conclusion import read_result
 from determined_ds.protocol.handed_on import BEST, LAST
-from determined_ds.protocol.metrics_file import read_records
+from determined_ds.protocol.kept_checkpoints import best_of, rated_in
 from determined_ds.protocol.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 # Files of which each checkpoint has one.
@@ -105,24 +104,17 @@ def _best_of(run: RunDir) -> Checkpoint:
 
 def best_checkpoint(run: RunDir) -> Checkpoint | None:
     """The checkpoint with the best validation of ``searcher.metric`` among those that a run has; None if unknown."""
-    kept = checkpoints_in(run.checkpoints)
-    metric, smaller_is_better = _metric_of(run)
-    values = {
-        record["steps_completed"]: finite(record["metrics"].get(metric))
-        for record in (read_records(run.metrics, "validation") if metric else ())
-    }
-    best: Checkpoint | None = None
-    for each in reversed(kept):
-        value = values.get(each.steps_completed)
-        of_best = values.get(best.steps_completed) if best else None
-        if is_better(value, of_best, smaller_is_better=smaller_is_better):
-            best = each
-    result = read_result(run) if best is None else None
+    metric, smaller_is_better = metric_of(run)
+    best = best_of(rated_in(run, 1, metric=metric), smaller_is_better=smaller_is_better) if metric else None
+    if best is not None:
+        return best.checkpoint
+    result = read_result(run)
     stated = (result.best or {}).get("checkpoint") if result is not None else None
-    return best or next((each for each in kept if each.uuid == stated), None)
+    return next((each for each in checkpoints_in(run.checkpoints) if each.uuid == stated), None)
 
 
-def _metric_of(run: RunDir) -> tuple[str, bool]:
+def metric_of(run: RunDir) -> tuple[str, bool]:
+    """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
     try:
         searcher = read_yaml(run.experiment).data.get("searcher")
     except ConfigError:

@@ -129,14 +129,20 @@ class RunDir:
         replaced = self.next if path == self.path else self.next / path.name
         return replaced if replaced.exists() else path
 
-    def adopt_next(self) -> None:
-        """Move the files of ``next`` to their places, and the checkpoints that it says to ``superseded``."""
-        if self.next.is_dir():
-            self._set_aside()
-            for file in sorted(self.next.iterdir()):
-                file.replace(self.path / file.name)
-            self.result.unlink(missing_ok=True)
-            self.next.rmdir()
+    def adopt_next(self) -> bool:
+        """Move the files of ``next`` to their places, and the checkpoints that it says to ``superseded``.
+
+        Returns:
+            Whether there was anything to move.
+        """
+        if not self.next.is_dir():
+            return False
+        self._set_aside()
+        for file in sorted(self.next.iterdir()):
+            file.replace(self.path / file.name)
+        self.result.unlink(missing_ok=True)
+        self.next.rmdir()
+        return True
 
     def supersede(self, uuids: Sequence[str]) -> None:
         """Have :meth:`adopt_next` move checkpoints to ``superseded``.

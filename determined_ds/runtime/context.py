@@ -22,6 +22,7 @@ from determined_ds.documents.reading import read_json
 from determined_ds.documents.values import as_plain
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.runtime.adoption import adopted, layout_of, made_otherwise, made_with
 from determined_ds.runtime.data.moving import Mover
@@ -132,8 +133,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         if self._written.parent != self._run_dir.next:
             return
         self.distributed.allgather(None)  # all ranks have read what is there
-        if self.distributed.rank == 0:
-            self._run_dir.adopt_next()
+        if self.distributed.rank == 0 and self._run_dir.adopt_next():
+            relink(self._run_dir)
         self._written = self._run_dir.deepspeed_config
         if self._hparams is not None and self._names_file:
             self._hparams["deepspeed_config"] = str(self._written)

@@ -10,8 +10,9 @@ from determined_ds.documents.writing import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space.rungs import brackets, rungs
-from determined_ds.launch.end_of_experiment import delete_spare, lines_of, relink
+from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.interrupts import Interrupts
+from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.search.display import make_display
@@ -94,7 +95,7 @@ def _end_experiment(plan: SearchPlan, trials: Sequence[StudyTrial]) -> list[str]
     runs = {trial.number: RunDir(run_dir_of(plan.run_dir, trial.number)) for trial in trials}
     deleted = delete_spare(plan.experiment, runs)
     for number in {each.trial for each in deleted}:
-        relink(plan.experiment, runs[number])
+        relink(runs[number])
     return lines_of(deleted, plan.experiment)
 
 

@@ -22,7 +22,7 @@ from determined_ds.protocol.checkpoint_files import (
     write_manifest,
 )
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.links import Links
+from determined_ds.protocol.links import Links, relink
 from determined_ds.protocol.run_dir import make_private
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
@@ -92,7 +92,8 @@ def core_init(
 def begun(run: ScriptRun, steps: int) -> None:
     """The script has got as far as to report: a run that resumes has taken over, and may be resumed from here."""
     TRAINED.set()
-    run.there.adopt_next()
+    if run.there.adopt_next():
+        relink(run.there)
     if run.watched:  # how long a script may take between two reports, only its user knows
         HEART.step(steps)
 
