@@ -26,10 +26,11 @@ from determined_ds.experiment.save_policy import limit_problem, stated_policy
 from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
+from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.resuming import Start, check_goes_on, check_storage, keeping_seed, start_in
+from determined_ds.launch.resuming import Start, check_storage, keeping_seed, start_in
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.protocol.handed_on import BEST, LAST, count
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
@@ -72,7 +73,7 @@ def prepare_run(
         start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
     if start is not None and (options.test or options.is_measured):
         begun = start
-        found.of(lambda: check_goes_on(run_dir, begun))
+        found.of(lambda: check_goes_on(run_dir, begun.deleted))
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         found.of(lambda: check_storage(checkpoint, storage=options.storage))

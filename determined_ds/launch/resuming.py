@@ -16,6 +16,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.changed_keys import Changes, changes_since, settings_before, settings_of
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
+from determined_ds.launch.deleted_end import deleted_end, instead_of
 from determined_ds.launch.forking import check_writers, fork_of
 from determined_ds.protocol.checkpoint_files import (
     Checkpoint,
@@ -24,7 +25,6 @@ from determined_ds.protocol.checkpoint_files import (
     newest_good_checkpoint,
 )
 from determined_ds.protocol.elastic import DATA_FIX, data_refusal, elastic_refusal
-from determined_ds.protocol.conclusion import COMPLETED, read_result
 from determined_ds.protocol.handed_on import LAST
 from determined_ds.protocol.named_checkpoint import FORM, Found, NotFound, find
 from determined_ds.protocol.run_dir import RunDir, run_dir_problem, short
@@ -132,15 +132,15 @@ def start_in(
     start = Start()
     if resume is not None:
         start = _resumed(there, resume, stated=stated, repeated=repeated)
-        if resume == LAST and (deleted := _deleted_end(there, start.checkpoint)):
+        if resume == LAST and (deleted := deleted_end(there, start.checkpoint)):
             if resolved is not None and completed_by(deleted, resolved):
                 return replace(start, deleted=deleted)
-            start = replace(start, damages=_instead_of(deleted, there, start.checkpoint))
+            start = replace(start, damages=instead_of(deleted, there, start.checkpoint))
     elif kept := checkpoints_in(there.checkpoints):
         message = f"holds a run already, trained to batch {kept[0].steps_completed}"
         fix = "add --resume to continue it, or give another --run-dir to start anew"
         raise ConfigError(run_dir_problem(run_dir, message, fix))
-    elif _deleted_end(there, None):
+    elif deleted_end(there, None):
         message, fix = (
             "holds a complete run already, without checkpoints",
             "give another --run-dir to start anew",
@@ -230,43 +230,6 @@ def _newest(there: RunDir, *, stated: bool) -> tuple[Checkpoint | None, tuple[st
         fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
         raise ConfigError(run_dir_problem(there.path, message, fix))
     return good, tuple(damages)
-
-
-def _deleted_end(there: RunDir, checkpoint: Checkpoint | None) -> Mapping[str, int] | None:
-    """The state at the end of a complete run whose last checkpoint was deleted then; None where it is there."""
-    result = read_result(there)
-    if result is None or result.status != COMPLETED or not result.deleted:
-        return None
-    last = max(result.deleted, key=lambda each: int(each["steps_completed"]))
-    steps = int(last["steps_completed"])
-    if steps < result.steps_completed or (checkpoint is not None and checkpoint.steps_completed >= steps):
-        return None
-    epochs = int(last["epochs_trained"])
-    return {"batches_trained": steps, "epochs_trained": epochs, "last_validation": steps}
-
-
-def check_goes_on(run_dir: Path, start: Start) -> None:
-    """Check, where a complete run is loaded all the same, that the checkpoint of its end is there.
-
-    Raises:
-        ConfigError: it was deleted.
-    """
-    if start.deleted is not None:
-        message = "holds a complete run, and the checkpoint of its end was deleted: checkpoint_storage.save_*"
-        raise ConfigError(run_dir_problem(run_dir, message, NOT_RESUMED))
-
-
-def _instead_of(deleted: Mapping[str, int], there: RunDir, checkpoint: Checkpoint | None) -> tuple[str, ...]:
-    """A warning that training resumes before the end of the run.
-
-    Raises:
-        ConfigError: no checkpoint is left.
-    """
-    why = f"the checkpoint of batch {deleted['batches_trained']}, its end, was deleted: checkpoint_storage.save_*"
-    if checkpoint is None:
-        message = f"holds a complete run and none of its checkpoints; {why}"
-        raise ConfigError(run_dir_problem(there.path, message, NOT_RESUMED))
-    return (f"{why}; resuming from batch {checkpoint.steps_completed}",)
 
 
 def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:

@@ -27,11 +27,12 @@ from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.save_policy import stated_policy
 from determined_ds.experiment.secrets import restored
+from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import Outcome
-from determined_ds.launch.resuming import check_goes_on, keeping_seed, start_in
+from determined_ds.launch.resuming import keeping_seed, start_in
 from determined_ds.protocol.checkpoint_files import remove_partial
 from determined_ds.protocol.handed_on import LAST, shortened
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, short, slug
@@ -121,7 +122,7 @@ class OwnRun:
                 stated=self._stated is not None,
                 forks=True,
             )
-            check_goes_on(run_dir, start)
+            check_goes_on(run_dir, start.deleted)
         except ConfigError as error:
             raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None
         if start.checkpoint is not None:
