@@ -129,23 +129,13 @@ def start_in(
     """
     check_run_dir(run_dir)
     there = RunDir(run_dir)
-    start = Start()
-    if resume is not None:
-        start = _resumed(there, resume, stated=stated, repeated=repeated)
-        if resume == LAST and (deleted := deleted_end(there, start.checkpoint)):
-            if resolved is not None and completed_by(deleted, resolved):
-                return replace(start, deleted=deleted)
-            start = replace(start, damages=instead_of(deleted, there, start.checkpoint))
-    elif kept := checkpoints_in(there.checkpoints):
-        message = f"holds a run already, trained to batch {kept[0].steps_completed}"
-        fix = "add --resume to continue it, or give another --run-dir to start anew"
-        raise ConfigError(run_dir_problem(run_dir, message, fix))
-    elif deleted_end(there, None):
-        message, fix = (
-            "holds a complete run already, without checkpoints",
-            "give another --run-dir to start anew",
-        )
-        raise ConfigError(run_dir_problem(run_dir, message, fix))
+    if resume is None:
+        _check_unused(there)
+    start = Start() if resume is None else _resumed(there, resume, stated=stated, repeated=repeated)
+    if resume == LAST and (deleted := deleted_end(there, start.checkpoint)):
+        if resolved is not None and completed_by(deleted, resolved):
+            return replace(start, deleted=deleted)
+        start = replace(start, damages=instead_of(deleted, there, start.checkpoint))
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)
         start = replace(start, fork=fork, damages=(*start.damages, *damages))
@@ -169,6 +159,22 @@ def start_in(
         start = replace(start, changes=_changes_in_yaml(RunDir(checkpoint.path.parent.parent), experiment))
     found.raise_any()
     return start
+
+
+def _check_unused(there: RunDir) -> None:
+    """Check that no run is in a run directory, whose results another one would replace.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if kept := checkpoints_in(there.checkpoints):
+        message = f"holds a run already, trained to batch {kept[0].steps_completed}"
+        fix = "add --resume to continue it, or give another --run-dir to start anew"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
+    if deleted_end(there, None):
+        message = "holds a complete run already, without checkpoints"
+        fix = "give another --run-dir to start anew"
+        raise ConfigError(run_dir_problem(there.path, message, fix))
 
 
 def _not_reset(checkpoint: Checkpoint) -> list[Problem]:

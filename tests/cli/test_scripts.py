@@ -79,6 +79,20 @@ def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tupl
     assert list((folder / "run/tensorboard").glob("events*"))
 
 
+def test_at_its_end_its_checkpoints_are_pruned_as_the_experiment_says(own_script: Path) -> None:
+    done = det_ds(*words(own_script, "", "--set", "checkpoint_storage.save_trial_latest=0"))
+    assert done.returncode == 0, done.stderr
+    result = result_of(own_script / "run")
+    kept = checkpoints_in(own_script / "run" / "checkpoints")
+    assert result.deleted
+    assert {each["uuid"] for each in result.deleted}.isdisjoint(each.uuid for each in kept)
+    assert len(kept) == 1
+    assert result.best is not None
+    assert result.best["steps_completed"] == kept[0].steps_completed
+    for name in ("best", "last"):
+        assert (own_script / "run" / name).resolve() == kept[0].path.resolve()
+
+
 def test_after_a_crash_it_resumes_from_its_checkpoint(own_script: Path, trained: tuple[Path, str]) -> None:
     done = det_ds(*words(own_script, "train.py --crash 6", "--set", "hyperparameters.learning_rate=0.01"))
     assert done.returncode == 0, done.stderr
