@@ -9,6 +9,7 @@ import click
 
 from determined_ds.cli.autotune import autotune
 from determined_ds.cli.check import check
+from determined_ds.cli.checkpoint import checkpoint
 from determined_ds.cli.compare import compare
 from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
@@ -70,6 +71,7 @@ def main() -> None:
 
 main.add_command(autotune)
 main.add_command(check)
+main.add_command(checkpoint)
 main.add_command(compare)
 main.add_command(doctor)
 main.add_command(estimate)

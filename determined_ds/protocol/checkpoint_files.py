@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,21 @@ def files_of(path: Path) -> list[str]:
     return sorted(name for name in names if name not in (MANIFEST, METADATA))
 
 
-def fingerprint(file: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
+def fingerprint(file: Path, *, read: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Size and checksum of a file.
+
+    Args:
+        file: To read.
+        read: Called with the number of bytes of each part that was read.
+    """
     digest = hashlib.sha256()
     size = 0
     with file.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
+            if read is not None:
+                read(len(chunk))
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
@@ -181,12 +188,24 @@ def damage_of(path: Path) -> str | None:
     return next(_damages(path, share=None), None)
 
 
+def damages_of(path: Path, *, read: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Everything that is wrong with a checkpoint, see :func:`damage_of`.
+
+    Args:
+        path: Its folder.
+        read: As for :func:`fingerprint`.
+    """
+    return _damages(path, share=None, read=read)
+
+
 def damage_in_share(path: Path, index: int, count: int) -> str | None:
     """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share."""
     return next(_damages(path, share=(index, count)), None)
 
 
-def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
+def _damages(
+    path: Path, share: tuple[int, int] | None, read: Callable[[int], None] | None = None
+) -> Iterator[str]:
     if is_index(path):
         yield "it is in checkpoint_storage, and this folder is its index"
         return
@@ -210,7 +229,7 @@ def _damages(path: Path, share: tuple[int, int] | None) -> Iterator[str]:
     if share is not None:
         names = list(files)[share[0] :: share[1]]
     for name in names:
-        yield from _file_damage(path / name, name, files[name])
+        yield from _file_damage(path / name, name, files[name], read)
 
 
 def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
@@ -225,7 +244,9 @@ def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
         yield f"{METADATA} is not what was written"
 
 
-def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> Iterator[str]:
+def _file_damage(
+    file: Path, name: str, expected: Mapping[str, Any], read: Callable[[int], None] | None
+) -> Iterator[str]:
     try:
         size = file.stat().st_size
     except OSError:
@@ -233,7 +254,7 @@ def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> Iterator
         return
     if size != expected["bytes"]:
         yield f"{name} has {size} bytes, {expected['bytes']} were written"
-    elif fingerprint(file) != expected:
+    elif fingerprint(file, read=read) != expected:
         yield f"{name} is not what was written (its checksum differs)"
 
 

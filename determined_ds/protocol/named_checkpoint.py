@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.documents.reading import read_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.protocol.checkpoint_files import (
     INDEX,
@@ -59,14 +58,28 @@ def find(given: str, run: RunDir | None = None, *, stored_too: bool = False) -> 
     Raises:
         NotFound: there is none, or it is damaged.
     """
+    path = locate(given, run)
+    return intact(path, stored_too=stored_too)
+
+
+def locate(given: str, run: RunDir | None = None) -> Path:
+    """The folder that a word means: of a checkpoint, which may be damaged, or of a run.
+
+    Args:
+        given: As for :func:`find`.
+        run: The same.
+
+    Raises:
+        NotFound: there is none.
+    """
     if run is not None and given in (BEST, LAST):
         if not checkpoints_in(run.checkpoints):
             raise NotFound(f"there is no such checkpoint: {short(run.path)} has none")
-        return intact(_best_of(run).path, stored_too=stored_too) if given == BEST else newest(run)
+        return _best_of(run).path if given == BEST else run.path
     path = next(candidates(given, run), None)
     if path is None:
         raise NotFound("there is no such checkpoint")
-    return intact(path, stored_too=stored_too)
+    return path
 
 
 def intact(path: Path, *, stored_too: bool = False) -> Found:
@@ -115,6 +128,8 @@ def best_checkpoint(run: RunDir) -> Checkpoint | None:
 
 def metric_of(run: RunDir) -> tuple[str, bool]:
     """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
+    from determined_ds.documents.reading import read_yaml  # only best needs it
+
     try:
         searcher = read_yaml(run.experiment).data.get("searcher")
     except ConfigError:

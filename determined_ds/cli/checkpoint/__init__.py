@@ -1,0 +1,33 @@
+"""``det-ds checkpoint``: look into checkpoints, verify, compare and prune them. One file a command."""
+
+from __future__ import annotations
+
+import click
+
+from determined_ds.cli.checkpoint.diff import diff
+from determined_ds.cli.checkpoint.prune import prune
+from determined_ds.cli.checkpoint.show import show
+from determined_ds.cli.checkpoint.verify import verify
+
+EPILOG = """\b
+PATH is a checkpoint's folder, a run directory or a uuid below runs/; with --run-dir also best, last or a uuid there.
+
+\b
+Examples:
+  det-ds checkpoint show runs/gpt2
+  det-ds checkpoint show best --run-dir runs/gpt2 --json
+  det-ds checkpoint verify runs/gpt2
+  det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
+  det-ds checkpoint prune runs/gpt2 --keep 3 --dry-run
+"""
+
+
+@click.group(epilog=EPILOG)
+def checkpoint() -> None:
+    """Look into checkpoints, verify, compare and prune them."""
+
+
+checkpoint.add_command(diff)
+checkpoint.add_command(prune)
+checkpoint.add_command(show)
+checkpoint.add_command(verify)

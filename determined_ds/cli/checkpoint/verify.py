@@ -1,0 +1,107 @@
+"""``det-ds checkpoint verify``: every file of checkpoints against their manifests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from determined_ds.cli.checkpoint.common import (
+    EXIT_FOUND,
+    as_json_of,
+    json_option,
+    line_of,
+    located,
+    one_checkpoint,
+    run_dir_option,
+)
+
+if TYPE_CHECKING:
+    from determined_ds.checkpoint.verifying import Verified
+
+PROGRESS_FROM = 2**28  # bytes to read
+COLOURS = {"intact": "green", "damaged": "red", "unverified": "yellow"}
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@run_dir_option
+@json_option
+def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
+    """Read every file and compare it with the checkpoint's manifest; of a run directory, all of its checkpoints.
+
+    Exit code: 0 no file is damaged, 1 one is, 2 there is no such checkpoint.
+    """
+    from determined_ds.checkpoint.verifying import DAMAGED, all_at, bytes_in, verify
+    from determined_ds.protocol.checkpoint_files import checkpoint_at
+
+    found = [_given(given, run_dir) for given in paths]
+    every = [each for path in found for each in (all_at(path) or [checkpoint_at(path)])]
+    verified = []
+    with _progress(sum(bytes_in(each.path) for each in every), hidden=as_json) as read:
+        for each in every:
+            verified.append(verify(each, read=read))
+            if not as_json:
+                _show_verified(verified[-1])
+    if as_json:
+        click.echo(
+            json.dumps({"version": 1, "checkpoints": [_verified_json(each) for each in verified]}, indent=2)
+        )
+    sys.exit(EXIT_FOUND if any(each.state == DAMAGED for each in verified) else 0)
+
+
+def _given(given: str, run_dir: Path | None) -> Path:
+    """A checkpoint, or a run directory that has some."""
+    path = located(given, run_dir)
+    one_checkpoint(str(path), None)
+    return one_checkpoint(given, run_dir) if given == "last" and run_dir is not None else path
+
+
+class _progress:
+    """A bar on a terminal where there is much to read; gives the function that counts bytes."""
+
+    def __init__(self, num_bytes: int, *, hidden: bool) -> None:
+        self._num_bytes = num_bytes
+        self._hidden = hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty()
+        self._bar: Any = None
+
+    def __enter__(self) -> Any:
+        if self._hidden:
+            return lambda count: None
+        from rich import progress
+        from rich.console import Console
+
+        columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+        self._bar = progress.Progress(
+            *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        )
+        self._bar.start()
+        task = self._bar.add_task("", total=self._num_bytes)
+        return lambda count: self._bar.advance(task, count)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _show_verified(verified: Verified) -> None:
+    from determined_ds.memory import format_bytes
+
+    state = click.style(f"{verified.state:<10}", fg=COLOURS[verified.state])
+    size = f"{verified.num_files} files, {format_bytes(verified.num_bytes)}"
+    click.echo(f"{state} {line_of(verified.checkpoint)}  {size}")
+    for damage in verified.damages:
+        click.echo(f"           {damage}")
+
+
+def _verified_json(verified: Verified) -> dict[str, Any]:
+    return {
+        **as_json_of(verified.checkpoint),
+        "state": verified.state,
+        "damages": list(verified.damages),
+        "files": verified.num_files,
+        "bytes": verified.num_bytes,
+    }
