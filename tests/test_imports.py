@@ -12,6 +12,7 @@ import pytest
 
 import determined_ds
 import determined_ds.check
+import determined_ds.checkpoint
 import determined_ds.config
 import determined_ds.documents
 import determined_ds.experiment
@@ -26,6 +27,7 @@ ROOMS = (
     determined_ds.experiment,
     determined_ds.memory,
     determined_ds.check,
+    determined_ds.checkpoint,
     determined_ds.report,
     determined_ds.scaffold,
 )

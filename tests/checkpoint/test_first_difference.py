@@ -92,6 +92,24 @@ def test_weights_in_fp32_are_compared_with_the_optimizers_copy(tmp_path: Path) -
     assert [each.state for each in differences(one, other)] == ["fp32"]
 
 
+def test_a_copy_alone_stands_for_its_weights(tmp_path: Path) -> None:
+    """As under ZeRO 3, which keeps no other."""
+    values = np.random.default_rng(0).standard_normal(9)
+    one = made(tmp_path / "a", {"w": {"fp32": ("F32", values)}})
+    other = made(tmp_path / "b", {"w": {"weight": ("BF16", values), "fp32": ("F32", values)}})
+    plain = made(tmp_path / "c", {"w": {"weight": ("F32", values)}})
+    for left, right in ((one, other), (other, one), (one, plain), (plain, one)):
+        assert list(differences(left, right)) == []
+
+
+def test_a_tolerance_is_absolute(tmp_path: Path) -> None:
+    values = np.zeros(5)
+    one = made(tmp_path / "a", {"w": {"weight": ("F32", values)}})
+    other = made(tmp_path / "b", {"w": {"weight": ("F32", values + np.array([0, 0.25, 0, 0.5, np.nan]))}})
+    (found,) = differences(one, other, tolerance=0.25)
+    assert (found.place, found.num_elements, found.largest) == ((3,), 2, np.inf)
+
+
 def test_a_file_that_is_too_short_or_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     one, other = made(tmp_path / "a", model()), made(tmp_path / "b", model())
     (other / "model0/rank0.bin").write_bytes(b"header")

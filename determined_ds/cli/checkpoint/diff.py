@@ -18,7 +18,7 @@ from determined_ds.cli.checkpoint.common import (
 )
 
 if TYPE_CHECKING:
-    from determined_ds.checkpoint.first_difference import Difference
+    from determined_ds.checkpoint.first_difference import TensorDifference
 
 MOST_SHOWN = 20
 
@@ -30,8 +30,16 @@ MOST_SHOWN = 20
 @click.option(
     "--weights", "weights_only", is_flag=True, help="Compare weights alone, not the optimizer's states."
 )
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="The largest absolute difference of two elements that are equal.  [default: 0]",
+)
 @json_option
-def diff(first: str, second: str, run_dir: Path | None, weights_only: bool, as_json: bool) -> None:
+def diff(
+    first: str, second: str, run_dir: Path | None, weights_only: bool, tolerance: float, as_json: bool
+) -> None:
     """Find the first tensor that differs between two checkpoints, whichever ranks and strategies wrote them.
 
     Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
@@ -39,19 +47,27 @@ def diff(first: str, second: str, run_dir: Path | None, weights_only: bool, as_j
     from determined_ds.checkpoint.first_difference import are_indexed, differences
 
     paths = (one_checkpoint(first, run_dir, key="FIRST"), one_checkpoint(second, run_dir, key="SECOND"))
-    found = list(differences(*paths, weights_only=weights_only))
+    found = list(differences(*paths, weights_only=weights_only, tolerance=tolerance))
     compared = "tensors" if are_indexed(*paths) and not weights_only else "weights"
     if as_json:
         import dataclasses
 
-        shown = [dataclasses.asdict(each) for each in found]
-        click.echo(json.dumps({"version": 1, "compared": compared, "equal": not found, "differences": shown}, indent=2))
+        from determined_ds.protocol.metrics_file import jsonable
+
+        shown = [jsonable(dataclasses.asdict(each)) for each in found]
+        click.echo(
+            json.dumps(
+                {"version": 1, "compared": compared, "equal": not found, "differences": shown}, indent=2
+            )
+        )
     else:
-        _show_differences(paths, found, compared)
+        _show_differences(paths, found, compared, tolerance)
     sys.exit(EXIT_FOUND if found else 0)
 
 
-def _show_differences(paths: tuple[Path, Path], found: list[Difference], compared: str) -> None:
+def _show_differences(
+    paths: tuple[Path, Path], found: list[TensorDifference], compared: str, tolerance: float
+) -> None:
     from determined_ds.protocol.checkpoint_files import checkpoint_at
     from determined_ds.protocol.handed_on import count
     from determined_ds.protocol.run_dir import short
@@ -60,20 +76,19 @@ def _show_differences(paths: tuple[Path, Path], found: list[Difference], compare
         click.echo(f"{name:<7} batch {checkpoint_at(path).steps_completed}, {short(path)}")
     if compared == "weights":
         click.echo("weights alone are compared, not the optimizer's states")
+    within = f" within {tolerance:g}" if tolerance else ""
     if not found:
-        click.echo(click.style(f"all {compared} are equal", fg="green"))
+        click.echo(click.style(f"all {compared} are equal{within}", fg="green"))
         return
     tensors = {(each.engine, each.tensor) for each in found}
-    click.echo(
-        click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:"
-    )
+    click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
     rows = [_difference_row(each) for each in found[:MOST_SHOWN]]
     click.echo("\n".join(columns(("tensor", "state", "what differs", "at", "values", "largest"), rows)))
     if len(found) > MOST_SHOWN:
         click.echo(f"  ... and {len(found) - MOST_SHOWN} more; --json lists all")
 
 
-def _difference_row(each: Difference) -> tuple[str, ...]:
+def _difference_row(each: TensorDifference) -> tuple[str, ...]:
     place = "" if each.place is None else f"[{', '.join(map(str, each.place))}]"
     values = "" if each.values is None else f"{each.values[0]:.8g} / {each.values[1]:.8g}"
     largest = "" if each.largest is None else f"{each.largest:.3g}"

@@ -37,7 +37,7 @@ def prune(run_dir: Path, keep: int, dry_run: bool, yes: bool, as_json: bool) -> 
         raise click.UsageError("--json needs --yes or --dry-run: it asks nothing.")
     planned = plan_pruning(run_dir, keep)
     if dry_run:
-        _show_pruning(planned, as_json=as_json)
+        _show_pruning(planned, as_json=as_json, dry_run=True)
         return
     with RunLock(run_dir):
         planned = plan_pruning(run_dir, keep)
@@ -53,7 +53,7 @@ def prune(run_dir: Path, keep: int, dry_run: bool, yes: bool, as_json: bool) -> 
             _show_pruning(planned, as_json=True)
 
 
-def _show_pruning(planned: Pruning, *, as_json: bool) -> None:
+def _show_pruning(planned: Pruning, *, as_json: bool, dry_run: bool = False) -> None:
     from determined_ds.checkpoint.verifying import bytes_in
     from determined_ds.memory import format_bytes
 
@@ -62,7 +62,8 @@ def _show_pruning(planned: Pruning, *, as_json: bool) -> None:
     if as_json:
         lists = {"kept": planned.kept, "removed": planned.removed}
         shown = {name: [as_json_of(each) for each in found] for name, found in lists.items()}
-        click.echo(json.dumps({"version": 1, **shown, "damages": list(planned.damages)}, indent=2))
+        about = {"version": 1, "dry_run": dry_run, "damages": list(planned.damages)}
+        click.echo(json.dumps({**about, **shown}, indent=2))
         return
     for damage in planned.damages:
         click.echo(f"warning: {damage}", err=True)

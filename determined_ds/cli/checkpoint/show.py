@@ -26,7 +26,9 @@ def show(path: str, run_dir: Path | None, as_json: bool) -> None:
 
     described = describe(one_checkpoint(path, run_dir))
     if as_json:
-        click.echo(json.dumps(_described_json(described)))
+        from determined_ds.protocol.metrics_file import jsonable
+
+        click.echo(json.dumps(jsonable(_described_json(described))))
     else:
         click.echo("\n".join([*_summary(described), *_engines(described)]))
 
