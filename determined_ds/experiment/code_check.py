@@ -217,25 +217,6 @@ def _states_path(experiment: Experiment) -> bool:
     return "PYTHONPATH" in str((experiment.config.get("environment") or {}).get("environment_variables"))
 
 
-def check_trial(experiment: Experiment, context_dir: Path, *, does: str, fix: str) -> None:
-    """Check that an experiment has a trial, for a command that builds it.
-
-    Args:
-        experiment: It.
-        context_dir: The folder with the code.
-        does: What the command does, e.g. ``det-ds estimate builds the model``.
-        fix: What else to do with a script.
-
-    Raises:
-        EntrypointError: it runs a script, or has no such trial.
-    """
-    if experiment.script is None:
-        check_trial_file(experiment.trial, context_dir, experiment.document)
-        return
-    message = f"{does} of a trial class, and this is a script"
-    raise _entrypoint(experiment.script, experiment.document, message, fix)
-
-
 def no_test(script: ScriptEntrypoint) -> Problem:
     """The problem of ``--test`` for a script whose loop is its own."""
     return Problem(

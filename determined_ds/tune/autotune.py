@@ -16,11 +16,12 @@ from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import STOPPED, Results, Row
 from determined_ds.tune.axes import AXES, Left
 from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_rank, reference_of
+from determined_ds.tune.choice import Base
 from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
 from determined_ds.tune.winner import winner_yaml
-from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
+from determined_ds.tune.workbench import Request, Say, Sizes, Workbench, check_names, open_workbench
 
 BEST = "best.yaml"
 TOKENS = "tokens_per_second"
@@ -39,6 +40,7 @@ class Autotune:
         interrupts: Ends it.
         dropped: Reason -> how many choices cannot run.
         left: What is not searched, and why.
+        unknown_sizes: Why the sizes of the model are not known; "" where they are.
     """
 
     workbench: Workbench
@@ -46,6 +48,7 @@ class Autotune:
     interrupts: Interrupts
     dropped: dict[str, int]
     left: tuple[Left, ...]
+    unknown_sizes: str = ""
 
     def header(self, *, runs_here: bool = True) -> list[str]:
         """What there is to choose from, in a few lines for people."""
@@ -58,6 +61,11 @@ class Autotune:
             lines.append(f"  run dir  {short(self.workbench.run_dir)}")
         lines += [f"  dropped  {count:>4} that cannot run: {why}" for why, count in self.dropped.items()]
         lines += [f"  left out {each.axis}: {each.reason}" for each in self.left]
+        if self.unknown_sizes:
+            lines.append(f"  memory   not estimated: {self.unknown_sizes};")
+            lines.append(
+                "           nothing is dropped for its memory, and the first runs are chosen without it"
+            )
         return lines
 
     def run(self) -> Measured | None:
@@ -138,9 +146,13 @@ def prepare_autotune(
     workbench = open_workbench(request, found, "autotune", for_cluster=for_cluster, say=say)
     assert allowed is not None
     base = workbench.base
+    if for_cluster and base.experiment.script is not None:
+        raise ConfigError(_not_emitted(base))
     memory = UNLIMITED if for_cluster else memory_of_rank(base)  # a cluster's slots are not known
-    candidates = candidates_of(base, over, lambda variant: shape_of(base, variant), memory)
-    if metric == TOKENS and not candidates.possible[0].shape.sequence_length:
+    sizes = Sizes(base=base)
+    candidates = candidates_of(base, over, sizes, memory)
+    shape = candidates.possible[0].shape
+    if metric == TOKENS and (shape is None or not shape.sequence_length):
         raise ConfigError(_no_tokens(workbench))
     if len(candidates.possible) < 2:
         raise ConfigError(_nothing_to_choose(candidates.dropped, candidates.left))
@@ -154,7 +166,7 @@ def prepare_autotune(
 
     tuning = Tuning(
         candidates=candidates.possible,
-        reference=reference_of(base, lambda variant: shape_of(base, variant)),
+        reference=reference_of(base, sizes),
         measure=run_once,
         metric=metric,
         budget=allowed,
@@ -168,6 +180,7 @@ def prepare_autotune(
         interrupts=interrupts,
         dropped=candidates.dropped,
         left=candidates.left,
+        unknown_sizes=sizes.unknown,
     )
 
 
@@ -196,12 +209,24 @@ def parse_budget(text: str) -> Budget:
 
 
 def _no_tokens(workbench: Workbench) -> Problem:
+    experiment, fix = workbench.base.experiment, "use samples_per_second"
+    if experiment.script is None:
+        fix += ", or write a method tokens_per_sample in the trial"
     return Problem(
         key="--metric",
         value=TOKENS,
-        message=f"{workbench.base.experiment.trial} does not say how many tokens a sample has",
-        fix="use samples_per_second, or write a method tokens_per_sample in the trial",
+        message=f"{experiment.trial or experiment.script} does not say how many tokens a sample has",
+        fix=fix,
         code="metric",
+    )
+
+
+def _not_emitted(base: Base) -> Problem:
+    return Problem(
+        key="--emit",
+        message=f"on a cluster {base.experiment.script} runs by itself, and only a trial can measure itself there",
+        fix="tune it here without --emit, or write a search over zero_stage and micro_batch_size by hand",
+        code="script-emit",
     )
 
 

@@ -69,9 +69,13 @@ def _forms(base: Base, over: Sequence[str], left: list[Left]) -> Iterator[Choice
         if slots < 2:
             left.append(Left(axis="pipeline", reason="a pipeline needs two slots or more"))
     for depth in sorted(depths):
-        if depth > 1 and base.staged is None:
-            left.append(Left(axis="pipeline", reason="the trial's module has no PipelineTrial"))
-        if (base.staged if depth > 1 else base.replicated) is None:
+        if depth > 1 and not base.has_form(depth):
+            is_script = base.experiment.script is not None
+            reason = (
+                "a script keeps its own stages" if is_script else "the trial's module has no PipelineTrial"
+            )
+            left.append(Left(axis="pipeline", reason=reason))
+        if not base.has_form(depth):
             continue
         stages = sorted({form.zero_stage for form in plain_forms(has_stages=depth > 1)})
         if depth == slots > 1:
@@ -93,9 +97,9 @@ def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left
         "precision": _precisions(base, over, left),
         "activation_checkpointing": _checkpointing(base, over, left),
         "bucket_size": _buckets(base) if "buckets" in over and form.zero_stage > 0 else (None,),
-        "torch_compile": (None, not base.states("torch_compile")) if "compile" in over else (None,),
+        "torch_compile": _compiled(base, over, left),
         "fused_optimizer": _fused(base, over, left),
-        "sdpa_kernel": _kernels(base, over),
+        "sdpa_kernel": _kernels(base, over, left),
     }
     for values in itertools.product(*details.values()):
         chosen = dict(zip(details, values, strict=True))
@@ -141,6 +145,9 @@ def _precisions(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str 
     if not computes_bf16(base.accelerator):
         left.append(Left(axis="precision", reason="this processor has no instructions for bf16"))
         return (None,)
+    if not base.sources.takes_bf16:
+        left.append(Left(axis="precision", reason="the script casts no input to bf16"))
+        return (None,)
     return (None, "bf16") if own == "fp32" else (None,)
 
 
@@ -177,6 +184,9 @@ def _fused(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | No
     if base.accelerator.name != "cpu":
         left.append(Left(axis="fused_optimizer", reason="on GPUs the optimizer is fused already"))
         return (None,)
+    if base.sources.builds_optimizer:
+        left.append(Left(axis="fused_optimizer", reason="the script makes its optimizer itself"))
+        return (None,)
     optimizer = base.ds.get("optimizer")
     kind = str(optimizer.get("type", "")).lower() if isinstance(optimizer, dict) else ""
     if kind not in ("adam", "adamw"):
@@ -187,9 +197,21 @@ def _fused(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | No
     return (None, not base.is_fused)
 
 
-def _kernels(base: Base, over: Sequence[str]) -> tuple[str | None, ...]:
+def _compiled(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
+    if "compile" not in over:
+        return (None,)
+    if not base.sources.honours("torch_compile"):
+        left.append(Left(axis="compile", reason="the script reads no hyperparameter torch_compile"))
+        return (None,)
+    return (None, not base.states("torch_compile"))
+
+
+def _kernels(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str | None, ...]:
     """Those that may be faster than what torch takes by itself; in a model without attention they change nothing."""
     if "attention" not in over:
+        return (None,)
+    if not base.sources.honours("sdpa_kernel"):
+        left.append(Left(axis="attention", reason="the script reads no hyperparameter sdpa_kernel"))
         return (None,)
     kernels = (AUTO, "math") if base.accelerator.name == "cpu" else (AUTO, "efficient", "cudnn")
     own = base.resolved.sdpa_kernel or AUTO

@@ -25,12 +25,12 @@ class Candidate:
     Args:
         base: The experiment.
         variant: It.
-        shape: Of its model.
+        shape: Of its model; None where its sizes are not known, as of most scripts.
     """
 
     base: Base
     variant: Variant
-    shape: ModelShape
+    shape: ModelShape | None
 
     @property
     def name(self) -> str:
@@ -53,14 +53,14 @@ class Candidates:
 
 
 def candidates_of(
-    base: Base, over: Sequence[str], shape_of: Callable[[Variant], ModelShape], limit: int
+    base: Base, over: Sequence[str], shape_of: Callable[[Variant], ModelShape | None], limit: int
 ) -> Candidates:
-    """Decide every choice, and drop what cannot run or does not fit.
+    """Decide every choice, and drop what cannot run or does not fit; of a model of unknown sizes all may fit.
 
     Args:
         base: The experiment.
         over: See :data:`determined_ds.tune.axes.AXES`.
-        shape_of: Gives the sizes of a variant's model.
+        shape_of: Gives the sizes of a variant's model; None where they are not known.
         limit: Bytes of tensors that a rank may hold.
 
     Raises:
@@ -76,7 +76,7 @@ def candidates_of(
             dropped[variant.reason] += 1
             continue
         candidate = Candidate(base=base, variant=variant, shape=shape_of(variant))
-        needed = memory_bytes(variant, candidate.shape)
+        needed = 0 if candidate.shape is None else memory_bytes(variant, candidate.shape)
         if needed > limit and index == 0:
             raise ConfigError(_too_large(base, needed, limit))
         if needed > limit:
@@ -100,6 +100,25 @@ def _is_the_same(variant: Variant, first: Variant) -> bool:
     return mine.ds_config == its.ds_config and mine.topology == its.topology and own == other
 
 
+def takes_as_much(candidate: Candidate, other: Candidate) -> bool:
+    """Whether a candidate surely takes as much memory as another, by the memory model.
+
+    Without the model's sizes: it is the same but for less sharding, less offloading or a larger micro-batch.
+    """
+    if candidate.shape is not None and other.shape is not None:
+        return memory_bytes(candidate.variant, candidate.shape) >= memory_bytes(other.variant, other.shape)
+    own, its = candidate.variant, other.variant
+    assert own.resolved is not None
+    assert its.resolved is not None
+    compared = ("zero_stage", "offload_optimizer", "offload_param", "micro_batch_size")
+    rest = {name: getattr(its.choice, name) for name in compared}
+    return (
+        replace(own.choice, **rest) == its.choice
+        and all(getattr(own.choice, name) <= rest[name] for name in compared[:3])
+        and own.resolved.batch.micro_batch_size >= its.resolved.batch.micro_batch_size
+    )
+
+
 def memory_of_rank(base: Base) -> int:
     """Bytes of tensors that a rank of this machine may hold."""
     if base.accelerator.name == "cuda":
@@ -121,7 +140,7 @@ def _too_large(base: Base, needed: int, limit: int) -> Problem:
     )
 
 
-def reference_of(base: Base, shape_of: Callable[[Variant], ModelShape]) -> Candidate | None:
+def reference_of(base: Base, shape_of: Callable[[Variant], ModelShape | None]) -> Candidate | None:
     """The experiment in fp32, not compiled, which every other's loss is held against; None where it is so already."""
     if base.resolved.strategy.precision == "fp32" and not base.resolved.torch_compile:
         return None

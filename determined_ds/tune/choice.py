@@ -7,7 +7,6 @@ checkpointing, compiled kernels.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +19,13 @@ from determined_ds.config.hyperparameters import OVERWRITES
 from determined_ds.config.other_names import with_real_names
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
-from determined_ds.config.strategy import SWITCHES
 from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.experiment.code_check import check_trial
-from determined_ds.experiment.decide import decide
+from determined_ds.experiment.code_check import check_entrypoint, not_measured
+from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.trial_file import parsed, source_of
+from determined_ds.tune.sources import Sources
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)
@@ -97,7 +96,7 @@ class Base:
         resolved: What it runs with as it is.
         context_dir: The folder with the code.
         accelerator: What the ranks compute on.
-        replicated: ``MODULE:CLASS`` of its trial without stages; None where there is none.
+        replicated: ``MODULE:CLASS`` of its trial without stages; None where there is none, as for a script.
         staged: Of the one with stages.
     """
 
@@ -135,27 +134,26 @@ class Base:
         params = (self.resolved.ds_config.get("optimizer") or {}).get("params") or {}
         return bool(params.get("torch_adam")) and bool(params.get("fused"))
 
+    def has_form(self, pipe_parallel_size: int) -> bool:
+        """Whether its code can be cut into so many pipeline stages; a script has those that it builds.
+
+        Args:
+            pipe_parallel_size: Pipeline stages, >= 1; 1 without a pipeline.
+        """
+        if self.experiment.script is not None:
+            return pipe_parallel_size == self.resolved.topology.pipe_parallel_size
+        return (self.staged if pipe_parallel_size > 1 else self.replicated) is not None
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The text of its code."""
+        return Sources.of(self.experiment, self.context_dir)
+
     @property
     def checkpointing_key(self) -> str | None:
         """The hyperparameter by which the model checkpoints activations; None where nothing reads one."""
         data = self.experiment.hyperparameters.data
-        stated = next((name for name in SWITCHES if name in data), None)
-        read = (
-            name for name in SWITCHES if re.search(rf'"{name}"|^\s*{name}\s*:', self._sources, re.MULTILINE)
-        )
-        return stated or next(read, None)
-
-    @cached_property
-    def _sources(self) -> str:
-        """The text of the modules beside the trial's, and of those that they import from the context directory."""
-        source = source_of(self.experiment.trial.partition(":")[0], self.context_dir)
-        beside = sorted(source.parent.glob("*.py")) if source else []
-        texts = [file.read_text(errors="replace") for file in beside]
-        imported = {
-            name for text in texts for name in re.findall(r"^from ([\w.]+) import", text, re.MULTILINE)
-        }
-        others = (source_of(name, self.context_dir) for name in sorted(imported))
-        return "\n".join([*texts, *(file.read_text(errors="replace") for file in others if file)])
+        return self.sources.checkpointing_key(stated=tuple(data))
 
 
 def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -> Base:
@@ -177,19 +175,17 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         data = {**document.data, "hyperparameters": point, "searcher": searcher}
         document = document.holding(data)
         experiment = parse_experiment(document)
-    does = "det-ds compare and autotune train some steps"
-    fix = (
-        "use det-ds search over what the script reads, e.g. overwrite_deepspeed_args; or write a trial class"
-    )
-    check_trial(experiment, context_dir, does=does, fix=fix)
+    check_entrypoint(experiment, context_dir, needs_library=not_measured)
     where = Where(context_dir=context_dir, accelerator=accelerator)
-    resolved = decide(experiment, experiment.hyperparameters, where, here=True)
+    resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
+    if resolved is None:
+        raise ConfigError(left_open(experiment))
     document = with_real_names(document)
     experiment = parse_experiment(document)
     ds = where.deepspeed_json(experiment.hyperparameters)
     for key, value in (experiment.hyperparameters.get((OVERWRITES,)) or {}).items():
         ds = ds.overwritten((key,), value, "overwrite_deepspeed_args")
-    replicated, staged = _forms(experiment.trial, context_dir)
+    replicated, staged = _forms(experiment.trial, context_dir) if experiment.trial else (None, None)
     return Base(
         document=document,
         experiment=experiment,
@@ -240,12 +236,12 @@ def applied(base: Base, choice: Choice) -> Document:
     """The experiment's YAML with a choice applied: a whole experiment that runs by itself.
 
     Raises:
-        ConfigError: the experiment's trial has no such form.
+        ConfigError: the experiment's code has no such form.
     """
     is_pipeline = choice.pipe_parallel_size > 1
-    trial = base.staged if is_pipeline else base.replicated
-    if trial is None:
+    if not base.has_form(choice.pipe_parallel_size):
         raise ConfigError(_no_form(base, is_pipeline))
+    trial = base.staged if is_pipeline else base.replicated
     changes: list[tuple[KeyPath, Any]] = [
         (("resources", "slots_per_trial"), choice.slots),
         (("hyperparameters", "data_parallel_world_size"), "auto"),
@@ -271,6 +267,8 @@ def applied(base: Base, choice: Choice) -> Document:
 
 
 def _no_form(base: Base, is_pipeline: bool) -> Problem:
+    if base.experiment.script is not None:
+        return _other_stages(base)
     module, _, name = base.experiment.trial.partition(":")
     wanted = "PipelineTrial" if is_pipeline else "DataParallelTrial"
     has = "has no stages" if is_pipeline else "is a pipeline"
@@ -284,9 +282,20 @@ def _no_form(base: Base, is_pipeline: bool) -> Problem:
     )
 
 
-def _entrypoint(base: Base, trial: str) -> Any:
+def _other_stages(base: Base) -> Problem:
+    has = base.resolved.topology.pipe_parallel_size
+    builds = f"{has} pipeline stages" if has > 1 else "no pipeline stages"
+    message = f"a script keeps the stages that its code builds, and this one has {builds}"
+    fix = "leave that strategy out, or state pipe_parallel_size for a script that builds a PipelineModule"
+    value = str(base.experiment.script)
+    return base.document.problem(("entrypoint",), message, fix, "script-stages", value=value)
+
+
+def _entrypoint(base: Base, trial: str | None) -> Any:
     entrypoint = base.document.get(("entrypoint",))
     own = base.experiment.trial
+    if trial is None:
+        return entrypoint
     if isinstance(entrypoint, list):
         return [trial if word == own else word for word in entrypoint]
     return str(entrypoint).replace(own, trial)

@@ -40,7 +40,7 @@ class Comparison:
             ConfigError: another process writes to the run directory.
         """
         with RunLock(self.workbench.run_dir):
-            estimates = [self._estimate(variant) for variant in self.variants]
+            estimates = self._estimates()
             self._rows = {index: [] for index in range(len(self.variants))}
             for repetition in range(self.repeat):
                 for index in in_turn(len(self.variants), repetition):
@@ -70,15 +70,23 @@ class Comparison:
         pairs = zip(known, estimates, strict=True)
         return [replace(merged(rows), estimated_model_state_bytes=estimate) for rows, estimate in pairs]
 
-    def _estimate(self, variant: Variant) -> int | None:
-        """Bytes of model states that the memory model expects; None where the model cannot be built."""
-        if not variant.can_run:
-            return None
-        try:
-            return estimated_state_bytes(variant, shape_of(self.workbench.base, variant))
-        except ConfigError as error:
-            self.workbench.say(f"no memory estimate for {variant.name}: {error.problems[0].message}")
-            return None
+    def _estimates(self) -> list[int | None]:
+        """Bytes of model states that the memory model expects of each; None where the model cannot be built."""
+        found: list[int | None] = []
+        reasons: dict[str, list[str]] = {}
+        for variant in self.variants:
+            found.append(None)
+            if not variant.can_run:
+                continue
+            try:
+                found[-1] = estimated_state_bytes(variant, shape_of(self.workbench.base, variant))
+            except ConfigError as error:
+                reasons.setdefault(error.problems[0].message, []).append(variant.name)
+        num_tried = sum(variant.can_run for variant in self.variants)
+        for reason, names in reasons.items():
+            whose = "" if len(names) == num_tried else f" for {', '.join(dict.fromkeys(names))}"
+            self.workbench.say(f"no memory estimate{whose}: {reason}")
+        return found
 
 
 def in_turn(count: int, repetition: int) -> list[int]:

@@ -23,6 +23,7 @@ Vector = npt.NDArray[np.float64]
 RATES = {"cpu": (5e10, 2e9, 1e10, 4e-3), "cuda": (1e14, 1e11, 1e12, 3e-3)}
 NOISE = 0.04  # of a measured median
 MISFIT = 0.03  # of a variant that was not measured: what no sum of effects explains
+UNKNOWN_SIZES = 3.0  # times as far off an effect may be, where no arithmetic stands below it
 PCIE = 2e10  # bytes/s between a GPU and its host
 
 # Effect -> (what it usually is, how far off that may be), as logarithms of the step's time.
@@ -87,15 +88,18 @@ class CostModel:
 
     Args:
         own: The experiment's own micro-batch size, from which doublings are counted.
+        knows_sizes: Whether the model's sizes are known. Without them there is no arithmetic: what is usual of each
+            effect is all that is known before the first measurement, and each may be further off.
     """
 
-    def __init__(self, own: int) -> None:
+    def __init__(self, own: int, *, knows_sizes: bool = True) -> None:
         self._own = own
+        wider = 1.0 if knows_sizes else UNKNOWN_SIZES
         self._mean: Vector = np.array([EFFECTS[name][0] for name in NAMES])
-        self._precision: Vector = np.diag([EFFECTS[name][1] ** -2 for name in NAMES])
+        self._precision: Vector = np.diag([(wider * EFFECTS[name][1]) ** -2 for name in NAMES])
         self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity: a cache
 
-    def learn(self, variant: Variant, shape: ModelShape, seconds: float) -> None:
+    def learn(self, variant: Variant, shape: ModelShape | None, seconds: float) -> None:
         """Take in a measured step time."""
         x, known = self._row(variant, shape)
         weight = NOISE**-2
@@ -104,7 +108,7 @@ class CostModel:
         self._mean = np.linalg.solve(precision, right).astype(np.float64)
         self._precision = precision
 
-    def predict(self, variants: Sequence[Variant], shapes: Sequence[ModelShape]) -> list[Prediction]:
+    def predict(self, variants: Sequence[Variant], shapes: Sequence[ModelShape | None]) -> list[Prediction]:
         """The step times of variants."""
         if not variants:
             return []
@@ -117,14 +121,14 @@ class CostModel:
             for mean, deviation in zip(known + rows @ self._mean, deviations, strict=True)
         ]
 
-    def _row(self, variant: Variant, shape: ModelShape) -> tuple[Vector, float]:
-        """A variant's effects, and the logarithm of its arithmetic."""
+    def _row(self, variant: Variant, shape: ModelShape | None) -> tuple[Vector, float]:
+        """A variant's effects, and the logarithm of its arithmetic; 0 where there is none."""
         if id(variant) not in self._rows:
-            row = variant, self._effects(variant, shape), math.log(arithmetic(variant, shape))
-            self._rows[id(variant)] = row
+            known = 0.0 if shape is None else math.log(arithmetic(variant, shape))
+            self._rows[id(variant)] = variant, self._effects(variant, shape), known
         return self._rows[id(variant)][1:]
 
-    def _effects(self, variant: Variant, shape: ModelShape) -> Vector:
+    def _effects(self, variant: Variant, shape: ModelShape | None) -> Vector:
         choice, resolved = variant.choice, variant.resolved
         assert resolved is not None
         precision = resolved.strategy.precision
@@ -208,7 +212,8 @@ def memory_bytes(variant: Variant, shape: ModelShape) -> int:
     return memory.total_bytes + on_host
 
 
-def _is_checkpointed(variant: Variant, shape: ModelShape) -> bool:
+def _is_checkpointed(variant: Variant, shape: ModelShape | None) -> bool:
     """Whether activations are computed again, by choice or by the experiment itself."""
     assert variant.resolved is not None
-    return variant.resolved.strategy.checkpointed_by(shape.checkpoint_interval).activation_checkpointing
+    interval = 0 if shape is None else shape.checkpoint_interval
+    return variant.resolved.strategy.checkpointed_by(interval).activation_checkpointing

@@ -16,12 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from determined_ds.config.hyperparameters import LARGEST
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.memory import ModelShape
 from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
-from determined_ds.tune.candidates import Candidate
+from determined_ds.tune.candidates import Candidate, takes_as_much
 from determined_ds.tune.cost import CostModel, Prediction, memory_bytes
 from determined_ds.tune.measurement import Watch, in_words, merged
-from determined_ds.tune.variants import Variant
 
 METRICS = {  # by which the best is chosen -> whether smaller is better
     "samples_per_second": False,
@@ -121,7 +119,7 @@ class Tuning:
         first = self.candidates[0]
         resolved = first.variant.resolved
         assert resolved is not None
-        self.model = CostModel(resolved.batch.micro_batch_size)
+        self.model = CostModel(resolved.batch.micro_batch_size, knows_sizes=first.shape is not None)
         self._fp32: Row | None = None
         if self.reference is not None:
             self._measure(self.reference, interrupts)
@@ -163,7 +161,7 @@ class Tuning:
             each for each in self.candidates if each.name not in self.found and not self._is_hopeless(each)
         ]
         if self.metric == "peak_memory_gib":
-            known = [(each, _log_memory(each.variant, each.shape)) for each in untried]
+            known = [(each, _log_memory(each)) for each in untried]
         else:
             variants, shapes = [each.variant for each in untried], [each.shape for each in untried]
             known = list(zip(untried, self.model.predict(variants, shapes), strict=True))
@@ -173,9 +171,7 @@ class Tuning:
         """Whether something like it has failed already, and this can only be worse."""
         for measured in self.found.values():
             row, other = measured.row, measured.candidate
-            if row.status == OUT_OF_MEMORY and memory_bytes(
-                candidate.variant, candidate.shape
-            ) >= memory_bytes(other.variant, other.shape):
+            if row.status == OUT_OF_MEMORY and takes_as_much(candidate, other):
                 return True
             if row.status in (FAILED, CANNOT_RUN) or measured.disagrees:
                 blamed = self._blamed(measured)
@@ -254,7 +250,12 @@ class Tuning:
             return ""
         first, first_in_fp32 = row.losses[0], fp32.losses[0]
         if not _agree(first, first_in_fp32, self.tolerance / OF_THE_FIRST):
-            return f"its first loss is {first:.5g}, and {first_in_fp32:.5g} in fp32, of the same weights"
+            begins = "of the same weights"
+            if (
+                self.candidates[0].base.experiment.script is not None
+            ):  # under ZeRO 3 transformers draws others
+                begins = "if the script begins with the same weights"
+            return f"its first loss is {first:.5g}, and {first_in_fp32:.5g} in fp32, {begins}"
         if not _agree(row.loss, fp32.loss, self.tolerance):
             return f"its loss is {row.loss:.4g} after {len(row.losses)} steps, and {fp32.loss:.4g} in fp32"
         return ""
@@ -319,5 +320,12 @@ def _agree(loss: float, expected: float, tolerance: float) -> bool:
     return math.isfinite(loss) and abs(loss - expected) <= tolerance * abs(expected)
 
 
-def _log_memory(variant: Variant, shape: ModelShape) -> Prediction:
-    return Prediction(log_seconds=math.log(memory_bytes(variant, shape)), deviation=0.05)
+def _log_memory(candidate: Candidate) -> Prediction:
+    """What is expected of its memory; without the model's sizes only an order: what spreads most comes first."""
+    if candidate.shape is not None:
+        needed = memory_bytes(candidate.variant, candidate.shape)
+        return Prediction(log_seconds=math.log(needed), deviation=0.05)
+    choice, resolved = candidate.variant.choice, candidate.variant.resolved
+    assert resolved is not None
+    spread = choice.zero_stage + choice.offload_optimizer + choice.offload_param
+    return Prediction(log_seconds=math.log(resolved.batch.micro_batch_size) - spread, deviation=0.0)

@@ -64,11 +64,18 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
 
 
 def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> None:
-    """Refuse torch's DistributedDataParallel for a trial that makes its engine itself: DeepSpeed would train.
+    """Refuse torch's DistributedDataParallel where the code makes its engine itself: DeepSpeed would train.
 
-    Where the source does not show it, the rank finds out when the engine is wrapped.
+    Where the source of a trial does not show it, the rank finds out when the engine is wrapped.
     """
-    if choice.engine == "deepspeed" or not builds_engine_by_hand(experiment.trial, context_dir):
+    if choice.engine == "deepspeed":
+        return
+    if experiment.script is not None:
+        message = f"a script makes its engine itself, so it cannot be trained by {choice.engine}"
+        fix = f"leave {choice.engine} out; zero0 reduces the same gradients, by DeepSpeed"
+        value = str(experiment.script)
+        raise ConfigError(experiment.document.problem(("entrypoint",), message, fix, "engine", value=value))
+    if not builds_engine_by_hand(experiment.trial, context_dir):
         return
     name = experiment.trial.partition(":")[2]
     raise ConfigError(

@@ -191,11 +191,40 @@ def machine(accelerator: Accelerator) -> str:
     return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
 
 
+@dataclass(kw_only=True)
+class Sizes:
+    """Gives the sizes of a variant's model, for a tuning; None for a script that does not state its model.
+
+    Args:
+        base: The experiment.
+        unknown: Why they are not known; "" where they are.
+    """
+
+    base: Base
+    unknown: str = ""
+
+    def __call__(self, variant: Variant) -> ModelShape | None:
+        """The sizes.
+
+        Raises:
+            ConfigError: the model of a trial cannot be built.
+        """
+        if self.unknown:
+            return None
+        try:
+            return shape_of(self.base, variant)
+        except ConfigError as error:
+            if self.base.experiment.script is None:
+                raise
+            self.unknown = error.problems[0].message
+            return None
+
+
 def shape_of(base: Base, variant: Variant) -> ModelShape:
     """The sizes of a variant's model, built without weights.
 
     Raises:
-        ConfigError: it cannot be built.
+        ConfigError: it cannot be built, or is that of a script that does not state it.
     """
     from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
 

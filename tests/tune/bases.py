@@ -22,12 +22,7 @@ from determined_ds.tune.variants import Variant, decided
 
 ROOT = Path(__file__).resolve().parents[2]
 CONST = Path("experiments/gpt2/const.yaml")
-# All but scripts, which are not measured.
-TEMPLATES = sorted(
-    path.relative_to(ROOT)
-    for path in (ROOT / "experiments").glob("*/*.yaml")
-    if "determined_ds.train" in path.read_text()
-)
+TEMPLATES = sorted(path.relative_to(ROOT) for path in (ROOT / "experiments").glob("*/*.yaml"))
 CPU = Accelerator(name="cpu", num_devices=64, bf16=False, fp16=False)
 CUDA = Accelerator(name="cuda", num_devices=64, bf16=True, fp16=True)
 # Of experiments/gpt2/const.yaml, as `det-ds estimate` counts them.

@@ -59,7 +59,7 @@ def test_a_value_by_another_name_gives_way_to_the_choice(config: Path) -> None:
 
 
 def has_form(base: Base, choice: Choice) -> bool:
-    return (base.staged if choice.pipe_parallel_size > 1 else base.replicated) is not None
+    return base.has_form(choice.pipe_parallel_size)
 
 
 def rest_of(base: Base, data: dict[str, Any]) -> dict[str, Any]:
