@@ -21,7 +21,7 @@ def cifar_trainset(size):
     return torch.utils.data.TensorDataset(pictures, labels)
 
 
-def alexnet_layers():
+def alexnet_layers(dropout):
     return [
         nn.Conv2d(3, 8, kernel_size=5, stride=2, padding=2),
         nn.ReLU(inplace=True),
@@ -32,7 +32,7 @@ def alexnet_layers():
         nn.ReLU(inplace=True),
         nn.AdaptiveAvgPool2d((4, 4)),
         lambda x: torch.flatten(x, 1),
-        nn.Dropout(0.1),
+        nn.Dropout(dropout),
         nn.Linear(8 * 4 * 4, 32),
         nn.ReLU(inplace=True),
         nn.Linear(32, 10),
@@ -43,6 +43,7 @@ def get_arguments(words=None):
     parser = argparse.ArgumentParser(description="CIFAR")
     parser.add_argument("-s", "--steps", type=int, default=8)
     parser.add_argument("-p", "--pipeline-parallel-size", type=int, default=2)
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1138)
     parser.add_argument("--local_rank", type=int, default=-1)
     return deepspeed.add_config_arguments(parser).parse_args(words)
@@ -60,7 +61,7 @@ def get_ds_config():
 def train_pipe(args, s):
     torch.manual_seed(args.seed)
     net = PipelineModule(
-        layers=alexnet_layers(),
+        layers=alexnet_layers(args.dropout),
         loss_fn=nn.CrossEntropyLoss(),
         num_stages=args.pipeline_parallel_size,
         partition_method="parameters",
