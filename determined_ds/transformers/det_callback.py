@@ -32,6 +32,7 @@ from determined_ds.transformers.here import TrialHere, missing_ranks, placed, tr
 from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.transformers.measured_training import measured_training
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
+from determined_ds.transformers.stop_question import StopQuestion
 
 logger = logging.getLogger("determined_ds")
 
@@ -81,6 +82,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             core_context, args.output_dir, trial_id=trial_id, user_data=user_data
         )
         self._is_chief = core_context.distributed.rank == 0
+        self._stop = StopQuestion(core_context)
         self._resumed_steps: int | None = None
         self._begin()
         run = None if self._trial is None else self._trial.run
@@ -172,13 +174,13 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         HEART.beat()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Progress, and whether to stop; asked at every step, of the chief."""
+        """Progress, and whether to stop; asked at every step."""
         if self._measured is not None:
             self._measured.stop_step()
         self._watch.step()
         HEART.step(state.global_step)
         self._report_progress(state.global_step / max(1, state.max_steps))
-        if state.global_step < state.max_steps and self._should_stop():
+        if state.global_step < state.max_steps and self._stop.ask():
             self._is_stopping = control.should_training_stop = True
         if self._measured is not None:
             self._measured.allow(state, control)
@@ -253,6 +255,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
+        self._stop.forget()
         self._report_validation(state)
         self._is_training = False
         if self._measured is not None:
@@ -264,13 +267,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         _PATIENCE.enter_context(HEART.patiently())
 
     # ------------------------------------------------------------------------------------------ reports
-
-    def _should_stop(self) -> bool:
-        """Whether to stop, the same on every rank; one broadcast."""
-        preempt, distributed = self.core_context.preempt, self.core_context.distributed
-        if preempt._preempt_mode is core.PreemptMode.WorkersAskChief:
-            return bool(preempt.should_preempt())
-        return bool(distributed.broadcast(preempt.should_preempt() if self._is_chief else None))
 
     def _report_progress(self, progress: float) -> None:
         percent = int(progress * 100)

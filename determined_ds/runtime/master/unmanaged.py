@@ -115,7 +115,7 @@ class MasterReport:
             external_experiment_id=name,
             external_trial_id=name,
         )
-        # A script finds a trial of a cluster here, which core_v2 would take for its own; to it alone there is none.
+        # A script finds the trial of its run as if on a cluster, which core_v2 would take for its own.
         with mock.patch.object(_core_v2, "determined", SimpleNamespace(get_cluster_info=lambda: None)):
             context: Any = core_v2.init_context(
                 config=config, client=client, tensorboard_mode=core_v2.TensorboardMode.MANUAL
