@@ -236,9 +236,13 @@ class LocalRun:
         """
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
-        elastic = self.options.elastic is not None
+        least, most = self.options.elastic or (0, 0)
         restarts = Restarts(
-            allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start, elastic=elastic
+            # A rank is lost once another start has not helped: that takes a restart for each that may be.
+            allowed=max(self.experiment.max_restarts, most - least),
+            run_dir=self.run_dir,
+            start=self.start,
+            elastic=self.options.elastic is not None,
         )
         timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
