@@ -139,19 +139,27 @@ def start_in(
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)
         start = replace(start, fork=fork, damages=(*start.damages, *damages))
-    start = replace(start, resets_optimizer=resets_optimizer)
+    return _compared(replace(start, resets_optimizer=resets_optimizer), experiment, resolved)
+
+
+def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | None) -> Start:
+    """Where a run starts, with what has changed since its checkpoint was written.
+
+    Raises:
+        ConfigError: the run cannot start from it; every reason.
+    """
     found, checkpoint = Problems(), start.checkpoint
     if checkpoint is not None:
         found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
-    if checkpoint is not None and resets_optimizer:
+    if checkpoint is not None and start.resets_optimizer:
         found.problems += _not_reset(checkpoint)
     origin = checkpoint or start.fork
     by_library = origin is not None and (experiment.script is None or _is_librarys(origin))
     if origin is not None and resolved is not None and by_library:
         takes = resolved.fit.warm_start if checkpoint is None else None
         changes = _changes_of(
-            origin, experiment, resolved, warm_start=takes, resets_optimizer=resets_optimizer
+            origin, experiment, resolved, warm_start=takes, resets_optimizer=start.resets_optimizer
         )
         start = replace(start, changes=changes)
         found.problems += start.changes.problems

@@ -28,6 +28,7 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.conclusion import read_result
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.protocol.tensor_index import INDEX_NAME
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds, det_ds_program
 
@@ -142,6 +143,7 @@ def test_the_result_says_how_it_ended(run: Run) -> None:
         },
         "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
         "resume": None,
+        "deleted": [],
         "slots": 2,
     }
 
@@ -323,10 +325,20 @@ def test_damaged_checkpoints_are_said_and_passed_over(
     )
 
 
-def test_resuming_with_other_slots_is_refused(run: Run, launched: list[Any]) -> None:
-    words = ["run", str(run.run_dir / "experiment.yaml"), str(run.context), "--accelerator", "cpu"]
-    result = CliRunner().invoke(main, [*words, "--run-dir", str(run.run_dir), "--resume", "--slots", "4"])
+def test_a_checkpoint_without_an_index_is_not_resumed_on_other_slots(
+    run: Run, tmp_path: Path, launched: list[Any]
+) -> None:
+    """As older versions wrote them."""
+    copied = tmp_path / "run"
+    shutil.copytree(run.run_dir, copied)
+    for path in (copied / "checkpoints").iterdir():
+        (path / "model0" / INDEX_NAME).unlink()
+        metadata = json.loads((path / "metadata.json").read_text())
+        write_manifest(path, {name: fingerprint(path / name) for name in files_of(path)}, metadata)
+    words = ["run", str(copied / "experiment.yaml"), str(run.context), "--accelerator", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--run-dir", str(copied), "--resume", "--slots", "4"])
     assert result.exit_code == EXIT_CONFIG
+    assert "its tensors have no index" in result.stderr
     assert "resources.slots_per_trial = 4 (--slots)" in result.stderr
     assert "written by 2 ranks" in result.stderr
     assert "use --slots 2, or start anew" in result.stderr

@@ -101,6 +101,7 @@ class Checkpoints:
         self._built = records_of(context.models)
         self._own_parts = RankParts(context, callbacks)
         self._engines = context.engine_files = Engines(trial, context, self._built)
+        self._engines.reset_optimizer = context.resets_optimizer
         self._checked_own_file = False
 
     def add_part(self, name: str, part: Stateful) -> None:
