@@ -65,7 +65,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     "runtime/checkpoints/test_built.py::test_a_checkpoint_of_another_model_is_refused_in_a_message": (
         "width-3",
         "layers-1",
-        "groups-0",
+        "layers-0",
     ),
     "runtime/checkpoints/test_elastic.py::test_there_and_back": ("zero3", "bf16_zero2", "pipe2_zero1"),
     "runtime/checkpoints/test_object_storage.py::test_resumed_it_ends_as_if_never_interrupted": (
@@ -73,7 +73,6 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "(gcs|azure)-zero1",
     ),
     "runtime/checkpoints/test_warm_start.py::test_it_is_a_new_training_that_begins_with_the_weights": (
-        "bf16",
         "pipeline",
         "zero1",
         "zero3-two-engines",
