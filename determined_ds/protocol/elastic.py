@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.protocol.checkpoint_files import is_index
+from determined_ds.protocol.deepspeed_layout import why_rigid
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.tensor_index import INDEX_NAME
 
@@ -46,11 +47,10 @@ def elastic_refusal(path: Path) -> str | None:
     if is_index(path):  # of a checkpoint in another storage: its files are seen by the ranks
         return None
     engines = [each for each in path.glob(f"{ENGINE}[0-9]*") if each.is_dir()]
-    if not engines or not all((each / INDEX_NAME).is_file() for each in engines):
-        return (
-            "its tensors have no index: an older version wrote it, or a strategy whose states cannot be cut"
-        )
-    return None
+    if not engines:
+        return "it holds no engine"
+    reasons = (None if (each / INDEX_NAME).is_file() else why_rigid(each) for each in engines)
+    return next((reason for reason in reasons if reason), None)
 
 
 def data_refusal(path: Path, *, replicas: int, micro_batch_size: int) -> str | None:

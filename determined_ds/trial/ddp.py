@@ -27,13 +27,14 @@ from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 
 from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.protocol.deepspeed_layout import DDP_FILE
 
 DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.
 DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 NEVER = 2**31 - 1
-CHECKPOINT, STEPS = "ddp.pt", "steps.json"
+STEPS = "steps.json"
 
 
 def initialize_ddp(
@@ -212,7 +213,7 @@ class DDPEngine(torch.nn.Module):
         if not dist.is_initialized() or dist.get_rank() == 0:
             folder = Path(save_dir) / str(tag)
             folder.mkdir(parents=True, exist_ok=True)
-            torch.save({name: part.state_dict() for name, part in self._parts().items()}, folder / CHECKPOINT)
+            torch.save({name: part.state_dict() for name, part in self._parts().items()}, folder / DDP_FILE)
             (folder / STEPS).write_text(json.dumps([self.global_steps, self.micro_steps, self.skipped_steps]))
         return True
 
@@ -222,7 +223,7 @@ class DDPEngine(torch.nn.Module):
         """Read back what :meth:`save_checkpoint` wrote."""
         folder = Path(load_dir) / str(tag)
         # To the host, where Adam keeps its step counts; the rest is copied to where it belongs.
-        state = torch.load(folder / CHECKPOINT, map_location="cpu")
+        state = torch.load(folder / DDP_FILE, map_location="cpu")
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.global_steps, self.micro_steps, self.skipped_steps = json.loads((folder / STEPS).read_text())

@@ -83,6 +83,26 @@ def built_then(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Rec
     return {"parameters": now["parameters"], "groups": groups, **stored["built"]}
 
 
+def order_of(own: EngineSlices) -> list[list[str]]:
+    """The names of the parameters in each group of the optimizer, in its order."""
+    optimizer = own.engine.optimizer
+    groups = next(
+        (
+            getattr(optimizer, name)
+            for name in ("bit16_groups", "bf16_groups", "fp16_groups")
+            if hasattr(optimizer, name)
+        ),
+        None,
+    )
+    if groups is None:
+        groups = [group["params"] for group in base_optimizer(own.engine).param_groups]
+    found: dict[int, list[str]] = {}
+    for number, group in enumerate(groups):
+        number = getattr(optimizer, "sub_group_to_group_id", {}).get(number, number)
+        found.setdefault(number, []).extend(own.name_of(parameter) for parameter in group)
+    return [found[number] for number in sorted(found)]
+
+
 def _stored_group(own: EngineSlices, stored: Mapping[str, Any], number: int) -> dict[str, Any] | None:
     """The group of a checkpoint that holds the parameters of a group here; by its number where none is known."""
     names = set(group_names(own).get(number, []))

@@ -20,11 +20,12 @@ import torch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import CheckpointError
+from determined_ds.protocol.deepspeed_layout import Layout, layout_of
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.contents import another_model
-from determined_ds.runtime.checkpoints.engine_settings import built_then, put_settings, settings_of
+from determined_ds.runtime.checkpoints.engine_settings import built_then, order_of, put_settings, settings_of
 from determined_ds.runtime.checkpoints.filling import Filling, misfits, same_optimizer
 from determined_ds.runtime.checkpoints.shards import (
     Described,
@@ -37,8 +38,10 @@ from determined_ds.runtime.checkpoints.shards import (
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.ddp import DDPEngine
 
 MOST_NAMED = 3
 
@@ -131,8 +134,8 @@ class Engines:
         return written.fingerprints
 
     def load(self, path: Path) -> None:
-        """Fill the engines from a checkpoint of either layout; a collective."""
-        if self.are_indexed(path):
+        """Fill the engines from a checkpoint, whoever wrote it; a collective."""
+        if self.are_indexed(path) or not self._wrote_own_layouts(path):
             self.then = self.read(path, path.name, reset_optimizer=self.reset_optimizer)
             return
         self.then = None
@@ -211,7 +214,7 @@ class Engines:
         """Whether any engine in a checkpoint was written as slices."""
         return any(path.glob(f"model*/{INDEX_NAME}"))
 
-    def read(self, path: Path, uuid: str, *, reset_optimizer: bool = False) -> list[Record]:
+    def read(self, path: Path, uuid: str, *, reset_optimizer: bool = False) -> list[Record] | None:
         """Fill the engines; a collective.
 
         Args:
@@ -220,18 +223,17 @@ class Engines:
             reset_optimizer: Whether the optimizers begin anew.
 
         Returns:
-            What each engine was built with when it was written, as this trial's are.
+            What each engine was built with when it was written, as this trial's are; None where it does not say.
 
         Raises:
             CheckpointError: it does not fit, or lacks a file.
             ConfigError: it is of another model.
         """
         found = self._stored(path, uuid)
-        then = []
+        then: list[Record] | None = list(self._built)
         for number, (engine, stored) in enumerate(zip(self._context.models, found, strict=True)):
             if stored is None:
                 engine.load_checkpoint(str(path), tag=f"model{number}")
-                then.append(self._built[number])
                 continue
             own = self._slices(engine)
             settings = stored.settings
@@ -242,17 +244,20 @@ class Engines:
             put_settings(own, settings, optimizer=not reset_optimizer)
             if exact and not reset_optimizer:
                 self._read_own_states(own, path / f"model{number}")
-            then.append(
-                self._built[number] if reset_optimizer else built_then(own, settings, self._built[number])
-            )
+            if settings["built"] is None:
+                then = None
+            elif then is not None and not reset_optimizer:
+                then[number] = built_then(own, settings, self._built[number])
         return then
 
     def read_weights(self, path: Path, uuid: str) -> None:
         """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
-        for engine, stored in zip(self._context.models, self._stored(path, uuid), strict=True):
+        engines = zip(self._context.models, self._stored(path, uuid), strict=True)
+        for number, (engine, stored) in enumerate(engines):
             if stored is None:
-                raise CheckpointError(f"checkpoint {uuid} holds an engine of another layout than the others")
-            Filling(self._slices(engine), stored, exact=False).fill(optimizer=False)
+                read_own_weights(engine, path, number)
+            else:
+                Filling(self._slices(engine), stored, exact=False).fill(optimizer=False)
 
     def _stored(self, path: Path, uuid: str) -> list[StoredEngine | None]:
         """Each engine in a checkpoint, checked against those here: all ranks refuse alike."""
@@ -262,7 +267,10 @@ class Engines:
             raise another_model(uuid, words)
         found, failure = [], ""
         try:
-            found = [stored_engine(path / f"model{number}") for number in range(here)]
+            found = [
+                self._stored_engine(path / f"model{number}", engine)
+                for number, engine in enumerate(self._context.models)
+            ]
         except CheckpointError as error:
             failure = str(error)
         if failures := [each for each in self._context.distributed.allgather(failure) if each]:
@@ -273,6 +281,28 @@ class Engines:
                 more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
                 raise another_model(uuid, where + "; ".join([*reasons[:MOST_NAMED], *more]))
         return found
+
+    def _stored_engine(self, folder: Path, engine: Any) -> StoredEngine | None:
+        """None for an engine that DeepSpeed is to load."""
+        if own_layout(engine):
+            return None
+        return stored_engine(folder, order_of(self._slices(engine)))
+
+    def _wrote_own_layouts(self, path: Path) -> bool:
+        """Whether these ranks, under this strategy, wrote DeepSpeed's own files."""
+        for number, engine in enumerate(self._context.models):
+            if own_layout(engine) or isinstance(engine, DDPEngine):
+                continue
+            replicas = self._slices(engine).replicas if engine.zero_optimization_stage() else 1
+            stage = min(engine.zero_optimization_stage(), 3)
+            here = Layout(
+                zero_stage=1 if stage == 2 else stage,
+                replicas=replicas,
+                stages=getattr(engine, "num_stages", 1),
+            )
+            if layout_of(path / f"model{number}") != here:
+                return False
+        return True
 
     def _misfits(self, engine: Any, stored: StoredEngine) -> list[str]:
         everyone = self._context.distributed.allgather(misfits(self._slices(engine), stored))

@@ -44,7 +44,6 @@ from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.redistributed import load_into, union_of
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
-from determined_ds.runtime.checkpoints.weights import take_weights
 from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
 from determined_ds.trial.author import method_of
@@ -356,10 +355,8 @@ class Checkpoints:
         with contents.explained(uuid, own_method=self._trial_loads):
             if self._trial_loads:
                 self._trial.load(self._context, path)
-            elif self._engines.are_indexed(path):
-                self._engines.read_weights(path, uuid)
             else:
-                take_weights(self._context, path, uuid)
+                self._engines.read_weights(path, uuid)
 
     def _read_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
         """Load the engines as they were, and return the rest of this rank's part."""

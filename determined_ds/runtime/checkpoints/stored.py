@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,18 @@ class IndexedEngine(StoredEngine):
         return self._files[name]
 
 
-def stored_engine(folder: Path) -> StoredEngine | None:
-    """An engine in a checkpoint, by slices; None where it can only be read by the ranks that wrote it.
+def stored_engine(folder: Path, order: Sequence[Sequence[str]] | None = None) -> StoredEngine:
+    """An engine in a checkpoint, by name and slice, whoever wrote it.
 
     Args:
         folder: ``model<I>`` of the checkpoint.
+        order: The names of parameters in each group of the optimizer; needed for the optimizer's states of an engine
+            that DeepSpeed wrote without ZeRO.
+
+    Raises:
+        CheckpointError: it is damaged, or only the ranks that wrote it can read it.
     """
+    from determined_ds.runtime.checkpoints.deepspeed_files import DeepSpeedFiles
+
     index = read_index(folder)
-    return None if index is None else IndexedEngine(folder, index)
+    return DeepSpeedFiles(folder, order) if index is None else IndexedEngine(folder, index)

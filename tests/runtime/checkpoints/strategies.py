@@ -186,6 +186,7 @@ def run(
     steps: int = 0,
     micro: int | None = None,
     reset_optimizer: bool = False,
+    by_deepspeed: bool = False,
     **ds_config: Any,
 ) -> list[float]:
     """Train some steps between reading and writing; the losses, equal on all ranks."""
@@ -231,7 +232,10 @@ def run(
                     dist.all_reduce(loss)
                 loss /= context.distributed.size
             losses.append(float(loss))
-        if write is not None:
+        if write is not None and by_deepspeed:
+            trial.engine.save_checkpoint(write, tag="model0")
+            context.distributed.allgather(None)
+        elif write is not None:
             written = engines.write(Path(write), engines.take(), lambda: None)
             engines.write_indexes(Path(write), written)
             context.distributed.allgather(None)
