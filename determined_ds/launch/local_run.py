@@ -18,6 +18,7 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
+from determined_ds.launch.deleted_in_master import report_deleted
 from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
@@ -27,7 +28,7 @@ from determined_ds.launch.restarting import Restart, Restarts
 from determined_ds.launch.resuming import Start, completed, completed_by
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, REPORT, count, hang_timeout_s, in_words
 from determined_ds.protocol.header import decided, undecided
 from determined_ds.protocol.links import relink
 from determined_ds.protocol.metrics_file import kept_until
@@ -329,6 +330,8 @@ class LocalRun:
         deleted = delete_spare(self.experiment, {1: there})
         for line in lines_of(deleted, self.experiment):
             print(line, flush=True)
+        if deleted and REPORT in os.environ and there.master.is_file() and not options.storage:
+            report_deleted([each.uuid for each in deleted])
         return [vars(each) for each in deleted]
 
     def show_complete(self) -> None:

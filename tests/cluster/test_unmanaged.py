@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from determined_ds.launch.deleted_in_master import report_deleted
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.runtime.master import unmanaged as master_report
 from tests.cli.conftest import OWN_MODEL
@@ -83,6 +84,34 @@ def test_a_rank_of_a_launcher_reports_its_run_and_a_resumed_one_goes_on_there(
     assert experiment.name == "tiny"
     assert experiment.searcher["metric"] == "validation_loss"
     assert trial.hparams["global_batch_size"] == 8
+
+
+def test_what_is_deleted_at_its_end_is_deleted_for_the_master_too(master: Master, tmp_path: Path) -> None:
+    run_dir, period = tmp_path / "run", "hyperparameters.fit.checkpoint_period.batches=1"
+    pruned = ["--set", "checkpoint_storage.save_trial_best=0", "--set", period, "--set", f"{LENGTH}=4"]
+    done = run(run_dir, master.server.url, "--report-to-master", *pruned, env={})
+    assert done.returncode == 0, done.stderr
+    assert "the master still lists" not in done.stderr
+    deleted = {each["uuid"] for each in json.loads((run_dir / "result.json").read_text())["deleted"]}
+    assert deleted
+    assert {uuid for uuid, found in master.checkpoints.items() if found.state == "DELETED"} == deleted
+    assert {
+        found.uuid for found in checkpoints_in(run_dir / "checkpoints")
+    } == master.checkpoints.keys() - deleted
+
+
+def test_a_master_that_is_gone_by_then_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("DET_MASTER", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        report_deleted(["one"], wait_s=0.2)
+    assert (
+        capsys.readouterr().err
+        == "warning: the master still lists the deleted checkpoints: no answer within 0 s\n"
+    )
 
 
 def test_a_master_that_cannot_be_reached_is_one_warning(tmp_path: Path) -> None:

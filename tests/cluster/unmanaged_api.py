@@ -86,6 +86,15 @@ class UnmanagedApi:
             }
             return {**answer, "latestCheckpoint": newest.uuid} if newest else answer
 
+    @route("PATCH", "/api/v1/checkpoints")
+    def patch_checkpoints(self, request: Request) -> dict[str, Any]:
+        """One that is left without files is deleted, and stays in the list."""
+        with self._master.lock():
+            for each in request.body["checkpoints"]:
+                if each["resources"] == {"resources": {}}:
+                    self._master.checkpoints[each["uuid"]].state = "DELETED"
+            return {}
+
     @route("PATCH", "/api/v1/trials/{trial_id}")
     def patch(self, request: Request, trial_id: int) -> dict[str, Any]:
         """A heartbeat; with a state, its beginning or its end."""
