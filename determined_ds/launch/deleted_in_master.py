@@ -1,4 +1,4 @@
-"""A run that is reported to a master, and its checkpoints that are deleted at its end: the master is told."""
+"""Has a master list the checkpoints as deleted that were deleted at the end of a run that is reported to it."""
 
 from __future__ import annotations
 
