@@ -145,7 +145,6 @@ def test_the_result_says_how_it_ended(run: Run) -> None:
         "resume": None,
         "deleted": [],
         "slots": 2,
-        "deleted": [],
     }
 
 
