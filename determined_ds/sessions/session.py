@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,7 @@ class Session:
         Raises:
             ConfigError: it is not an engine, or one with other batch sizes than were decided.
             CheckpointError: the checkpoint to resume from does not fit.
+            TrainingError: when the step ends: a later call was made on some ranks only.
         """
         if self._loop is None:
             self._begin(engines, state)
@@ -329,7 +331,9 @@ class Session:
         if any(id(engine) not in known for engine in engines):
             fix = "give all engines to the first call: s.checkpoint(generator, discriminator)"
             raise refused("s.checkpoint", "got an engine that its first call was not given", fix)
-        self._drive_of("s.checkpoint").request_checkpoint()
+        caller = sys._getframe(1)
+        place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+        self._drive_of("s.checkpoint").request_checkpoint(place)
 
     def _begin(self, engines: tuple[Any, ...], state: Mapping[str, Any]) -> None:
         context = self.context

@@ -172,7 +172,7 @@ class SteppedLoop(TrainingLoop):
         self._checkpoints.add_part("script", state)
         self._loaded: str | None = None
         self._marks: Any = None
-        self.wants_checkpoint = False
+        self.wanted_at = ""  # file and line of s.checkpoint(), where the step at hand has called it
         self._steps: list[int] = []
         self._before: list[tuple[int, int]] = []
 
@@ -297,13 +297,29 @@ class SteppedLoop(TrainingLoop):
         due = super()._due()
         ends = due.end or self._ends
         agreed = self._agreed or due.validate or ends
-        wants, self.wants_checkpoint = self.wants_checkpoint, False
-        return Due(
-            report=due.report or ends,
-            validate=self._is_validated(agreed),
-            checkpoint=due.checkpoint or ends or wants,
-            end=ends,
-        )
+        validate = self._is_validated(agreed)
+        wanted_at, self.wanted_at = self.wanted_at, ""
+        checkpoint = due.checkpoint or ends or self._is_wanted(wanted_at, agreed)
+        return Due(report=due.report or ends, validate=validate, checkpoint=checkpoint, end=ends)
+
+    def _is_wanted(self, place: str, agreed: bool) -> bool:
+        """Whether the script wants a checkpoint; a collective as the next one.
+
+        Raises:
+            TrainingError: only some ranks do, which would wait for the others.
+        """
+        batch = self._state.batches_trained
+        if agreed:
+            places = self._context.distributed.allgather(place)
+            place, everywhere = next(filter(None, places), ""), all(places)
+        else:
+            everywhere = not place or all_ranks_come(f"checkpoint/{batch}", within_s=COME_WITHIN_S)
+        if place and not everywhere:
+            raise TrainingError(
+                f"{place}: s.checkpoint() was called on some ranks only, after batch {batch}\n  fix: call it on every "
+                "rank, outside of `if s.rank == 0:`; each saves its part"
+            )
+        return bool(place)
 
     @property
     def _share_trained(self) -> float:

@@ -259,7 +259,7 @@ class Drive:
         else:
             self._loop.take(metrics)
 
-    def request_checkpoint(self) -> None:
-        """Have a checkpoint written when the step ends."""
+    def request_checkpoint(self, place: str) -> None:
+        """Have a checkpoint written when the step ends; ``place`` is the file and line that wants it."""
         if self.listens:
-            self._loop.wants_checkpoint = True
+            self._loop.wanted_at = place

@@ -180,6 +180,16 @@ def no_epochs(s: Any) -> None:
     next(iter(s.epochs(0)))
 
 
+def a_checkpoint_of_rank_0(s: Any) -> None:
+    engine = engine_of(s)
+    loader = s.loader(data())
+    s.checkpoint(engine)
+    for _ in s.epochs(9):
+        train(s, engine, loader)
+        if s.rank == 0:
+            s.checkpoint()
+
+
 WITHOUT_LENGTH = {**HPARAMS, "fit": {}}
 ACCUMULATING = {**HPARAMS, "deepspeed_config": {**DS, "gradient_accumulation_steps": 2}}
 BATCH_FIXES = ("state hyperparameters.global_batch_size", "call s.checkpoint(engine) first")
@@ -224,6 +234,14 @@ def test_it_is_refused_and_the_run_is_reported_as_failed(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == ("failed" if kind in ("TrainingError", "NotFiniteError") else "invalid")
     assert list((tmp_path / "run" / "checkpoints").glob("*")) == []
+
+
+def test_a_checkpoint_on_some_ranks_only_is_refused_by_its_place(two_ranks: Ranks, tmp_path: Path) -> None:
+    config = {**HPARAMS, "fit": {"max_length": {"batches": 9}}}
+    for kind, said in two_ranks.run(in_session, str(tmp_path / "run"), "a_checkpoint_of_rank_0", config):
+        assert kind == "TrainingError", said
+        assert "s.checkpoint() was called on some ranks only, after batch 2" in said
+        assert said.startswith("test_misuse.py:")
 
 
 @pytest.mark.parametrize(
