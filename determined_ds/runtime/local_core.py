@@ -146,12 +146,19 @@ class AtomicStorage(storage.SharedFSStorageManager):
         os.rename(src, self.folder / dst)
         put_on_disk(self.folder)
 
-    def damaged(self, *, besides: Sequence[str]) -> list[str]:
-        """Uuids of this run's damaged checkpoints, the oldest first; those in ``besides`` are not checked."""
+    def counted(self, kept: Sequence[str]) -> list[str]:
+        """Uuids that a limit counts, the first ones to go first: this run's damaged checkpoints, then those kept.
+
+        Args:
+            kept: Uuids that the run knows, the oldest first; those deleted by another command are left out.
+        """
         if self._shared:
-            return []
-        there = [found for found in checkpoints_in(self.folder) if found.uuid not in besides]
-        return [found.uuid for found in reversed(there) if damage_of(found.path) is not None]
+            return list(kept)
+        there = checkpoints_in(self.folder)
+        unknown = [found for found in reversed(there) if found.uuid not in kept]
+        damaged = [found.uuid for found in unknown if damage_of(found.path) is not None]
+        names = {found.uuid for found in there}
+        return [*damaged, *(uuid for uuid in kept if uuid in names)]
 
 
 class LocalCheckpointContext(core.DummyCheckpointContext):

@@ -65,7 +65,7 @@ def test_show_names_every_tensor(run: Path) -> None:
     assert shown.exit_code == 0, shown.output
     for words in (
         "checkpoint at6",
-        "  steps       6, 1 epoch",
+        "  steps       6 (1 epoch)",
         "  strategy    ZeRO 2, bf16, batch 8",
         "2 tensors, 6 parameters, AdamW",
         "  embedding.weight = head.weight  2 x 3  bf16",
@@ -81,6 +81,21 @@ def test_show_names_every_tensor(run: Path) -> None:
     assert first["aliases"] == ["head.weight"]
     assert second["kind"] == "buffer"
     assert found["bytes"] == sum(found["files"].values()) > engine["bytes"] > 0
+
+
+def test_what_a_script_wrote_is_shown_by_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "a-uuid"
+    for name in ("checkpoint-8/model.safetensors", "checkpoint-8/optimizer.pt"):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(bytes(2048))
+    sealed(path, 8)
+    shown = invoke("show", path)
+    assert shown.exit_code == 0, shown.output
+    assert "strategy    unknown" in shown.stdout
+    assert "  checkpoint-8/optimizer.pt       2 KiB" in shown.stdout
+    refused = invoke("diff", path, path)
+    assert refused.exit_code == 1
+    assert "a loop of this library did not write it" in refused.stderr
 
 
 def test_show_takes_a_tenth_of_a_second_and_no_torch(run: Path) -> None:

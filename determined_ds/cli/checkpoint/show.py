@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def _summary(described: Description) -> list[str]:
     epochs = described.epochs_trained
     size = f"{format_bytes(described.num_bytes)} in {count(len(described.files), 'file')}"
     lines = {
-        "steps": f"{described.steps_completed}" + ("" if epochs is None else f", {count(epochs, 'epoch')}"),
+        "steps": f"{described.steps_completed}" + ("" if epochs is None else f" ({count(epochs, 'epoch')})"),
         "trial": described.trial,
         "experiment": described.experiment,
         "strategy": in_words(described.strategy),
@@ -92,23 +93,29 @@ def _engines(described: Description) -> list[str]:
     from determined_ds.memory import format_bytes, format_count
     from determined_ds.protocol.handed_on import count
 
-    lines = []
+    lines: list[str] = []
+    if not described.engines:
+        lines += ["", *_largest(described.files)]
     for engine in described.engines:
         head = f"\n{engine.name}  {format_bytes(engine.num_bytes)}"
         if engine.index is None:
-            files = sorted(engine.files.items(), key=lambda item: -item[1])
-            rows: list[tuple[str, ...]] = [(name, format_bytes(size)) for name, size in files[:LARGEST_FILES]]
-            rows += [("...", f"{len(files) - LARGEST_FILES} more")] if len(files) > LARGEST_FILES else []
-            lines += [
-                f"{head}, without an index of its tensors",
-                *columns(("file", "size"), rows, right=(1,)),
-            ]
+            lines += [f"{head}, without an index of its tensors", *_largest(engine.files)]
             continue
         of = f"{count(len(engine.index.tensors), 'tensor')}, {format_count(engine.num_parameters or 0)} parameters"
         lines.append(f"{head}, {of}{', ' * bool(engine.index.optimizer)}{engine.index.optimizer}")
         rows = [_row(tensor) for tensor in tensors_of(engine.index)]
         lines += columns(("tensor", "shape", "dtype", "norm", "size", "holds"), rows, right=(3, 4))
     return lines
+
+
+def _largest(files: Mapping[str, int]) -> list[str]:
+    """The largest files, for people."""
+    from determined_ds.memory import format_bytes
+
+    shown = sorted(files.items(), key=lambda item: -item[1])
+    rows = [(name, format_bytes(size)) for name, size in shown[:LARGEST_FILES]]
+    rows += [("...", f"{len(shown) - LARGEST_FILES} more")] if len(shown) > LARGEST_FILES else []
+    return columns(("file", "size"), rows, right=(1,))
 
 
 def _row(tensor: dict[str, Any]) -> tuple[str, ...]:

@@ -254,13 +254,13 @@ class Checkpoints:
                     self._context._core.checkpoint.delete(uuid)
 
     def _count_damaged(self, state: TrialState, uuid: str) -> None:
-        """Add damaged checkpoints in the run directory as its oldest: they count, and are pruned first."""
+        """Count what is in the run directory: damaged checkpoints too, as its oldest, which are pruned first."""
         if self._total_limit is None or not self._is_local:
             return
         if uuid not in state.kept:
             state.kept.append(uuid)
-        damaged = self._storage.damaged(besides=state.kept) if self._distributed.rank == 0 else None
-        state.kept[:0] = self._distributed.broadcast(damaged)
+        counted = self._storage.counted(state.kept) if self._distributed.rank == 0 else None
+        state.kept = self._distributed.broadcast(counted)
 
     # -------------------------------------------------------------------------------------------- load
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from determined_ds.errors import ConfigError
 from determined_ds.launch.external import as_rank
 from determined_ds.launch.external.placement import Placement
+from determined_ds.launch.options import RunOptions
+from determined_ds.launch.resuming import Start
+from determined_ds.protocol.checkpoint_files import Checkpoint
 from tests.ranks import ROOT
 
 # What torchrun does where nobody has set it.
@@ -45,6 +51,45 @@ def test_a_rank_that_has_cores_of_its_own_uses_all_of_them(monkeypatch: pytest.M
     assert as_rank._threads_given(placed("mpirun")) == 2
     mine[0] = mine[os.getppid()]
     assert as_rank._threads_given(placed("mpirun")) is None
+
+
+@pytest.mark.parametrize(("restarts", "refused"), [("0", False), ("3", True)])
+def test_an_earlier_checkpoint_is_not_named_where_torchrun_restarts(
+    restarts: str, refused: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would be named again, and what was trained since would be superseded."""
+    later = Checkpoint(uuid="later", steps_completed=4, path=tmp_path / "later")
+    prepared = SimpleNamespace(start=Start(superseded=(later,)))
+    monkeypatch.setattr(as_rank, "prepare_run", lambda options, placed: prepared)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    options = RunOptions(config=tmp_path / "mine.yaml", run_dir=tmp_path, resume="earlier")
+    if refused:
+        with pytest.raises(ConfigError, match="leave --max-restarts out"):
+            as_rank._decide(placed("torchrun"), options)
+    else:
+        assert as_rank._decide(placed("torchrun"), options) is prepared
+
+
+@pytest.mark.parametrize(
+    ("resume", "has_its_own", "resumed"),
+    [(None, False, "last"), ("elsewhere", False, "elsewhere"), ("elsewhere", True, "last")],
+)
+def test_restarted_by_torchrun_a_run_resumes_from_its_own_checkpoints(
+    resume: str | None, has_its_own: bool, resumed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if has_its_own:
+        (tmp_path / "checkpoints/own").mkdir(parents=True)
+    given: list[RunOptions] = []
+
+    def prepared(options: RunOptions, placed: Placement) -> Any:
+        given.append(options)
+        return SimpleNamespace(start=Start())
+
+    monkeypatch.setattr(as_rank, "prepare_run", prepared)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    options = RunOptions(config=tmp_path / "mine.yaml", run_dir=tmp_path, resume=resume)
+    as_rank._decide(placed("torchrun"), options)
+    assert given[0].resume == resumed
 
 
 def answer(host: str, machine: int, **more: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,17 @@ def test_damaged_checkpoints_count_and_are_pruned_first(one_rank: Ranks, tmp_pat
     left = checkpoints_in(tmp_path / "checkpoints")
     assert [checkpoint.steps_completed for checkpoint in left] == [8, 6, 4]
     assert [damage_of(checkpoint.path) for checkpoint in left] == [None] * 3
+
+
+def test_checkpoints_that_another_command_deleted_do_not_count(one_rank: Ranks, tmp_path: Path) -> None:
+    fit = {"checkpoint_period": ("batches", 2), "checkpoint_policy": "none"}
+    one_rank.run(train, str(tmp_path), max_length=("batches", 8), **fit)
+    newest, *between, _ = checkpoints_in(tmp_path / "checkpoints")
+    for each in between:
+        shutil.rmtree(each.path)
+    fit |= {"latest_checkpoint": newest.uuid, "save_total_limit": 3}
+    one_rank.run(train, str(tmp_path), max_length=("batches", 10), **fit)
+    assert [each.steps_completed for each in checkpoints_in(tmp_path / "checkpoints")] == [10, 8, 2]
 
 
 # ------------------------------------------------------------------------- against Determined's own loop
