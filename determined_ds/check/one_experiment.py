@@ -247,7 +247,7 @@ def _judged(
             trained = experiment.trained(resolved.topology.pipe_parallel_size)
             problem = optimizer_problem(trained, context_dir, resolved)
             problem = problem or scheduler_problem(trained, context_dir, resolved)
-        if problem is None and resolved is not None and options.gpu_memory is not None and experiment.trial:
+        if problem is None and resolved is not None and options.gpu_memory is not None:
             problem = options.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []
 

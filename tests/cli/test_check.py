@@ -284,6 +284,21 @@ def test_what_does_not_fit_a_gpu_is_told_with_what_does(monkeypatch: pytest.Monk
     assert check(*large, *setting(**fixed)).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("described", "severity", "code"),
+    [({}, "error", "memory"), ({"model_config": "null"}, "warning", "unknown-model")],
+)
+def test_a_script_is_held_against_a_gpu_by_the_model_that_it_describes(
+    described: dict[str, str], severity: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing describes it, a warning says that nothing was checked."""
+    monkeypatch.chdir(ROOT)
+    (finding,) = findings(
+        "experiments/hf_trainer/const.yaml", "--gpu-memory", "600MiB", *setting(**described)
+    )
+    assert (finding["severity"], finding["code"]) == (severity, code)
+
+
 # ------------------------------------------------------------------------------------------ what is found
 
 
