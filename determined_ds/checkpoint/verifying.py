@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,5 +74,9 @@ def all_at(path: Path) -> list[Checkpoint]:
 
 
 def bytes_in(path: Path) -> int:
-    """The size of a folder's files."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """The size of a folder's files; a run may be deleting it."""
+    found = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found += file.stat().st_size if file.is_file() else 0
+    return found

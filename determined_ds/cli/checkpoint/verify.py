@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +43,14 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     found = [_given(given, run_dir) for given in paths]
     every = [each for path in found for each in (all_at(path) or [checkpoint_at(path)])]
     verified = []
-    with _progress(sum(bytes_in(each.path) for each in every), hidden=as_json) as read:
-        for each in every:
-            verified.append(verify(each, read=read))
-            if not as_json:
-                _show_verified(verified[-1])
+    for each in every:
+        with _progress(bytes_in(each.path), each.uuid, hidden=as_json) as read:
+            answer = verify(each, read=read)
+        if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
+            continue
+        verified.append(answer)
+        if not as_json:
+            _show_verified(answer)
     if as_json:
         click.echo(
             json.dumps({"version": 1, "checkpoints": [_verified_json(each) for each in verified]}, indent=2)
@@ -60,31 +65,25 @@ def _given(given: str, run_dir: Path | None) -> Path:
     return one_checkpoint(given, run_dir) if given == "last" and run_dir is not None else path
 
 
-class _progress:
+@contextlib.contextmanager
+def _progress(num_bytes: int, name: str, *, hidden: bool) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal where there is much to read; gives the function that counts bytes."""
+    if hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich import progress
+    from rich.console import Console
 
-    def __init__(self, num_bytes: int, *, hidden: bool) -> None:
-        self._num_bytes = num_bytes
-        self._hidden = hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty()
-        self._bar: Any = None
-
-    def __enter__(self) -> Any:
-        if self._hidden:
-            return lambda count: None
-        from rich import progress
-        from rich.console import Console
-
-        columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-        self._bar = progress.Progress(
-            *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True
-        )
-        self._bar.start()
-        task = self._bar.add_task("", total=self._num_bytes)
-        return lambda count: self._bar.advance(task, count)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    columns = (
+        *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
+        *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
+    )
+    console = Console(stderr=True)
+    with progress.Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task(name, total=num_bytes)
+        yield lambda count: bar.advance(task, count)
 
 
 def _show_verified(verified: Verified) -> None:
