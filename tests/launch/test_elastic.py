@@ -206,7 +206,7 @@ def test_on_gpus_the_device_of_the_rank_is_left_out(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"indexed": False}, "its tensors have no index"),
+        ({"indexed": False}, "its files are not DeepSpeed"),
         ({"own_layout": "Mine.save decides itself"}, "Mine.save decides itself"),
         (
             {"data_apart": ["Shards", False], "replicas": 4, "micro_batch_size": 8},
