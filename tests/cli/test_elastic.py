@@ -45,7 +45,16 @@ def whole(context: Path, folder: Path, *sets: str) -> dict[int, float]:
     return losses(folder / "whole")
 
 
-@pytest.mark.parametrize(("checkpoints", "reports"), [(2, 1), (10, 1), (2, 6)])
+@pytest.mark.parametrize(
+    ("checkpoints", "reports"),
+    [
+        (2, 6),
+        pytest.param(2, 1, marks=pytest.mark.long("one report over all batches stands for it")),
+        pytest.param(
+            10, 1, marks=pytest.mark.long("launch/test_elastic has what is lost without a checkpoint")
+        ),
+    ],
+)
 def test_a_rank_that_always_dies_is_left_out(
     own_model: Path, tmp_path: Path, checkpoints: int, reports: int
 ) -> None:
@@ -82,10 +91,13 @@ def test_without_elastic_it_fails(own_model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "legs",
     [
-        [("1", "1"), ("2", "3"), ("1", "0")],
-        [("2", "3"), ("4", "2"), ("2", "1")],
+        pytest.param([("2", "3"), ("4", "2"), ("2", "1")], id="2-2-4-2"),
+        pytest.param(
+            [("1", "1"), ("2", "3"), ("1", "0")],
+            id="2-1-2-1",
+            marks=pytest.mark.long("2-2-4-2 changes both, too"),
+        ),
     ],
-    ids=["2-1-2-1", "2-2-4-2"],
 )
 def test_slots_and_stage_change_at_every_resume(
     own_model: Path, tmp_path: Path, legs: list[tuple[str, str]]

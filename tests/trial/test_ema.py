@@ -165,3 +165,28 @@ def test_validated_is_the_average_and_trained_on_are_the_weights(
             assert len(parts) == STEPS
             for one, other in zip(before[key], parts, strict=True):
                 assert all(np.array_equal(one[name], other[name]) for name in one), key
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "ranks"),
+    [
+        ("1", "3", 1),
+        pytest.param("3", "0", 1, marks=pytest.mark.long("from ZeRO 1 to 3 stands for it")),
+        pytest.param("3", "1", 4, marks=pytest.mark.long("one rank stands for it")),
+        pytest.param("pipeline", "pipeline", 4, marks=pytest.mark.long("test_redistributed has its places")),
+    ],
+)
+def test_the_average_continues_on_other_ranks(
+    then: str, now: str, ranks: int, one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Two batches by two ranks, the others by one or four under another stage."""
+    whole, *_ = two_ranks.run(train, tmp_path / "whole", then, "fp32", STEPS)
+    stopped, *_ = two_ranks.run(train, tmp_path / "run", then, "fp32", 2)
+    others = one_rank if ranks == 1 else four_ranks
+    resumed, *_ = others.run(train, tmp_path / "run", now, "fp32", STEPS, stopped["uuid"])
+    for key in ("after", "validated"):
+        parts = [*stopped[key], *resumed[key]]
+        assert len(parts) == STEPS
+        for found, expected in zip(parts, whole[key], strict=True):
+            for name in expected:
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

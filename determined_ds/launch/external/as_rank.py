@@ -61,6 +61,8 @@ from determined_ds.protocol.signals import STOP, stop_on_signal
 
 # The others start about when rank 0 does; where they do not come, rank 0 has reported why it ends.
 DISMISS_WITHIN = timedelta(minutes=3)
+# How often a launcher has given the same command before: torchrun's --max-restarts, a job that is requeued.
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 Train = Callable[[list[str]], int]
 BeforeRanks = Callable[[LocalRun], list[str]]
 
@@ -166,7 +168,9 @@ def _decide(placed: Placement, options: RunOptions) -> LocalRun:
     resume = options.resume
     if again and (resume is None or checkpoints_in(RunDir(options.run_dir or Path()).checkpoints)):
         resume = LAST
-    prepared = prepare_run(replace(options, resume=resume), placed=placed)
+    # Once the optimizer's state has begun anew, it is in the checkpoints.
+    resets = options.reset_optimizer and all(os.environ.get(name, "0") == "0" for name in RESTARTS)
+    prepared = prepare_run(replace(options, resume=resume, reset_optimizer=resets), placed=placed)
     if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         message = "torchrun's --max-restarts would not know whether the checkpoint has been resumed from"
         fix = (
