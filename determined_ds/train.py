@@ -100,8 +100,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         ) as context,
     ):
         context.resets_optimizer = options.reset_optimizer
-        is_piped = context.resolved.topology.pipe_parallel_size > 1
-        spec = (is_piped and options.pipeline_trial) or options.trial
+        piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
+        spec = options.pipeline_trial if piped else options.trial
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         trial = load_trial(spec)(context)
