@@ -1,20 +1,17 @@
 """Where two checkpoints differ, tensor by tensor, whichever ranks and strategies wrote them.
 
-Elements are compared as numbers, a part of a tensor at a time. Without an index (DeepSpeed's own files) there are the
-weights alone, which torch reads.
+Elements are compared as numbers, a part of a tensor at a time. DeepSpeed's own files have no index: torch reads them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from determined_ds.checkpoint.element_reader import read_elements
 from determined_ds.errors import CheckpointError
@@ -56,25 +53,6 @@ class TensorDifference:
     largest: float | None = None
 
 
-class Tensors(Protocol):
-    """The tensors of an engine."""
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape, of each name of a tied weight."""
-
-    def first_name(self, name: str) -> str:
-        """One for all names of a tensor."""
-
-    def states(self, name: str) -> Mapping[str, str]:
-        """State -> dtype, by safetensors' names."""
-
-    def scalars(self, name: str) -> Mapping[str, float]:
-        """The optimizer's numbers of a tensor."""
-
-    def read(self, name: str, state: str, start: int, count: int) -> Any:
-        """Elements of the flattened tensor."""
-
-
 def differences(
     first: Path, second: Path, *, weights_only: bool = False, tolerance: float = 0.0
 ) -> Iterator[TensorDifference]:
@@ -95,15 +73,24 @@ def differences(
             message = f"engine {ONLY_FIRST if name in here else ONLY_SECOND}"
             yield TensorDifference(engine=name, tensor="", state="", message=message)
             continue
-        opened = _opened(here[name], there[name])
+        first_tensors, second_tensors = opened(here[name]), opened(there[name])
         yield from _Comparison(
-            engine=name, first=opened[0], second=opened[1], weights_only=weights_only, tolerance=tolerance
+            engine=name,
+            first=first_tensors,
+            second=second_tensors,
+            weights_only=weights_only,
+            tolerance=tolerance,
         ).run()
 
 
-def are_indexed(*paths: Path) -> bool:
-    """Whether the optimizer's states can be compared too: every engine has an index."""
-    return all((folder / INDEX_NAME).is_file() for path in paths for folder in _engines(path).values())
+def knows_optimizers(path: Path) -> bool:
+    """Whether the optimizer's states can be compared: DeepSpeed does not name those of an engine without ZeRO."""
+    folders = _engines(path).values()
+    unindexed = (opened(folder) for folder in folders if not (folder / INDEX_NAME).is_file())
+    return all(
+        any(tensor.states.keys() - {WEIGHT, MASTER} for tensor in tensors.index.tensors.values())
+        for tensors in unindexed
+    )
 
 
 def _engines(path: Path) -> dict[str, Path]:
@@ -113,17 +100,6 @@ def _engines(path: Path) -> dict[str, Path]:
             f"{path} has no folder model0 of an engine: a loop of this library did not write it"
         )
     return found
-
-
-def _opened(first: Path, second: Path) -> tuple[Tensors, Tensors]:
-    indexes = (read_index(first), read_index(second))
-    if indexes[0] is not None and indexes[1] is not None:
-        return IndexedTensors(first, indexes[0]), IndexedTensors(second, indexes[1])
-    opened = [
-        IndexedTensors(folder, index, only_weights=True) if index is not None else LegacyTensors(folder)
-        for folder, index in zip((first, second), indexes, strict=True)
-    ]
-    return opened[0], opened[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,46 +113,51 @@ class _Comparison:
     tolerance: float
 
     def run(self) -> Iterator[TensorDifference]:
-        here, there = self.first.shapes(), self.second.shapes()
-        compared: set[tuple[str, str]] = set()
-        for name in [*here, *(name for name in there if name not in here)]:
-            if name not in here or name not in there:
-                yield self._of(name, "", ONLY_FIRST if name in here else ONLY_SECOND)
+        here, there = self.first.index, self.second.index
+        pairs: list[tuple[str | None, str | None]] = [
+            (name, counterpart(here, name, there)) for name in here.tensors
+        ]
+        paired = {second for _, second in pairs}
+        pairs += [(counterpart(there, name, here), name) for name in there.tensors if name not in paired]
+        for one, other in pairs:
+            if one is None or other is None:
+                yield self._of(one or other or "", "", ONLY_FIRST if one else ONLY_SECOND)
                 continue
-            if here[name] != there[name]:
-                yield self._of(name, "", f"the shape is {list(here[name])} and {list(there[name])}")
-                continue
-            names = (self.first.first_name(name), self.second.first_name(name))
-            if names not in compared:  # else a tied weight, by another of its names
-                compared.add(names)
-                yield from self._in_tensor(name, here[name])
+            shapes = (here.tensors[one].shape, there.tensors[other].shape)
+            if shapes[0] != shapes[1]:
+                yield self._of(one, "", f"the shape is {list(shapes[0])} and {list(shapes[1])}")
+            else:
+                yield from self._in_tensor(one, other)
 
     def _of(self, name: str, state: str, message: str) -> TensorDifference:
         return TensorDifference(engine=self.engine, tensor=name, state=state, message=message)
 
-    def _in_tensor(self, name: str, shape: tuple[int, ...]) -> Iterator[TensorDifference]:
-        here, there = _standing_in(self.first.states(name), self.second.states(name))
+    def _in_tensor(self, one: str, other: str) -> Iterator[TensorDifference]:
+        first, second = self.first.index.tensors[one], self.second.index.tensors[other]
+        here, there = _standing_in(first.states, second.states)
         for state in [*here, *(state for state in there if state not in here)]:
             if self.weights_only and state not in (WEIGHT, MASTER):
                 continue
             if state not in here or state not in there:
-                yield self._of(name, state, ONLY_FIRST if state in here else ONLY_SECOND)
+                yield self._of(one, state, ONLY_FIRST if state in here else ONLY_SECOND)
             elif here[state] != there[state]:
-                yield self._of(name, state, f"the type is {here[state]} and {there[state]}")
+                yield self._of(one, state, f"the type is {here[state]} and {there[state]}")
             else:
-                yield from self._in_state(name, state, shape)
-        numbers = (self.first.scalars(name), self.second.scalars(name))
+                yield from self._in_state(one, other, state)
+        numbers = (first.scalars, second.scalars)
         for key in sorted({*numbers[0], *numbers[1]} if not self.weights_only else ()):
             if numbers[0].get(key) != numbers[1].get(key):
-                yield self._of(name, key, f"it is {numbers[0].get(key)} and {numbers[1].get(key)}")
+                yield self._of(one, key, f"it is {numbers[0].get(key)} and {numbers[1].get(key)}")
 
-    def _in_state(self, name: str, state: str, shape: tuple[int, ...]) -> Iterator[TensorDifference]:
+    def _in_state(self, one: str, other: str, state: str) -> Iterator[TensorDifference]:
         import numpy as np
 
+        shape = self.first.index.tensors[one].shape
         total, place, values, largest, number = math.prod(shape), None, None, 0.0, 0
         for start in range(0, total, CHUNK):
             count = min(CHUNK, total - start)
-            left, right = (each.read(name, state, start, count) for each in (self.first, self.second))
+            left = self.first.read(one, state, start, count)
+            right = self.second.read(other, state, start, count)
             (at,) = np.nonzero((left != right) & ~((left != left) & (right != right)))  # NaN is NaN's equal
             with np.errstate(invalid="ignore"):
                 gaps = np.abs(left[at].astype(np.float64) - right[at].astype(np.float64))
@@ -190,13 +171,18 @@ class _Comparison:
             number += len(at)
             largest = max(largest, float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max()))
         if number:
-            found = self._of(name, state, f"{number:,} of {total:,} elements differ")
+            found = self._of(one, state, f"{number:,} of {total:,} elements differ")
             yield replace(found, place=place, values=values, num_elements=number, largest=largest)
 
 
-def _standing_in(here: Mapping[str, str], there: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What is compared: fp32 weights stand for the optimizer's copy, and the copy for weights that are left out."""
-    first, second = dict(here), dict(there)
+def _standing_in(
+    here: Mapping[str, StoredState], there: Mapping[str, StoredState]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """State -> dtype of what is compared.
+
+    fp32 weights stand for the optimizer's copy, and the copy for weights that are left out.
+    """
+    first, second = ({state: each.dtype for state, each in states.items()} for states in (here, there))
     for own, other in ((first, second), (second, first)):
         if MASTER in other and MASTER not in own and own.get(WEIGHT) == "F32":
             own[MASTER] = "F32"
@@ -206,99 +192,74 @@ def _standing_in(here: Mapping[str, str], there: Mapping[str, str]) -> tuple[dic
     return first, second
 
 
+def counterpart(index: EngineIndex, name: str, other: EngineIndex) -> str | None:
+    """A tensor's name in another index, by the names that forms of a model have in common, or any of its own."""
+    common = [each for each, own in index.common.items() if own == name]
+    aliases = [each for each, own in index.aliases.items() if own == name]
+    for each in (*common, name, *aliases):
+        found = other.common.get(each) or other.aliases.get(each, each)
+        if found in other.tensors:
+            return found
+    return None
+
+
 # ------------------------------------------------------------------------------------------- what is read
 
 
-class IndexedTensors:
-    """Tensors by an index.
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of an engine.
 
     Args:
-        folder: Of the engine.
-        index: Its own.
-        only_weights: Show the weights alone, the optimizer's copy in their place where there is one.
+        index: Of the engine.
+        read_state: Reads elements of a flattened tensor, by its name, a state, the first one and their number.
     """
 
-    def __init__(self, folder: Path, index: EngineIndex, *, only_weights: bool = False) -> None:
-        self._folder, self._aliases = folder, index.aliases
-        self._tensors = {
-            **index.tensors,
-            **{alias: index.tensors[name] for alias, name in index.aliases.items()},
-        }
-        self._only_weights = only_weights
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
-
-    def first_name(self, name: str) -> str:
-        return self._aliases.get(name, name)
-
-    def states(self, name: str) -> Mapping[str, str]:
-        if self._only_weights:
-            return {WEIGHT: self._state(name, WEIGHT).dtype}
-        return {state: stored.dtype for state, stored in self._tensors[name].states.items()}
-
-    def scalars(self, name: str) -> Mapping[str, float]:
-        return {} if self._only_weights else self._tensors[name].scalars
+    index: EngineIndex
+    read_state: Callable[[str, str, int, int], Any]
 
     def read(self, name: str, state: str, start: int, count: int) -> Any:
-        return read_elements(self._folder, self._state(name, state), start, count)
-
-    def _state(self, name: str, state: str) -> StoredState:
-        states = self._tensors[name].states
-        if self._only_weights:
-            return states.get(MASTER) or states[WEIGHT]
-        return states.get(state) or states[WEIGHT]  # fp32 weights, for the copy that they stand for
+        """Elements of a flattened tensor; of fp32 weights, for the copy that they stand for."""
+        held = state if state in self.index.tensors[name].states else WEIGHT
+        return self.read_state(name, held, start, count)
 
 
-class LegacyTensors:
-    """The weights in DeepSpeed's own files; torch reads them.
+def opened(folder: Path) -> Tensors:
+    """The tensors in an engine's folder.
 
-    Args:
-        folder: Of the engine.
+    Raises:
+        CheckpointError: they cannot be read.
     """
+    index = read_index(folder)
+    if index is None:
+        return _deepspeeds(folder)
+    tensors = index.tensors
 
-    def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would say which one it chooses
-        from determined_ds.runtime.checkpoints.contents import runs_code
-        from determined_ds.runtime.checkpoints.weights import weights_in
+    def read(name: str, state: str, start: int, count: int) -> Any:
+        return read_elements(folder, tensors[name].states[state], start, count)
 
-        try:
-            with _quietly():
-                self._weights = weights_in(folder.parent, int(folder.name.removeprefix("model")))
-        except pickle.UnpicklingError as error:
-            raise runs_code(str(folder.parent), error) from error
-        except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-            raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
-        self._whole: tuple[str, Any] = ("", None)
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._weights.items()}
-
-    def first_name(self, name: str) -> str:
-        return name
-
-    def states(self, name: str) -> Mapping[str, str]:
-        import torch
-
-        names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
-        dtype = self._weights[name].dtype
-        return {WEIGHT: names.get(dtype, str(dtype).removeprefix("torch.").replace("int", "I").upper())}
-
-    def scalars(self, name: str) -> Mapping[str, float]:
-        return {}
-
-    def read(self, name: str, state: str, start: int, count: int) -> Any:
-        if self._whole[0] != name:
-            with _quietly():
-                self._whole = (name, self._weights[name].contiguous().detach().flatten())
-        part = self._whole[1][start : start + count]
-        return (part.double() if part.is_floating_point() else part).numpy()
+    return Tensors(index, read)
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the bars of what DeepSpeed merges, and without executing anything of it."""
-    from determined_ds.runtime.checkpoints.contents import only_data
+def _deepspeeds(folder: Path) -> Tensors:
+    """Of DeepSpeed's own files."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would say which one it chooses
+    import torch
 
-    with only_data(), contextlib.redirect_stderr(io.StringIO()):
-        yield
+    from determined_ds.runtime.checkpoints.contents import only_data, runs_code
+    from determined_ds.runtime.checkpoints.stored import stored_engine
+
+    try:
+        with only_data():
+            stored = stored_engine(folder)
+    except pickle.UnpicklingError as error:
+        raise runs_code(str(folder.parent), error) from error
+    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
+        raise CheckpointError(f"the weights in {folder} cannot be read: {error}") from error
+
+    def read(name: str, state: str, start: int, count: int) -> Any:
+        parts = [part.detach() for _, part in stored.parts(name, state, start, start + count)]
+        values = torch.cat(parts)
+        return (values.double() if values.is_floating_point() else values).numpy()
+
+    return Tensors(stored.index, read)

@@ -102,6 +102,15 @@ def test_a_copy_alone_stands_for_its_weights(tmp_path: Path) -> None:
         assert list(differences(left, right)) == []
 
 
+def test_a_weight_that_is_tied_in_one_alone_is_compared_by_each_name(tmp_path: Path) -> None:
+    values = np.arange(4.0)
+    tied = made(tmp_path / "a", {"embedding": {"weight": ("F32", values)}}, aliases={"head": "embedding"})
+    apart = {"embedding": {"weight": ("F32", values)}, "head": {"weight": ("F32", values + 1)}}
+    for left, right in ((tied, made(tmp_path / "b", apart)), (made(tmp_path / "c", apart), tied)):
+        (found,) = differences(left, right)
+        assert found.num_elements == 4
+
+
 def test_a_tolerance_is_absolute(tmp_path: Path) -> None:
     values = np.zeros(5)
     one = made(tmp_path / "a", {"w": {"weight": ("F32", values)}})

@@ -44,11 +44,12 @@ def diff(
 
     Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
     """
-    from determined_ds.checkpoint.first_difference import are_indexed, differences
+    from determined_ds.checkpoint.first_difference import differences, knows_optimizers
 
     paths = (one_checkpoint(first, run_dir, key="FIRST"), one_checkpoint(second, run_dir, key="SECOND"))
+    weights_only = weights_only or not all(map(knows_optimizers, paths))
     found = list(differences(*paths, weights_only=weights_only, tolerance=tolerance))
-    compared = "tensors" if are_indexed(*paths) and not weights_only else "weights"
+    compared = "weights" if weights_only else "tensors"
     if as_json:
         import dataclasses
 
