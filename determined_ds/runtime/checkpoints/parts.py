@@ -19,7 +19,17 @@ from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import elastic_refusal
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
-from determined_ds.runtime.checkpoints.redistributed import OfAll, Part, RankPlace, part_for, position
+from determined_ds.runtime.checkpoints.built import Record, misfit
+from determined_ds.runtime.checkpoints.engines import overrides
+from determined_ds.runtime.checkpoints.redistributed import (
+    OfAll,
+    Part,
+    RankPlace,
+    part_for,
+    position,
+    union_of,
+)
+from determined_ds.trial.author import method_of
 
 
 def place_of(context: Any) -> RankPlace:
@@ -44,11 +54,13 @@ class RankParts:
     """Writes and reads the parts of ranks.
 
     Args:
+        trial: That may read checkpoints itself.
         context: Of the trial.
         callbacks: Name -> callback.
     """
 
-    def __init__(self, context: Any, callbacks: Mapping[str, Any]) -> None:
+    def __init__(self, trial: Any, context: Any, callbacks: Mapping[str, Any]) -> None:
+        self._trial = trial
         self._context = context
         self._callbacks = callbacks
         self._here: RankPlace | None = None
@@ -122,6 +134,8 @@ class RankParts:
 
     def _check(self, path: Path, uuid: str, num_written: int) -> None:
         reason = elastic_refusal(path)
+        if reason is None and overrides(self._trial, "load"):
+            reason = f"{method_of(self._trial, 'load')} decides itself what is read"
         if reason is None:
             return
         raise CheckpointError(
@@ -139,6 +153,27 @@ class RankParts:
         for kind in ("callbacks", "parts"):
             part[kind] = {name: host.moved_back(state) for name, state in part[kind].items()}
         return part
+
+
+def check_fits(
+    then: list[Record] | None, now: list[Record], uuid: str, distributed: Any, *, by_others: bool
+) -> None:
+    """Refuse the checkpoint of another model before anything is loaded; a collective.
+
+    DeepSpeed would end in an error of torch's; under ZeRO 3, which compares sizes alone, in none at all.
+
+    Args:
+        then: What the engines in it were built with; None where it does not say.
+        now: What those of this rank are built with.
+        uuid: Of the checkpoint.
+        distributed: The ranks.
+        by_others: Whether other ranks wrote it.
+    """
+    # A pipeline's stages have some parameters each, and may be other stages than those that wrote it.
+    everything = union_of(distributed.allgather(now)) if by_others else now
+    own = misfit(then, everything) if then is not None else None
+    if found := [reason for reason in distributed.allgather(own) if reason]:
+        raise contents.another_model(uuid, found[0])
 
 
 def _loaded(path: Path, uuid: str, rank: int, **options: Any) -> Part:

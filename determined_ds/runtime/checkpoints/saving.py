@@ -36,12 +36,12 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.checkpoints import contents
-from determined_ds.runtime.checkpoints.built import Record, misfit, put_into_effect, records_of, settings_kept
+from determined_ds.runtime.checkpoints.built import Record, put_into_effect, records_of, settings_kept
 from determined_ds.runtime.checkpoints.code_copy import write_code
 from determined_ds.runtime.checkpoints.engines import Engines, overrides
 from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
-from determined_ds.runtime.checkpoints.parts import RankParts
-from determined_ds.runtime.checkpoints.redistributed import load_into, union_of
+from determined_ds.runtime.checkpoints.parts import RankParts, check_fits
+from determined_ds.runtime.checkpoints.redistributed import load_into
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
 from determined_ds.runtime.data.seeds import rng_state
@@ -98,7 +98,7 @@ class Checkpoints:
         self._warm_start = warm_start
         self._note = note
         self._built = records_of(context.models)
-        self._own_parts = RankParts(context, callbacks)
+        self._own_parts = RankParts(trial, context, callbacks)
         self._engines = context.engine_files = Engines(trial, context, self._built)
         self._engines.reset_optimizer = context.resets_optimizer
         self._checked_own_file = False
@@ -362,9 +362,9 @@ class Checkpoints:
         """Load the engines as they were, and return the rest of this rank's part."""
         checkpoint, by_others = self._own_parts.read(path, uuid, batch=batch)
         built: list[Record] | None = checkpoint.get("built")
-        is_indexed = not self._trial_loads and self._engines.are_indexed(path)
-        if not is_indexed:
-            self._check_fits(built, uuid, by_others=by_others)
+        is_indexed = self._engines.are_indexed(path)
+        if not (is_indexed or self._trial_loads):
+            check_fits(built, self._built, uuid, self._distributed, by_others=by_others)
         self._call_back("on_checkpoint_load_start", checkpoint)
         with contents.explained(uuid, own_method=self._trial_loads):
             if self._trial_loads:
@@ -382,17 +382,6 @@ class Checkpoints:
     def _trial_loads(self) -> bool:
         """Whether the trial overrides ``load``, which may load only a part."""
         return overrides(self._trial, "load")
-
-    def _check_fits(self, built: list[Record] | None, uuid: str, *, by_others: bool) -> None:
-        """Refuse the checkpoint of another model before anything is loaded; a collective.
-
-        DeepSpeed would end in an error of torch's; under ZeRO 3, which compares sizes alone, in none at all.
-        """
-        # A pipeline's stages have some parameters each, and may be other stages than those that wrote it.
-        now = union_of(self._distributed.allgather(self._built)) if by_others else self._built
-        own = misfit(built, now) if built is not None and not self._trial_loads else None
-        if found := [reason for reason in self._distributed.allgather(own) if reason]:
-            raise contents.another_model(uuid, found[0])
 
 
 def scramble(models: list[Any]) -> None:
