@@ -60,9 +60,10 @@ class Duration:
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it.
 
-    The last three are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite,
-    ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them, and
-    ``warm_start`` is what a fork takes of its checkpoint: its weights alone, or all that an engine holds.
+    The last four are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite,
+    ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them,
+    ``warm_start`` is what a fork takes of its checkpoint: its weights alone, or all that an engine holds, and
+    ``asynchronous_checkpoints`` says whether training continues while one is written; None: where that is worth it.
     """
 
     max_length: Length | None = None
@@ -75,6 +76,7 @@ class FitOptions:
     stop_on_nan: bool = True
     save_total_limit: int | None = None
     warm_start: str = "weights"
+    asynchronous_checkpoints: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

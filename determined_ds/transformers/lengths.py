@@ -43,8 +43,15 @@ def fields_of_fit(fit: FitOptions, stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def length_problems(hyperparameters: Document, fit: FitOptions) -> list[Problem]:
-    """What of ``fit`` transformers cannot do: a list of numbers, a period of several epochs, a time."""
+    """What of ``fit`` transformers cannot do: a list of numbers, a period of several epochs, a time; asynchronous
+    checkpoints."""
     problems = []
+    if fit.asynchronous_checkpoints:
+        path, message = (
+            ("fit", "asynchronous_checkpoints"),
+            "transformers writes its checkpoints itself, and at once",
+        )
+        problems.append(hyperparameters.problem(path, message, "leave it out", "hf-asynchronous"))
     for name in PERIODS:
         period: Length | Duration | None = getattr(fit, name)
         if period is None:

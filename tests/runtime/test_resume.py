@@ -1,7 +1,8 @@
 """A run killed with SIGKILL at any moment and resumed ends bit for bit as one that was never interrupted.
 
 Parameters, optimizer state, generators, callbacks, unreported metrics, custom reducers and the order of the data:
-with dropout, an augmentation that draws random numbers, accumulation and data-loader workers.
+with dropout, an augmentation that draws random numbers, accumulation and data-loader workers; checkpoints are written
+at once (ZeRO 0) or while training continues.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ NUM_BATCHES = 17
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": 0},
-    "zero1": {"zero": 1, "accumulation": 2},
-    "zero2": {"zero": 2, "num_workers": 2},
-    "zero3": {"zero": 3},
-    "pipeline": {"zero": 1, "pipe": 2, "accumulation": 2, "num_workers": 2},
+    "zero1": {"zero": 1, "asynchronous": True, "accumulation": 2},
+    "zero2": {"zero": 2, "asynchronous": True, "num_workers": 2},
+    "zero3": {"zero": 3, "asynchronous": True},
+    "pipeline": {"zero": 1, "asynchronous": True, "pipe": 2, "accumulation": 2, "num_workers": 2},
 }
 
 
-def experiment(*, zero: int, pipe: int = 1, accumulation: int = 1, num_workers: int = 0) -> dict[str, Any]:
+def experiment(
+    *, zero: int, pipe: int = 1, accumulation: int = 1, num_workers: int = 0, asynchronous: bool = False
+) -> dict[str, Any]:
     trial = "PipelineVictim" if pipe > 1 else "Victim"
     ds_config = {
         "gradient_accumulation_steps": accumulation,
@@ -50,6 +53,7 @@ def experiment(*, zero: int, pipe: int = 1, accumulation: int = 1, num_workers: 
                 "validation_period": {"batches": 5},
                 "checkpoint_period": {"batches": 3},
                 "reporting_period": {"batches": 4},
+                "asynchronous_checkpoints": asynchronous,
             },
         },
         "searcher": {"name": "single", "metric": "validation_loss"},

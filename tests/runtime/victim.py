@@ -66,6 +66,8 @@ class _Mortal(ReconciledTrial):
         points = os.environ.get("KILL_AT", "")
         self.kill_at = {tuple(point.split(":")) for point in points.split(",") if point}
         self.remembering = Remembering()
+        if "SLOW_WRITES" in os.environ:
+            write_slowly(float(os.environ["SLOW_WRITES"]))
         self.seen = self.context.wrap_reducer(_total, name="seen", for_validation=False)
 
     def die(self, place: str, batch: int) -> None:
@@ -104,6 +106,20 @@ class _Mortal(ReconciledTrial):
             os.kill(os.getpid(), signal.SIGKILL)
         super().save(context, path)
         self.die("saved", batch)
+
+
+def write_slowly(seconds: float) -> None:
+    """From now on a rank takes so long to write its slices, and has written some of them all that time."""
+    from determined_ds.runtime.checkpoints import engines
+
+    write = engines.write_shard
+
+    def slow(path: Path, *args: Any) -> Any:
+        path.write_bytes(b"half")
+        time.sleep(seconds)
+        return write(path, *args)
+
+    engines.write_shard = slow
 
 
 def _total(values: list[float]) -> float:

@@ -65,6 +65,7 @@ EXPERIMENT = table_of(
     rows("hyperparameters.fit.{max_length,validation_period,checkpoint_period}", "HHHD E", MEASURED),
     rows("hyperparameters.fit.{reporting_period,checkpoint_policy}", "HHHD E", MEASURED),
     rows("hyperparameters.fit.{step_zero_validation,save_total_limit}", "HHHD E", MEASURED),
+    rows("hyperparameters.fit.asynchronous_checkpoints", "HHHD E", MEASURED),
     rows(
         "hyperparameters.fit.warm_start",
         "HHHD E",

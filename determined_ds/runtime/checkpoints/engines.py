@@ -27,12 +27,15 @@ from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.contents import another_model
 from determined_ds.runtime.checkpoints.engine_settings import built_then, order_of, put_settings, settings_of
 from determined_ds.runtime.checkpoints.filling import Filling, misfits, same_optimizer
+from determined_ds.runtime.checkpoints.held import state_of
 from determined_ds.runtime.checkpoints.shards import (
     Described,
     Entry,
     described,
     index_of,
+    serialized,
     staged,
+    write_files,
     write_shard,
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
@@ -44,6 +47,7 @@ from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
 
 MOST_NAMED = 3
+STATES_OF_ADAM_BYTES = 8  # a parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +59,14 @@ class Taken:
         shard: The name of its file of slices.
         slices: Live, or copies in host memory.
         description: The engine's tensors on this rank.
-        files: Name -> content of other files, for torch.save.
+        files: Name -> content of other files.
     """
 
     folder: str
     shard: str
     slices: Sequence[Slice]
     description: Described
-    files: dict[str, Any]
+    files: dict[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,9 @@ class Written:
     fingerprints: dict[str, dict[str, Any]]
 
 
+NOTHING = Written(entries={}, descriptions={}, fingerprints={})
+
+
 class Engines:
     """The engines of a trial.
 
@@ -89,6 +96,7 @@ class Engines:
         built: What each engine was built with.
 
     Attributes:
+        buffers: Host memory that :meth:`save` copies the engines into; None: it writes them.
         reset_optimizer: Whether :meth:`load` leaves the optimizers as they are built.
         then: What each engine of the checkpoint that was loaded last was built with, as this trial's are.
     """
@@ -99,8 +107,10 @@ class Engines:
         self._trial = trial
         self._context = context
         self._built = built
-        self._written = Written(entries={}, descriptions={}, fingerprints={})
+        self._written = NOTHING
+        self._copies: list[Taken] = []
         self._has_written = False
+        self.buffers: list[torch.Tensor] | None = None
         self.reset_optimizer = False
 
     def _slices(self, engine: Any) -> EngineSlices:
@@ -110,28 +120,42 @@ class Engines:
     # ------------------------------------------------------------------------------------- written
 
     def save(self, path: Path) -> None:
-        """Write the engines; a collective. :meth:`seal` is to be called when all files are there."""
+        """Write the engines, or copy what this rank writes of them; a collective. :meth:`collect` is to follow."""
         self._save_own_layouts(path)
         self._has_written = True
-        self._written = self.write(path, self.take(), HEART.beat)
+        if self.buffers is None:
+            self._written = self.write(path, self.take(), HEART.beat)
+        else:
+            self._copies = copied(self.take(), self.buffers)
+
+    def collect(self) -> tuple[list[Taken], Written]:
+        """Of the last :meth:`save`: what is copied and to be written, and what is written."""
+        found = self._copies, self._written
+        self._copies, self._written = [], NOTHING
+        return found
+
+    def copy_bytes(self) -> int:
+        """Bytes that this rank copies of the engines; states that do not exist yet are taken for Adam's."""
+        total = 0
+        for engine in self._context.models:
+            if own_layout(engine):
+                continue
+            own = self._slices(engine)
+            total += sum(each.tensor.numel() * each.tensor.element_size() for each in own.written())
+            unborn = sum(lies.count for held in own.held if not state_of(engine, held) for lies in held.lies)
+            total += STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
+        return total
+
+    def own_layouts(self) -> list[str]:
+        """Why each engine is written by DeepSpeed; "" for one that is not."""
+        return [own_layout(engine) for engine in self._context.models]
 
     def own_layout(self) -> str:
         """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
-        reasons = [own_layout(engine) for engine in self._context.models]
-        if any(reasons):
-            return next(reason for reason in reasons if reason)
+        if reason := next(filter(None, self.own_layouts()), ""):
+            return reason
         method = "load" if overrides(self._trial, "load") else "save" if not self._has_written else ""
         return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
-
-    def seal(self, path: Path) -> dict[str, dict[str, Any]]:
-        """Write the indexes of what was written last; a collective.
-
-        Returns:
-            Relative name -> fingerprint, of the files of this rank that are known.
-        """
-        written, self._written = self._written, Written(entries={}, descriptions={}, fingerprints={})
-        self.write_indexes(path, written)
-        return written.fingerprints
 
     def load(self, path: Path) -> None:
         """Fill the engines from a checkpoint, whoever wrote it; a collective."""
@@ -158,13 +182,13 @@ class Engines:
 
     def _taken(self, number: int, engine: Any) -> Taken:
         own, rank = self._slices(engine), self._context.distributed.rank
-        files: dict[str, Any] = {}
+        files: dict[str, bytes] = {}
         if own.replica == 0:
             settings = settings_of(own, self._built[number])
             stage = getattr(engine, "stage_id", 0)
-            files[f"settings_stage{stage}.pt"] = {**settings, "layout": self._layout(own)}
+            files[f"settings_stage{stage}.pt"] = serialized({**settings, "layout": self._layout(own)})
         if others := own.others():
-            files[f"own_states_rank{rank}.pt"] = others
+            files[f"own_states_rank{rank}.pt"] = serialized(others)
         return Taken(
             folder=f"model{number}",
             shard=f"rank{rank}.safetensors",
@@ -187,16 +211,17 @@ class Engines:
     @staticmethod
     def write(path: Path, taken: Sequence[Taken], beat: Callable[[], None]) -> Written:
         """Write this rank's files. Not a collective; it may run beside training with :func:`copied` slices."""
-        entries, descriptions, fingerprints = {}, {}, {}
+        entries, descriptions = {}, {}
+        fingerprints: dict[str, dict[str, Any]] = {}
         for each in taken:
             folder = path / each.folder
             folder.mkdir(parents=True, exist_ok=True)
             shard = write_shard(folder / each.shard, each.slices, beat)
-            for name, content in each.files.items():
-                torch.save(content, folder / name)
+            marks = write_files(folder, each.files)
             entries[each.folder] = shard.entries
             descriptions[each.folder] = each.description
             fingerprints[f"{each.folder}/{each.shard}"] = shard.fingerprint
+            fingerprints |= {f"{each.folder}/{name}": mark for name, mark in marks.items()}
         return Written(entries=entries, descriptions=descriptions, fingerprints=fingerprints)
 
     def write_indexes(self, path: Path, written: Written) -> None:
@@ -206,6 +231,7 @@ class Engines:
             ranks = [each.descriptions[folder] for each in everyone]
             entries = [entry for each in everyone for entry in each.entries[folder]]
             write_index(path / folder, index_of(ranks, entries))
+        self._context.distributed.allgather(None)  # callbacks of every rank see it
 
     # ------------------------------------------------------------------------------------- read
 

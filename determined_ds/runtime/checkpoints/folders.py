@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import CheckpointError
 from determined_ds.memory.units import format_bytes
-from determined_ds.protocol.checkpoint_files import checkpoints_in
+from determined_ds.protocol.checkpoint_files import checkpoints_in, files_of, fingerprint, write_manifest
 from determined_ds.protocol.exhausted import disk_full
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.checkpoints.state_bytes import walk
 
 
@@ -75,6 +77,32 @@ def share_of(distributed: Any, *, shared: bool) -> tuple[int, int]:
     if shared:
         return distributed.rank, distributed.size
     return distributed.local_rank, distributed.local_size
+
+
+def seal_folder(path: Path, metadata: Mapping[str, Any], known: Mapping[str, Any], distributed: Any) -> None:
+    """Write the manifest, once all ranks have written; those that see the same folder share the reading; a collective.
+
+    Args:
+        path: The checkpoint's folder.
+        metadata: What ``metadata.json`` holds.
+        known: Fingerprints of files that this rank wrote, which need not be read.
+        distributed: The ranks.
+    """
+    fingerprints = {name: mark for marks in distributed.allgather(known) for name, mark in marks.items()}
+    shared = is_shared(path / "det_state_dict_rank0.pth", distributed)
+    index, count = share_of(distributed, shared=shared)
+    names = files_of(path)
+    if shared:  # one list for all: a network file system may show some ranks fewer files
+        names = sorted({name for seen in distributed.allgather(names) for name in seen})
+    marks = {name: fingerprints[name] for name in names if name in fingerprints}
+    for name in [name for name in names if name not in fingerprints][index::count]:
+        marks[name] = fingerprint(path / name)
+        HEART.beat()
+    shares = distributed.allgather(marks)
+    if index == 0:
+        write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
+    if not shared:
+        keep_apart(path, distributed)
 
 
 def keep_apart(folder: Path, distributed: Any) -> None:

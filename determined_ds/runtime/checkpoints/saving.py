@@ -1,4 +1,6 @@
-"""How checkpoints are written and read back. The layout is Determined's, with a manifest:
+"""How checkpoints are read back; :mod:`~determined_ds.runtime.checkpoints.checkpoint_writer` writes them.
+
+The layout is Determined's, with a manifest:
 
     <uuid>/metadata.json                 steps_completed ...; Determined's
            manifest.json                 size and checksum of every file
@@ -13,14 +15,10 @@ Reading one back executes nothing, see :mod:`~determined_ds.runtime.checkpoints.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import pickle
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import determined as det
 import torch
 from determined.errors import CheckpointNotFound
 
@@ -28,24 +26,18 @@ from determined_ds.errors import CheckpointError
 from determined_ds.protocol.checkpoint_files import (
     MANIFEST,
     damage_in_share,
-    files_of,
-    fingerprint,
     is_sealed,
     unverified,
-    write_manifest,
 )
-from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.checkpoints import contents
-from determined_ds.runtime.checkpoints.built import Record, put_into_effect, records_of, settings_kept
-from determined_ds.runtime.checkpoints.code_copy import write_code
-from determined_ds.runtime.checkpoints.engines import Engines, overrides
-from determined_ds.runtime.checkpoints.folders import check_room, is_shared, keep_apart, share_of
-from determined_ds.runtime.checkpoints.parts import RankParts, check_fits
+from determined_ds.runtime.checkpoints.built import Record, put_into_effect, settings_kept
+from determined_ds.runtime.checkpoints.checkpoint_writer import CheckpointWriter
+from determined_ds.runtime.checkpoints.engines import overrides
+from determined_ds.runtime.checkpoints.folders import is_shared, share_of
+from determined_ds.runtime.checkpoints.parts import check_fits
 from determined_ds.runtime.checkpoints.redistributed import load_into
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
-from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state, state_files
-from determined_ds.runtime.data.seeds import rng_state
-from determined_ds.runtime.local_core import AtomicStorage
+from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state
 from determined_ds.trial.author import method_of
 
 logger = logging.getLogger("determined_ds")
@@ -57,201 +49,29 @@ TAKEN = {
 }
 
 
-class Stateful(Protocol):
-    """Something whose state a checkpoint holds."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any) -> None: ...
-
-
-class Checkpoints:
+class Checkpoints(CheckpointWriter):
     """Saves and loads the checkpoints of a run.
 
     Args:
         trial: Its ``save`` and ``load`` write and read the engines.
         context: Its core context stores the files, here or on the cluster.
-        callbacks: Name -> callback; their state is kept.
-        parts: Name -> what else has a state on each rank.
-        total_limit: Checkpoints to keep at most, always with the best and the newest; None: all.
+        args: As for :class:`~determined_ds.runtime.checkpoints.checkpoint_writer.CheckpointWriter`.
         warm_start: ``weights`` or ``all``: what is loaded from another trial's checkpoint.
-        note: Shows a line to the user.
+        options: As for the same.
     """
 
     def __init__(
-        self,
-        trial: Any,
-        context: Any,
-        callbacks: dict[str, Any],
-        parts: dict[str, Stateful],
-        total_limit: int | None = None,
-        *,
-        warm_start: str = "weights",
-        note: Callable[[str], None] = print,
+        self, trial: Any, context: Any, *args: Any, warm_start: str = "weights", **options: Any
     ) -> None:
-        self._trial = trial
-        self._context = context
-        self._distributed = context.distributed
-        self._callbacks = callbacks
-        self._parts = parts
-        self._total_limit = total_limit
+        super().__init__(trial, context, *args, **options)
         self._warm_start = warm_start
-        self._note = note
-        self._built = records_of(context.models)
-        self._own_parts = RankParts(trial, context, callbacks)
-        self._engines = context.engine_files = Engines(trial, context, self._built)
         self._engines.reset_optimizer = context.resets_optimizer
-        self._checked_own_file = False
-
-    def add_part(self, name: str, part: Stateful) -> None:
-        """Keep another state on each rank, before anything is saved or loaded."""
-        self._parts[name] = part
-
-    @property
-    def _storage(self) -> Any:
-        return getattr(self._context._core.checkpoint, "_storage_manager", None)
-
-    @property
-    def _is_local(self) -> bool:
-        return isinstance(self._storage, AtomicStorage)
 
     def _is_own(self, uuid: str) -> bool:
         """Whether a checkpoint that was loaded is this run's."""
         checkpoints = self._context._core.checkpoint
         is_own = not isinstance(checkpoints, StoredElsewhere) or checkpoints.has(uuid)
         return bool(self._distributed.broadcast(is_own)) and not Path(uuid).is_absolute()
-
-    def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
-        for callback in self._callbacks.values():
-            getattr(callback, hook)(*args, **kwargs)
-
-    # -------------------------------------------------------------------------------------------- save
-
-    def save(self, state: TrialState, *, best: bool = False) -> str:
-        """Write a checkpoint; a collective.
-
-        Args:
-            state: Where training stands; the new checkpoint is added to it.
-            best: The validation before it was the best so far.
-
-        Returns:
-            Its uuid.
-
-        Raises:
-            CheckpointError: it does not fit on the disk.
-        """
-        if self._is_local:
-            check_room(self._context, self._storage.folder)
-        state.last_checkpoint = state.batches_trained
-        metadata = {
-            "determined_version": det.__version__,
-            "steps_completed": state.batches_trained,
-            "framework": f"torch-{torch.__version__}",
-            "format": "pickle",
-        }
-        with self._stored(metadata) as (path, uuid):
-            state.kept.append(uuid)
-            state.best = uuid if best else state.best
-            self._seal(Path(path), metadata, self._write(Path(path), state))
-        checkpoints = self._context._core.checkpoint
-        if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
-            checkpoints.enter(uuid, metadata, self._state_files(state))
-        self._call_back("on_checkpoint_upload_end", uuid=uuid)
-        self._prune(state)
-        return str(uuid)
-
-    @contextlib.contextmanager
-    def _stored(self, metadata: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """A folder and a uuid; at the end its files are put into storage, however long that takes."""
-        with contextlib.ExitStack() as stack:
-            yield stack.enter_context(self._context._core.checkpoint.store_path(metadata, shard=True))
-            with HEART.patiently():
-                stack.close()
-
-    def _write(self, path: Path, state: TrialState) -> dict[str, Any]:
-        """Write this rank's files, and return the fingerprints of those that are known."""
-        path.mkdir(parents=True, exist_ok=True)
-        checkpoint = {
-            "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
-            "rng_state": rng_state(self._context.device),
-            "built": self._built,
-            "place": self._own_parts.written(),
-        }
-        self._call_back("on_checkpoint_save_start", checkpoint)
-        own = path / f"det_state_dict_rank{self._distributed.rank}.pth"
-        try:
-            torch.save(checkpoint, own)
-        except (TypeError, AttributeError, pickle.PicklingError):
-            self._name_unsaved(checkpoint)
-            raise
-        HEART.beat()
-        if not self._checked_own_file:  # at the first checkpoint, not at the first resume
-            self._checked_own_file = True
-            contents.check_loadable(own, checkpoint, self._callbacks)
-        if overrides(self._trial, "save"):
-            self._trial.save(self._context, path)
-        else:
-            self._engines.save(path)
-        fingerprints = self._engines.seal(path)
-        HEART.beat()
-        if self._distributed.rank == 0:
-            for name, text in self._state_files(state).items():
-                (path / name).write_text(text)
-            if not self._is_local:  # off-cluster the context directory is at hand
-                write_code(path)
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_end(str(path))
-            callback.on_checkpoint_write_end(str(path))
-        return fingerprints
-
-    def _state_files(self, state: TrialState) -> dict[str, str]:
-        by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
-        return state_files(self._trial, self._context, state, by)
-
-    def _name_unsaved(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the state that cannot be written, by its owner."""
-        for name, callback in self._callbacks.items():
-            owner = f"callback {name!r}: {method_of(callback, 'state_dict')}"
-            contents.check_state(owner, checkpoint["callbacks"].get(name))
-        contents.check_state("on_checkpoint_save_start of a callback", checkpoint)
-
-    def _seal(self, path: Path, metadata: dict[str, Any], known: dict[str, Any]) -> None:
-        """Write the manifest, once all ranks have written; those that see the same folder share the reading.
-
-        Args:
-            path: The checkpoint's folder.
-            metadata: What ``metadata.json`` holds.
-            known: Fingerprints of files that this rank wrote, which need not be read.
-        """
-        fingerprints = {
-            name: mark for marks in self._distributed.allgather(known) for name, mark in marks.items()
-        }
-        shared = is_shared(path / "det_state_dict_rank0.pth", self._distributed)
-        index, count = share_of(self._distributed, shared=shared)
-        names = files_of(path)
-        if shared:  # one list for all: a network file system may show some ranks fewer files
-            names = sorted({name for seen in self._distributed.allgather(names) for name in seen})
-        marks = {name: fingerprints[name] for name in names if name in fingerprints}
-        for name in [name for name in names if name not in fingerprints][index::count]:
-            marks[name] = fingerprint(path / name)
-            HEART.beat()
-        shares = self._distributed.allgather(marks)
-        if index == 0:
-            write_manifest(path, {name: mark for share in shares for name, mark in share.items()}, metadata)
-        if not shared:
-            keep_apart(path, self._distributed)
-
-    def _prune(self, state: TrialState) -> None:
-        """Delete the oldest checkpoints over the limit, never the best nor the newest."""
-        if self._total_limit is None:
-            return
-        spare = [uuid for uuid in state.kept[:-1] if uuid != state.best]
-        for uuid in spare[: max(0, len(state.kept) - self._total_limit)]:
-            state.kept.remove(uuid)
-            if self._distributed.rank == 0:
-                with HEART.patiently():
-                    self._context._core.checkpoint.delete(uuid)
 
     def _count_damaged(self, state: TrialState, uuid: str) -> None:
         """Count what is in the run directory: damaged checkpoints too, as its oldest, which are pruned first."""

@@ -7,8 +7,10 @@ bytes of the slices                                     widest elements first, s
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,15 +116,15 @@ def write_shard(path: Path, slices: Sequence[Slice], beat: Callable[[], None] = 
     slices = _by_width(slices)
     header = _header(slices)
     digest, entries, at = hashlib.sha256(header), [], len(header)
-    with path.open("wb") as file, ThreadPoolExecutor(1) as beside:
-        file.write(header)
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+        write_all(file, header)
         for each in slices:
             sums = []
             for chunk in each.tensor.split(max(1, CHUNK_BYTES // each.tensor.element_size())):
                 host = chunk.cpu().contiguous()
                 view = memoryview(host.view(torch.uint8).numpy())
                 digested = beside.submit(digest.update, view)
-                file.write(view)
+                write_all(file, view)
                 sums.append(sum_of_squares(host))
                 digested.result()
                 beat()
@@ -137,7 +139,34 @@ def write_shard(path: Path, slices: Sequence[Slice], beat: Callable[[], None] = 
                 Entry(name=each.name, state=each.state, dtype=DTYPES[each.tensor.dtype], piece=piece)
             )
             at += each.tensor.numel() * each.tensor.element_size()
+        os.fsync(file.fileno())
     return Shard(entries=tuple(entries), fingerprint={"bytes": at, "sha256": digest.hexdigest()})
+
+
+def serialized(content: Any) -> bytes:
+    """What ``torch.save`` writes."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Write small files. Returns their sizes and checksums, as a manifest has them."""
+    for name, content in files.items():
+        with (folder / name).open("wb", buffering=0) as file:
+            write_all(file, content)
+            os.fsync(file.fileno())
+    return {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    }
+
+
+def write_all(file: io.FileIO, content: bytes | memoryview) -> None:
+    """Write all of it: the system may take less at a time."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) or 0 :]
 
 
 def _by_width(slices: Sequence[Slice]) -> list[Slice]:

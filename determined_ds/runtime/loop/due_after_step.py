@@ -65,7 +65,6 @@ class DueAfterStep:
         self._sums = MetricSums(context.device, source=self._source, warned=warned)
         self._guard = LossGuard(context.device)
         self._clock = CheckpointClock(options.lengths.get("checkpoint_period"))
-        self._stops = StopRequests(context, self._clock)
         self._reporter = Reporter(trial, context, progress)
         self._state = TrialState(trial_id=options.trial_id)
         self._best_at = -1
@@ -81,6 +80,7 @@ class DueAfterStep:
             warm_start=options.warm_start,
             note=progress.note,
         )
+        self._stops = StopRequests(context, self._clock, self._checkpoints)
 
     @property
     def _source(self) -> str:
@@ -105,12 +105,12 @@ class DueAfterStep:
         if due.end:
             return
         if self._stops.due(self._state.batches_trained):
-            self._stops.ask(self._state.batches_trained)
+            self._ask()
         if self._stops.checkpoint_due:
             self._do(Due(checkpoint=True))
         if self._stops.requested:
             self._is_stopped = True
-            self._checkpoint()
+            self._checkpoint(waits=True)
             done, total = self._state.batches_trained, self._schedule.stated_batches
             of = "" if total is None else f" of {total}"
             self._progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
@@ -131,25 +131,38 @@ class DueAfterStep:
             with self._saved_before_error():
                 is_worth_it = self._validate()
             if is_worth_it:
-                self._checkpoint()
+                self._checkpoint(waits=due.end)
         if due.checkpoint:
-            self._checkpoint()
+            self._checkpoint(waits=due.end)
         if due.validate or due.checkpoint:
             self._reporter.upload()
             if not due.end:  # they may have taken long
-                self._stops.ask(self._state.batches_trained)
+                self._ask()
+
+    def _ask(self) -> None:
+        self._stops.ask(self._state.batches_trained)
+        self._seal_written()
+
+    def _seal_written(self) -> None:
+        """Complete a checkpoint that was written meanwhile, if the last vote says that all ranks have."""
+        if self._stops.is_written:
+            self._stops.is_written = False
+            self._reporter.pause()
+            self._checkpoints.seal_oldest()
+            self._progress.writing(self._checkpoints.batch_in_writing)
 
     def _report(self) -> None:
         done = self._state.batches_trained
         riders = torch.cat([self._guard.flag.reshape(1), self._stops.vote(done)])
         metrics, (num_bad, *votes) = self._reporter.reduce(self._sums, riders)
         if num_bad and self._options.stop_on_nan:
-            self._guard.stop(self._context.distributed, self._last_uuid)
+            self._stop_for_loss()
         self._stops.count(votes, done)
         metrics["batches"] = done
         self._call_back("on_training_workload_end", avg_metrics=metrics, batch_metrics=[])
         self._context.reset_reducers()
         self._reporter.training(done, metrics, progress=self._share_trained)
+        self._seal_written()
 
     @property
     def _share_trained(self) -> float:
@@ -159,7 +172,11 @@ class DueAfterStep:
     def _check_loss(self) -> None:
         """Before the weights are used: stop if a loss behind them was not finite; a collective."""
         if self._options.stop_on_nan and any(self._context.distributed.allgather(bool(self._guard.flag))):
-            self._guard.stop(self._context.distributed, self._last_uuid)
+            self._stop_for_loss()
+
+    def _stop_for_loss(self) -> None:
+        self._checkpoints.finish()  # its weights are good
+        self._guard.stop(self._context.distributed, self._last_uuid)
 
     @property
     def _last_uuid(self) -> str:
@@ -206,6 +223,8 @@ class DueAfterStep:
     def _check_validation(self, metrics: dict[str, Any]) -> None:
         """Stop before the weights are saved, or warn, where a metric is not finite; the same on all ranks."""
         if found := not_finite(metrics):
+            if self._options.stop_on_nan and self._options.metric in found:
+                self._checkpoints.finish()
             message = not_finite_validation(
                 found, self._options.metric, self._state.batches_trained, self._last_uuid
             )
@@ -223,23 +242,27 @@ class DueAfterStep:
             raise
         except Exception:
             batch = self._state.batches_trained
-            if self._state.last_checkpoint != batch and all_ranks_come(f"error/{batch}", within_s=AGREE_S):
+            is_saved = self._state.last_checkpoint == batch and self._checkpoints.batch_in_writing is None
+            if not is_saved and all_ranks_come(f"error/{batch}", within_s=AGREE_S):
                 try:
-                    self._checkpoint()
+                    self._checkpoint(waits=True)
+                    self._checkpoints.finish()
                 except Exception as error:
                     if self._is_chief:
                         logger.warning("warning: no checkpoint was written before it: %s", error)
             raise
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, waits: bool) -> None:
         if self._state.last_checkpoint == self._state.batches_trained:
+            if waits:
+                self._checkpoints.finish()
             return
         self._check_loss()
         self._set_status("checkpointing")
         best = self._best_at == self._state.batches_trained
-        uuid = self._checkpoints.save(self._state, best=best)
+        self._checkpoints.save(self._state, best=best, waits=waits and not self._options.test_mode)
         self._clock.restart()
-        self._progress.note(f"checkpoint  batch {self._state.batches_trained}  {uuid}")
+        self._progress.writing(self._checkpoints.batch_in_writing)
         self._set_status("training")
 
     def _set_status(self, status: str) -> None:

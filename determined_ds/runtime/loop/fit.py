@@ -54,9 +54,10 @@ class Trainer:
         stop_on_nan: bool = True,
         save_total_limit: int | None = None,
         warm_start: str = "weights",
+        asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and four more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and five more.
 
         Args:
             checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, in this process or before,
@@ -70,22 +71,20 @@ class Trainer:
                 searched for among those of this run, and where Determined's own trainer puts them.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
-            profiling_enabled: Determined's system metrics, shown by its master; off-cluster, written to
-                ``system_metrics.jsonl``. The experiment's ``profiling.enabled`` means the same.
-            stop_on_nan: Stop at a loss, or a validation of ``searcher.metric``, that is not finite, before anything
-                is saved of it. Where it is False, such a validation is never the best.
+            profiling_enabled: As ``profiling.enabled`` of the experiment; off-cluster, to ``system_metrics.jsonl``.
+            stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before anything is saved of it.
             save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
             warm_start: What is loaded from a checkpoint of another trial, that of ``fork`` or on a cluster
                 ``latest_checkpoint``: ``weights``, at any slots and ZeRO stage, or ``all``: with optimizer, schedule
                 and loss scale. Callbacks, data and the batch count always start anew.
+            asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
             fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
 
         Raises:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        run = script_run()
-        if run is not None:  # det-ds run says how to start, whatever the script says
+        if (run := script_run()) is not None:  # det-ds run says how to start, whatever the script says
             self._take_part(run)
             test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
         lengths = (max_length, validation_period, checkpoint_period, reporting_period)
@@ -97,6 +96,7 @@ class Trainer:
             stop_on_nan=stop_on_nan,
             save_total_limit=save_total_limit,
             warm_start=warm_start,
+            asynchronous_checkpoints=asynchronous_checkpoints,
         )
         self._fit(options, latest_checkpoint, None if fork is None else Path(fork), profiling_enabled)
 

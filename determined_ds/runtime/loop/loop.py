@@ -68,6 +68,7 @@ class TrainingLoop(DueAfterStep):
     def __enter__(self) -> TrainingLoop:
         """Whatever happens between :meth:`load` and :meth:`end`, its callbacks and its display are ended."""
         self._closing.callback(self._progress.stop)
+        self._closing.callback(self._checkpoints.abandon)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -104,6 +105,7 @@ class TrainingLoop(DueAfterStep):
         self._progress.start(total=self._schedule.stated_batches, done=self._state.batches_trained)
         self._call_back("on_training_start")
         check_callbacks(self._callbacks)
+        self._checkpoints.prepare(self._options.asynchronous_checkpoints)
         if self._options.step_zero_validation and self._state.batches_trained == 0:
             self._validate()
         self._set_modes()
@@ -130,6 +132,7 @@ class TrainingLoop(DueAfterStep):
 
     def end(self) -> None:
         """What comes after the last batch; a collective."""
+        self._checkpoints.finish()
         print_communication()
         if self._options.test_mode:
             self._prove_checkpoint()

@@ -82,7 +82,9 @@ class Measuring(TrainingLoop):
             "reporting_period": None,
         }
         time_metric = str(section_of(context, "searcher").get("time_metric") or "")
-        options = LoopOptions(lengths=lengths, checkpoint_policy="none", time_metric=time_metric)
+        options = LoopOptions(
+            lengths=lengths, checkpoint_policy="none", asynchronous_checkpoints=False, time_metric=time_metric
+        )
         super().__init__(trial, context, options, make_progress(False), *more)
         self._measure = StepMeasure(
             context.models,
@@ -120,7 +122,7 @@ class Measuring(TrainingLoop):
         self._reporter.training(done, self._metrics, progress=done / self._schedule.num_batches)
         self._reporter.validation(done, {**self._position(), **reported(row)})
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, waits: bool) -> None:
         """There is nothing to keep."""
 
     def _reduced(self) -> dict[str, Any]:

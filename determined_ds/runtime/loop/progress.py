@@ -61,6 +61,9 @@ class Progress:
     def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
         """Metrics were reported."""
 
+    def writing(self, batch: int | None) -> None:
+        """The checkpoint of a batch is being written while training continues; None: no longer."""
+
     def note(self, text: str) -> None:
         """Show a line that is worth keeping."""
 
@@ -137,7 +140,7 @@ class Bar(LogLines):
 
         self._console = Console()
         self._bar = progress.Progress(
-            progress.TextColumn("training"),
+            progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=30),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(compact=True),
@@ -151,7 +154,7 @@ class Bar(LogLines):
 
     def start(self, *, total: int | None, done: int) -> None:
         super().start(total=total, done=done)
-        self._task = self._bar.add_task("", total=total, completed=done, latest="")
+        self._task = self._bar.add_task("training", total=total, completed=done, latest="")
         self._bar.start()
 
     def step(self, batches_trained: int) -> None:
@@ -159,6 +162,10 @@ class Bar(LogLines):
         if now - self._shown_at > 0.1:  # drawn at every 5 ms step, a bar would take a tenth of it
             self._shown_at = now
             self._bar.update(self._task, completed=batches_trained)
+
+    def writing(self, batch: int | None) -> None:
+        words = "training" if batch is None else f"training, writing batch {batch}"
+        self._bar.update(self._task, description=words)
 
     def report(self, group: str, batches_trained: int, metrics: Mapping[str, Any]) -> None:
         super().report(group, batches_trained, metrics)

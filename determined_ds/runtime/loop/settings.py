@@ -27,6 +27,7 @@ class LoopOptions:
     stop_on_nan: bool = True
     save_total_limit: int | None = None
     warm_start: str = "weights"
+    asynchronous_checkpoints: bool | None = None
     metric: str = ""
     smaller_is_better: bool = True
     trial_id: int = 0

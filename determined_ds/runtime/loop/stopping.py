@@ -37,10 +37,15 @@ class CheckpointClock:
         return max(0.0, self._period_s - (time.monotonic() - self._since))
 
 
-class StopRequests:
-    """Asks what only some ranks know, at the same batch on all of them: whether to stop, whether a checkpoint is due.
+# The same while a checkpoint is written, so that it is soon complete.
+ASK_WRITERS_EVERY_S = 0.25
 
-    The former are preemption and the trial's wish to stop, the latter is by the chief's clock.
+
+class StopRequests:
+    """Asks what only some ranks know, at the same batch on all of them.
+
+    That is whether to stop (preemption, and the trial's wish), whether a checkpoint is due (by the chief's clock), and
+    whether every rank has written its files of one that is written while training continues.
 
     At every boundary, and at least every :data:`ASK_EVERY_S` seconds: the chief measures how many batches that is, and
     all ranks learn with each answer when to ask next, so the batches in between cost nothing. Asking is a few numbers
@@ -49,14 +54,17 @@ class StopRequests:
     Args:
         context: Of the ranks.
         clock: Says when a checkpoint is due.
+        checkpoints: Says whether one is being written, and whether this rank has written it.
     """
 
-    def __init__(self, context: Any, clock: CheckpointClock | None = None) -> None:
+    def __init__(self, context: Any, clock: CheckpointClock | None = None, checkpoints: Any = None) -> None:
         self._context = context
         self._clock = clock or CheckpointClock()
+        self._checkpoints = checkpoints
         self._is_chief = context.distributed.rank == 0
         self.requested = False
         self.checkpoint_due = False
+        self.is_written = False
         self._next = 0
         self._asked_at_batch = 0
         self._asked_at_s = time.monotonic()
@@ -79,9 +87,12 @@ class StopRequests:
     def vote(self, batches_trained: int) -> torch.Tensor:
         """This rank's numbers, to be summed over ranks: whether to stop, and of the chief the rest.
 
-        That is how many batches to train until the next question, and whether a checkpoint is due.
+        That is whether it still writes, how many batches to train until the next question, and whether a checkpoint is
+        due.
         """
         stop, wait, checkpoint = bool(self._context.get_stop_requested()), 0, False
+        pending = self._checkpoints is not None and self._checkpoints.batch_in_writing is not None
+        still_writes = not (pending and self._checkpoints.is_written)
         if self._is_chief:
             stop = bool(self._context._core.preempt.should_preempt()) or stop
             batches = max(1, batches_trained - self._asked_at_batch)
@@ -89,13 +100,15 @@ class StopRequests:
             left_s = self._clock.left_s
             checkpoint = left_s == 0
             # A quarter of the time, since the next batches may be slower than the last.
-            wait = max(1, int(min(ASK_EVERY_S / 4, left_s or math.inf) / batch_s))
-        numbers = [float(stop), float(wait), float(checkpoint)]
+            every_s = ASK_WRITERS_EVERY_S if pending else ASK_EVERY_S / 4
+            wait = max(1, int(min(every_s, left_s or math.inf) / batch_s))
+        numbers = [float(stop), float(wait), float(checkpoint), float(still_writes)]
         return torch.tensor(numbers, dtype=torch.float64, device=self._context.device)
 
     def count(self, votes: list[float], batches_trained: int) -> None:
-        """Take in the summed votes: whether to stop, when to ask next, and whether a checkpoint is due."""
-        stop, wait, checkpoint = votes
+        """Take in the summed votes: whether to stop, when to ask next, whether a checkpoint is due or is written."""
+        stop, wait, checkpoint, still_write = votes
+        self.is_written = still_write == 0
         self.requested = self.requested or stop > 0
         self.checkpoint_due = checkpoint > 0
         self._next = batches_trained + int(wait)

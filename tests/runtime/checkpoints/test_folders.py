@@ -32,6 +32,7 @@ def save_and_load(run_dir: str) -> tuple[list[str], list[str], str]:
     from determined_ds import open_context
     from determined_ds.errors import CheckpointError
     from determined_ds.protocol import checkpoint_files
+    from determined_ds.runtime.checkpoints import folders
     from determined_ds.runtime.checkpoints import saving as checkpoint
     from determined_ds.runtime.checkpoints.trial_state import TrialState
     from tests.runtime.victim import Victim
@@ -39,9 +40,9 @@ def save_and_load(run_dir: str) -> tuple[list[str], list[str], str]:
     read: list[str] = []
     fingerprint = checkpoint_files.fingerprint
 
-    def noted(file: Path) -> dict[str, Any]:
+    def noted(file: Path, **options: Any) -> dict[str, Any]:
         read.append(file.name)
-        return fingerprint(file)
+        return fingerprint(file, **options)
 
     ds_config = {
         "zero_optimization": {"stage": 1},
@@ -50,7 +51,7 @@ def save_and_load(run_dir: str) -> tuple[list[str], list[str], str]:
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
     distributed = joined_as_machines()
     with (
-        patch.object(checkpoint, "fingerprint", noted),
+        patch.object(folders, "fingerprint", noted),
         patch.object(checkpoint_files, "fingerprint", noted),
         open_context(hparams=hparams, run_dir=run_dir, distributed=distributed) as context,
     ):
@@ -78,9 +79,9 @@ def save_and_load(run_dir: str) -> tuple[list[str], list[str], str]:
 
 def test_on_shared_storage_each_file_is_read_once_for_all_machines(two_ranks: Ranks, tmp_path: Path) -> None:
     told = two_ranks.run(save_and_load, str(tmp_path))
-    for index in range(2):
+    for index, least in enumerate((3, 6)):  # what a rank writes itself it knows
         names = [name for each in told for name in each[index]]
-        assert len(names) == len(set(names)) > 5
+        assert len(names) == len(set(names)) >= least
         assert all(each[index] for each in told), "both machines read"
     assert all("load_data.json is not what was written" in said for *_, said in told)
 

@@ -194,8 +194,8 @@ def test_the_clock_of_the_chief_decides(monkeypatch: pytest.MonkeyPatch) -> None
     stage.distributed.rank = 1
     other = stopping.StopRequests(stage, stopping.CheckpointClock(timedelta(seconds=1)))
     stage.now_s += 2
-    assert other.vote(1).tolist() == [0, 0, 0]
-    other.count([0, 5, 1], 1)
+    assert other.vote(1).tolist() == [0, 0, 0, 1]
+    other.count([0, 5, 1, 1], 1)
     assert other.checkpoint_due
     assert [other.due(batch) for batch in (5, 6)] == [False, True]
 

@@ -1,0 +1,63 @@
+"""A thread of a rank that writes checkpoints while training continues, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Abandoned(Exception):
+    """Raised in the thread: the run ends, and what is written is not needed."""
+
+
+class WriterThread:
+    """Does work in the order in which it is given.
+
+    It is a daemon, so a rank that fails does not wait for a slow disk. It takes part in no exchange between ranks.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]]] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+        self._is_abandoned = False
+
+    def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
+        """Have work done.
+
+        Args:
+            work: Called with a function that it calls now and then, and that ends it where the run ends.
+
+        Returns:
+            What comes of it.
+        """
+        result: Future[T] = Future()
+        self._jobs.put((work, result))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+            self._thread.start()
+        return result
+
+    def abandon(self) -> None:
+        """End what is being done, and do nothing more."""
+        self._is_abandoned = True
+
+    def _run(self) -> None:
+        while True:
+            work, result = self._jobs.get()
+            try:
+                self._beat()
+                result.set_result(work(self._beat))
+            except BaseException as error:  # raised where the result is taken
+                result.set_exception(error)
+            del work, result  # with the copies that they hold
+
+    def _beat(self) -> None:
+        if self._is_abandoned:
+            raise Abandoned
