@@ -198,9 +198,11 @@ def damages_of(path: Path, *, read: Callable[[int], None] | None = None) -> Iter
     return _damages(path, share=None, read=read)
 
 
-def damage_in_share(path: Path, index: int, count: int) -> str | None:
+def damage_in_share(
+    path: Path, index: int, count: int, *, read: Callable[[int], None] | None = None
+) -> str | None:
     """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share."""
-    return next(_damages(path, share=(index, count)), None)
+    return next(_damages(path, share=(index, count), read=read), None)
 
 
 def _damages(

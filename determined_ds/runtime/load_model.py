@@ -128,6 +128,35 @@ def load_model_from_checkpoint_path(
     return model.eval()
 
 
+def trial_in(path: Path) -> Any:
+    """The trial that a checkpoint names, prepared and without an engine; the current folder is its context directory.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Raises:
+        ConfigError: it lies outside the current folder, or cannot be imported.
+    """
+    experiment = _experiment_of(path)
+    _check_trusted(experiment)
+    return _prepared(trial_class(experiment), experiment)
+
+
+def own_code_of(path: Path) -> Path:
+    """The folder with a checkpoint's own copy of the code.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    return _own_code(path, _experiment_of(path))
+
+
+def _prepared(kind: Any, experiment: Experiment) -> Any:
+    trial = bare_trial(kind, experiment, _resolved(experiment), "cpu")
+    trial.prepare()
+    return trial
+
+
 def _built(
     kind: Any, experiment: Experiment, weights: dict[str, torch.Tensor]
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -135,8 +164,7 @@ def _built(
     from determined_ds.trial import returned
     from determined_ds.trial.pipeline import PipelineTrial
 
-    trial = bare_trial(kind, experiment, _resolved(experiment), "cpu")
-    trial.prepare()
+    trial = _prepared(kind, experiment)
     if not isinstance(trial, PipelineTrial):
         return returned.model(trial, trial.build_model()), weights
     chain = chain_of(returned.layers(trial, trial.build_layers(), 1))

@@ -65,6 +65,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "on_step_end": ("batch_idx", "metrics"),
         "frozen": ("batch_idx",),
         "weight_names": ("model",),
+        "huggingface_config": (),
+        "export_files": ("folder",),
         "predict": ("model", "batch"),
         "build_prediction_data_loader": (),
         "build_training_data_loader": (),
@@ -180,6 +182,25 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             Name -> parameter or buffer of ``model``.
         """
         return {}
+
+    def huggingface_config(self) -> Any:
+        """The configuration of the Hugging Face model that the weights are of; only for export.
+
+        A model of transformers that :meth:`build_model` returns, alone or inside another module, says it itself. For
+        others, such as a pipeline whose :meth:`weight_names` are Hugging Face's, return one that names the class of the
+        model in ``architectures``.
+
+        Returns:
+            A ``transformers.PreTrainedConfig``, or None.
+        """
+        return None
+
+    def export_files(self, folder: Path) -> None:
+        """Write what users of exported weights need beside them, such as a tokenizer.
+
+        Args:
+            folder: Of the export.
+        """
 
     def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
         """Called after each optimizer step, before what is due after it: reports, validations, checkpoints.

@@ -79,6 +79,9 @@ class BertTrial(DataParallelTrial):
     def build_validation_data_loader(self) -> DataLoader:
         return self.validation_loader(self.data.validation)
 
+    def export_files(self, folder: Path) -> None:
+        self.data.tokenizer.save_pretrained(folder)
+
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         return {TOKENIZER: _SavesTokenizer(self)}
 

@@ -19,9 +19,10 @@ from model_defs.causal_lm.model import (
     on_meta_device,
     positions_in_documents,
 )
+from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
 from model_defs.common.sections import Section, parse_section
-from model_defs.common.text import load_text, next_token_loss
+from model_defs.common.text import export_tokenizer, load_text, next_token_loss
 
 
 class Options(Section):
@@ -105,6 +106,11 @@ class CausalLMTrial(DataParallelTrial):
 
     def tokens_per_sample(self) -> int:
         return self.options.sequence_length
+
+    def export_files(self, folder: Path) -> None:
+        export_tokenizer(self.data, folder)
+        if self.source is not None:
+            export_generation_config(self.source.name, folder)
 
     def save(self, context: Any, path: Path) -> None:
         """A checkpoint; with LoRA, the adapters also in ``peft``'s own form."""

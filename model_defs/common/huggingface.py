@@ -84,6 +84,17 @@ def load_pretrained(kind: Any, source: str, config: Any, *, head: tuple[str, ...
     return loaded
 
 
+def export_generation_config(source: str, folder: Path) -> None:
+    """Write how the model that training started from generates, where it says so.
+
+    Args:
+        source: As for :func:`pretrained_config`.
+        folder: Of the export.
+    """
+    with contextlib.suppress(OSError):  # it has none
+        transformers.GenerationConfig.from_pretrained(source).save_pretrained(folder)
+
+
 def misfits(info: Mapping[str, Any], *, except_for: tuple[str, ...] = ()) -> list[str]:
     """What a checkpoint lacks or has in another shape, which transformers would draw at random.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,17 @@ def load_text(
             f"{len(train_N):,} tokens for training, {len(validation_N):,} for validation"
         ),
     )
+
+
+def export_tokenizer(data: TextData, folder: Path) -> None:
+    """Write the tokenizer's files for users of exported weights; bytes need none.
+
+    Args:
+        data: What the model was trained on.
+        folder: Of the export.
+    """
+    if data.tokenizer != "bytes":
+        _load_tokenizer(data.tokenizer).tokenizer.save_pretrained(folder)
 
 
 def _read(config: DataConfig) -> tuple[list[Document], list[Document]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
 from determined_ds import DataLoader, DataParallelTrial, PipelineTrial, ReconciledTrial
+from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
-from model_defs.common.text import load_text, next_token_loss
+from model_defs.common.text import export_tokenizer, load_text, next_token_loss
 from model_defs.gpt2.cut import check_partition, checkpoint_interval
 from model_defs.gpt2.model import (
     GPT2,
@@ -49,6 +52,17 @@ class _GPT2(ReconciledTrial):
 
     def weight_names(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         return parameters_by_huggingface_name(model)
+
+    def huggingface_config(self) -> Any:
+        config = copy.deepcopy(self.config)
+        config.architectures = ["GPT2LMHeadModel"]
+        config.use_cache = True  # for those who generate
+        return config
+
+    def export_files(self, folder: Path) -> None:
+        export_tokenizer(self.data, folder)
+        if source := self.context.get_hparams().get("pretrained"):
+            export_generation_config(source, folder)
 
     def build_training_data_loader(self) -> DataLoader:
         return self.training_loader(self.data.train)

@@ -269,3 +269,24 @@ def normalization(source: str | None) -> tuple[tuple[float, ...], tuple[float, .
     except (OSError, ValueError):
         processor = {}  # a missing checkpoint is reported where its weights are read
     return tuple(processor.get("image_mean", MEAN)), tuple(processor.get("image_std", STD))
+
+
+def processor_config(image_size: int, mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    """The ``preprocessor_config.json`` by which Hugging Face prepares images as validation does here.
+
+    Args:
+        image_size: Side of the images that the model sees.
+        mean: Of each channel.
+        std: Of each channel.
+    """
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": image_size, "width": image_size},
+        "resample": int(Image.Resampling.BILINEAR),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(mean),
+        "image_std": list(std),
+    }

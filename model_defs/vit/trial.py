@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional
 from determined_ds import DataLoader, DataParallelTrial
 from model_defs.common.classifier import parse_options
 from model_defs.common.parameters import decay_groups
-from model_defs.vit.data import EpochSampler, load_images, normalization
+from model_defs.vit.data import EpochSampler, load_images, normalization, processor_config
 from model_defs.vit.model import NO_DECAY, Options, build_vit, vit_config
 
 
@@ -23,7 +25,7 @@ class ViTTrial(DataParallelTrial):
         self.options = parse_options(Options, self.context.get_hparams())
         self.data = load_images(self.context.get_data_config())
         self.config = vit_config(self.options, self.data.classes, only_sizes=only_sizes)
-        mean, std = normalization(None if only_sizes else self.options.pretrained)
+        mean, std = self.normalization = normalization(None if only_sizes else self.options.pretrained)
         self.train, self.validation = self.data.datasets(
             image_size=self.config.image_size, seed=seed, mean=mean, std=std
         )
@@ -42,6 +44,10 @@ class ViTTrial(DataParallelTrial):
     def evaluate(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
         metrics = self.loss(model, batch)
         return {"validation_loss": metrics["loss"], "validation_accuracy": metrics["accuracy"]}
+
+    def export_files(self, folder: Path) -> None:
+        processor = processor_config(self.config.image_size, *self.normalization)
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
 
     def build_training_data_loader(self) -> DataLoader:
         sampler = EpochSampler(len(self.train))

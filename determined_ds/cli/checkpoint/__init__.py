@@ -1,10 +1,11 @@
-"""``det-ds checkpoint``: look into checkpoints, verify, compare and prune them. One file a command."""
+"""``det-ds checkpoint``: look into checkpoints, verify, compare, prune and export them. One file a command."""
 
 from __future__ import annotations
 
 import click
 
 from determined_ds.cli.checkpoint.diff import diff
+from determined_ds.cli.checkpoint.export import export
 from determined_ds.cli.checkpoint.prune import prune
 from determined_ds.cli.checkpoint.show import show
 from determined_ds.cli.checkpoint.verify import verify
@@ -19,15 +20,17 @@ Examples:
   det-ds checkpoint verify runs/gpt2
   det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
   det-ds checkpoint prune runs/gpt2 --keep 3 --dry-run
+  det-ds checkpoint export runs/gpt2 --to huggingface --out gpt2-trained
 """
 
 
 @click.group(epilog=EPILOG)
 def checkpoint() -> None:
-    """Look into checkpoints, verify, compare and prune them."""
+    """Look into checkpoints, verify, compare, prune and export them."""
 
 
 checkpoint.add_command(diff)
+checkpoint.add_command(export)
 checkpoint.add_command(prune)
 checkpoint.add_command(show)
 checkpoint.add_command(verify)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from determined_ds.cli.checkpoint.byte_bar import byte_bar
 from determined_ds.cli.checkpoint.common import (
     EXIT_FOUND,
     as_json_of,
@@ -24,7 +23,6 @@ from determined_ds.cli.checkpoint.common import (
 if TYPE_CHECKING:
     from determined_ds.checkpoint.verifying import Verified
 
-PROGRESS_FROM = 2**28  # bytes to read
 COLOURS = {"intact": "green", "damaged": "red", "unverified": "yellow"}
 
 
@@ -44,7 +42,7 @@ def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
     every = [each for path in found for each in (all_at(path) or [checkpoint_at(path)])]
     verified = []
     for each in every:
-        with _progress(bytes_in(each.path), each.uuid, hidden=as_json) as read:
+        with byte_bar(bytes_in(each.path), each.uuid, hidden=as_json) as read:
             answer = verify(each, read=read)
         if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
             continue
@@ -63,27 +61,6 @@ def _given(given: str, run_dir: Path | None) -> Path:
     path = located(given, run_dir)
     one_checkpoint(str(path), None)
     return one_checkpoint(given, run_dir) if given == "last" and run_dir is not None else path
-
-
-@contextlib.contextmanager
-def _progress(num_bytes: int, name: str, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal where there is much to read; gives the function that counts bytes."""
-    if hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
-        *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
-    )
-    console = Console(stderr=True)
-    with progress.Progress(
-        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-    ) as bar:
-        task = bar.add_task(name, total=num_bytes)
-        yield lambda count: bar.advance(task, count)
 
 
 def _show_verified(verified: Verified) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import mmap
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,9 @@ class StoredEngine(abc.ABC):
             Where a part begins, counted from ``start``, and the part, one-dimensional and on the CPU: only what is
             read of it is loaded into memory.
         """
+
+    def release(self) -> None:  # noqa: B027 — what is not mapped has nothing to give back
+        """Give back the memory of what was read, where files are mapped; parts that were handed out stay valid."""
 
     def name_of(self, name: str, aliases: tuple[str, ...] = ()) -> str | None:
         """The key in ``index.tensors`` of a tensor by any of its names; None where it is not there."""
@@ -107,6 +111,11 @@ class IndexedEngine(StoredEngine):
                     f"{self.folder / piece.file} ends before elements {first} to {last} of {name} ({state})"
                 )
             yield first - start, torch.from_numpy(raw).view(dtype)
+
+    def release(self) -> None:
+        """See the base class."""
+        for file in self._files.values():
+            file._mmap.madvise(mmap.MADV_DONTNEED)
 
     def _file(self, name: str) -> Any:
         if name not in self._files:

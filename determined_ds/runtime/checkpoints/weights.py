@@ -49,6 +49,28 @@ class StoredWeight:
         return self.stored.whole(self.name, MASTER if MASTER in states else WEIGHT)
 
 
+def averages_in(path: Path, engine: int, callback: str) -> dict[str, torch.Tensor]:
+    """The averages of one engine's parameters that an ``EMA`` keeps, by name.
+
+    Args:
+        path: A checkpoint's folder.
+        engine: Counted from 0.
+        callback: The name of the EMA.
+
+    Raises:
+        CheckpointError: the checkpoint holds no such average.
+    """
+    files = sorted(path.glob("det_state_dict_rank*.pth"))
+    states = [torch.load(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
+    found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
+    if not found:
+        there = ", ".join(sorted({name for own in states for name in own})) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} holds no average of a callback {callback!r}; it has: {there}"
+        )
+    return dict(merge_parts([engines[engine] for engines in found]))
+
+
 def averaged_weights(
     path: Path, engine: int, callback: str, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
@@ -63,15 +85,7 @@ def averaged_weights(
     Raises:
         CheckpointError: the checkpoint holds no such average.
     """
-    files = sorted(path.glob("det_state_dict_rank*.pth"))
-    states = [torch.load(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
-    found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
-    if not found:
-        there = ", ".join(sorted({name for own in states for name in own})) or "none"
-        raise CheckpointError(
-            f"checkpoint {path} holds no average of a callback {callback!r}; it has: {there}"
-        )
-    averages = merge_parts([engines[engine] for engines in found])
+    averages = averages_in(path, engine, callback)
     if strangers := sorted(averages.keys() - weights.keys()):
         raise CheckpointError(
             f"checkpoint {path} averages {strangers[0]}, whose name in the weights is another: a weight that pipeline "

@@ -1,0 +1,116 @@
+"""Outgoing tensors as files: safetensors in shards, each streamed; or one file of torch's.
+
+header: name -> dtype, shape, place of its bytes        8 bytes of length, JSON, blanks
+bytes of the tensors                                    in the order of the header
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_state_dict_into_shards_factory
+
+from determined_ds.export.outgoing import Outgoing
+from determined_ds.protocol.tensor_index import ITEM_BYTES
+from determined_ds.runtime.checkpoints.shards import DTYPES
+
+Advance = Callable[[int], None]
+
+
+def write_safetensors(
+    folder: Path, tensors: Mapping[str, Outgoing], shard_bytes: int, advance: Advance, stem: str = "model"
+) -> list[str]:
+    """Write tensors as ``model.safetensors``, or as shards with their index.
+
+    Args:
+        folder: Where.
+        tensors: By name.
+        shard_bytes: Most of one file; a larger tensor has a file of its own.
+        advance: Called with the bytes that were written.
+        stem: Of the files' names.
+
+    Returns:
+        The names of the files.
+    """
+    pattern = stem + "{suffix}.safetensors"
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda each: each.num_bytes,
+        filename_pattern=pattern,
+        max_shard_size=shard_bytes,
+    )
+    for name, names in split.filename_to_tensors.items():
+        write_file(folder / name, {each: tensors[each] for each in names}, advance)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return list(split.filename_to_tensors)
+
+
+def write_file(path: Path, tensors: Mapping[str, Outgoing], advance: Advance) -> None:
+    """Write one file of safetensors; what is in memory at once is a piece of a tensor.
+
+    Args:
+        path: The file.
+        tensors: By name; what is widest comes first, so each is aligned.
+        advance: Called with the bytes that were written.
+    """
+    order = sorted(tensors, key=lambda name: -ITEM_BYTES[DTYPES[tensors[name].dtype]])
+    with path.open("wb") as file:
+        file.write(_header({name: tensors[name] for name in order}))
+        for name in order:
+            for chunk in tensors[name].cast():
+                file.write(chunk.contiguous().view(torch.uint8).numpy().data)
+                advance(chunk.numel() * chunk.element_size())
+
+
+def _header(tensors: Mapping[str, Outgoing]) -> bytes:
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, each in tensors.items():
+        place = [at, at + each.num_bytes]
+        content[name] = {"dtype": DTYPES[each.dtype], "shape": list(each.shape), "data_offsets": place}
+        at += each.num_bytes
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_torch(
+    path: Path,
+    advance: Advance,
+    *,
+    tensors: Mapping[str, Outgoing],
+    aliases: Mapping[str, str],
+    beside: Mapping[str, Any] | None = None,
+    key: str = "",
+) -> None:
+    """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there.
+
+    Args:
+        path: The file.
+        advance: Called with the bytes that were written.
+        tensors: By name.
+        aliases: Other name of a tied weight -> its name; both share their bytes.
+        beside: What else the file holds; None: the tensors are all.
+        key: That the tensors have beside it.
+    """
+    # What is never touched takes no memory.
+    state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in tensors.items()}
+    state.update({alias: state[name] for alias, name in aliases.items()})
+    with torch.serialization.skip_data():
+        torch.save(state if beside is None else {**beside, key: state}, path)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        read = torch.load(path, map_location="cpu", mmap=True)
+    written = read if beside is None else read[key]
+    for name, each in tensors.items():
+        flat, at = written[name].view(-1), 0
+        for chunk in each.cast():
+            flat[at : at + chunk.numel()].copy_(chunk)
+            at += chunk.numel()
+            advance(chunk.numel() * chunk.element_size())
