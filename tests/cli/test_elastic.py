@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.command import det_ds
+from tests.ranks import ROOT, free_port
 
 LENGTH = "hyperparameters.fit.max_length.batches"
 CHECKPOINTS = "hyperparameters.fit.checkpoint_period.batches"
@@ -115,6 +118,7 @@ def test_slots_and_stage_change_at_every_resume(
         assert done.returncode == 0, done.stderr
         if now_slots != slots:
             assert f"slots {slots} -> {now_slots}" in done.stdout
+            assert f"elastic     {slots} rank" in done.stdout
         if now_stage != stage:
             assert f"zero_stage {stage} -> {now_stage}: " in done.stdout
         slots, stage = now_slots, now_stage
@@ -135,3 +139,26 @@ def test_an_optimizer_of_another_kind_begins_anew(own_model: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "  optimizer  its state begins anew" in done.stdout
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.programs
+@pytest.mark.long("torchrun waits for the machine that is gone; on one rank fewer the others here continue")
+def test_under_torchrun_the_machine_that_is_left_continues(own_model: Path, tmp_path: Path) -> None:
+    """Two of its agents with a rank each, of which one is killed with its rank in the fourth batch."""
+    expected = whole(own_model, tmp_path)
+    trial = own_model / "trial.py"
+    trial.write_text(trial.read_text().replace(PLACE, DIES.replace("os.getpid()", "os.getppid()") + PLACE))
+    words = ["torch.distributed.run", "--nnodes", "1:2", "--nproc_per_node", "1", "--max_restarts", "3"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
+    words += ["--rdzv_conf", "last_call_timeout=5", "--local_addr", "127.0.0.1", "-m", "determined_ds.cli"]
+    words += ["run", str(own_model / "experiment.yaml"), str(own_model), "--accelerator", "cpu"]
+    command = [sys.executable, "-m", *words, "--run-dir", str(tmp_path / "run"), "--resume"]
+    agents = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    said = [agent.communicate(timeout=200)[0] for agent in agents]
+    assert sorted(agent.returncode for agent in agents) == [-9, 0], said
+    assert any("slots 2 -> 1" in each for each in said)
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-6)
+    assert json.loads((tmp_path / "run/result.json").read_text())["slots"] == 1

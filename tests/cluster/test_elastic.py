@@ -32,3 +32,6 @@ def test_a_canceled_trial_is_continued_on_one_slot_under_zero_3(
     expected = {steps: metrics["loss"] for steps, metrics in run_here(CONST).metrics["training"]}
     assert found == pytest.approx(expected, rel=1e-5)
     assert "1 replica, ZeRO 3" in cluster.log(trial)
+    assert "elastic     2 ranks (2 replicas, deepspeed) -> 1 rank (1 replica, deepspeed)" in cluster.log(
+        trial
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.elastic import elastic_refusal
+from determined_ds.protocol.elastic import elastic_refusal, written_by
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.built import Record, misfit
@@ -93,7 +93,7 @@ class RankParts:
             "data_apart": getattr(data, "apart", None),
         }
 
-    def read(self, path: Path, uuid: str, *, batch: int) -> tuple[dict[str, Any], bool]:
+    def read(self, path: Path, uuid: str, *, batch: int) -> tuple[dict[str, Any], str]:
         """This rank's part; a collective.
 
         Args:
@@ -102,7 +102,7 @@ class RankParts:
             batch: Optimizer steps that it was trained for.
 
         Returns:
-            The part, and whether other ranks wrote the checkpoint than those that read it.
+            The part; and a line for people where other ranks wrote the checkpoint than read it, "" where the same did.
 
         Raises:
             CheckpointError: a part cannot be read, or only by the ranks that wrote it.
@@ -113,9 +113,17 @@ class RankParts:
         place = own.get("place")
         stays = bool(own) and (place is None or RankPlace(**place).layout == here.layout)
         if all(self._context.distributed.allgather(stays)):
-            return (own if place is None else self._as_it_is(own, RankPlace(**place))), False
+            return (own if place is None else self._as_it_is(own, RankPlace(**place))), ""
         self._check(path, uuid, num_written)
-        return self._joined(path, uuid, num_written, batch), True
+        return self._joined(path, uuid, num_written, batch), self._in_words(path, num_written)
+
+    def _in_words(self, path: Path, num_written: int) -> str:
+        before, here = written_by(path), self.here
+        then = f"{count(num_written, 'rank')}"
+        if before:
+            then += f" ({count(before['replicas'], 'replica')}, {before['engine']})"
+        now = f"{count(here.ranks, 'rank')} ({count(here.replicas, 'replica')}, {self._context.engine})"
+        return f"elastic     {then} -> {now}"
 
     def _own(self, path: Path, uuid: str) -> dict[str, Any]:
         where = contents.to_their_kind_of_device(self._context.device)

@@ -180,11 +180,13 @@ class Checkpoints(CheckpointWriter):
 
     def _read_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
         """Load the engines as they were, and return the rest of this rank's part."""
-        checkpoint, by_others = self._own_parts.read(path, uuid, batch=batch)
+        checkpoint, elastic = self._own_parts.read(path, uuid, batch=batch)
+        if elastic:
+            self._note(elastic)
         built: list[Record] | None = checkpoint.get("built")
         is_indexed = self._engines.are_indexed(path)
         if not (is_indexed or self._trial_loads):
-            check_fits(built, self._built, uuid, self._distributed, by_others=by_others)
+            check_fits(built, self._built, uuid, self._distributed, by_others=bool(elastic))
         self._call_back("on_checkpoint_load_start", checkpoint)
         with contents.explained(uuid, own_method=self._trial_loads):
             if self._trial_loads:
