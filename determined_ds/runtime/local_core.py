@@ -146,6 +146,12 @@ class AtomicStorage(storage.SharedFSStorageManager):
         os.rename(src, self.folder / dst)
         put_on_disk(self.folder)
 
+    def set_aside(self, uuid: str) -> Path:
+        """Make a checkpoint a folder that is none, to be deleted. Returns the folder."""
+        aside = self.folder / f".{uuid}{PARTIAL}"
+        os.rename(self.folder / uuid, aside)
+        return aside
+
     def counted(self, kept: Sequence[str]) -> list[str]:
         """Uuids that a limit counts, the first ones to go first: this run's damaged checkpoints, then those kept.
 

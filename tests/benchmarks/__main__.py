@@ -16,6 +16,7 @@ print("\nThe training loop (median of the turns, lowest and highest in brackets)
 print("\n" + loops.table())
 print("\nA checkpoint\n")
 print(checkpoints.table())
+print("\n" + checkpoints.table(size=1))
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 versions = f"Python {platform.python_version()}, torch {torch.__version__}"
 print(f"\n{platform.machine()}, {cores} cores, {versions}, {time.strftime('%Y-%m-%d')}")

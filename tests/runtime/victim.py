@@ -114,10 +114,10 @@ def write_slowly(seconds: float) -> None:
 
     write = engines.write_shard
 
-    def slow(path: Path, *args: Any) -> Any:
+    def slow(path: Path, *args: Any, **how: Any) -> Any:
         path.write_bytes(b"half")
         time.sleep(seconds)
-        return write(path, *args)
+        return write(path, *args, **how)
 
     engines.write_shard = slow
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -28,21 +27,18 @@ import torch
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.aside import COPIES, is_aside
 from determined_ds.runtime.checkpoints.built import records_of
-from determined_ds.runtime.checkpoints.code_copy import write_code
-from determined_ds.runtime.checkpoints.engines import Engines, Taken, Written, overrides
+from determined_ds.runtime.checkpoints.engines import Engines, Written, overrides
 from determined_ds.runtime.checkpoints.folders import check_room, seal_folder
 from determined_ds.runtime.checkpoints.parts import RankParts
-from determined_ds.runtime.checkpoints.shards import write_files
+from determined_ds.runtime.checkpoints.rank_files import check_part, save_part, write_rank_files
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, state_files
 from determined_ds.runtime.checkpoints.writer_thread import WriterThread
 from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
 from determined_ds.runtime.master.ending import exit_code_of
-from determined_ds.trial.author import method_of
 
 
 class Stateful(Protocol):
@@ -114,9 +110,10 @@ class CheckpointWriter:
         self._built = records_of(context.models)
         self._own_parts = RankParts(trial, context, callbacks)
         self._engines = context.engine_files = Engines(trial, context, self._built)
-        self._checked_own_file = False
+        self._checked_part = False
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
+        self._deleting: list[Future[None]] = []
         self._buffers: list[list[torch.Tensor]] = []  # none: every checkpoint is written at once
 
     def add_part(self, name: str, part: Stateful) -> None:
@@ -249,8 +246,11 @@ class CheckpointWriter:
         self._call_back("on_checkpoint_save_start", checkpoint)
         name = f"det_state_dict_rank{self._distributed.rank}.pth"
         own: Any = pending.path / name if at_once else io.BytesIO()
-        self._save_own(checkpoint, own)
+        save_part(checkpoint, own, self._callbacks)
         HEART.beat()
+        if not self._checked_part:  # at the first checkpoint, not at the first resume
+            self._checked_part = True
+            check_part(own, checkpoint, self._callbacks)
         if overrides(self._trial, "save"):
             self._trial.save(self._context, pending.path)
         else:
@@ -263,30 +263,11 @@ class CheckpointWriter:
         with_code = (
             self._distributed.rank == 0 and not self._is_local
         )  # off-cluster the context directory is at hand
-        return functools.partial(_write, pending.path, written, taken, files, with_code)
-
-    def _save_own(self, checkpoint: dict[str, Any], file: Any) -> None:
-        try:
-            torch.save(checkpoint, file)
-        except (TypeError, AttributeError, pickle.PicklingError):
-            self._name_unsaved(checkpoint)
-            raise
-        if not self._checked_own_file:  # at the first checkpoint, not at the first resume
-            self._checked_own_file = True
-            if isinstance(file, io.BytesIO):
-                file.seek(0)
-            contents.check_loadable(file, checkpoint, self._callbacks)
+        return functools.partial(write_rank_files, pending.path, written, taken, files, with_code)
 
     def _state_files(self, state: TrialState) -> dict[str, str]:
         by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
         return state_files(self._trial, self._context, state, by)
-
-    def _name_unsaved(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the state that cannot be written, by its owner."""
-        for name, callback in self._callbacks.items():
-            owner = f"callback {name!r}: {method_of(callback, 'state_dict')}"
-            contents.check_state(owner, checkpoint["callbacks"].get(name))
-        contents.check_state("on_checkpoint_save_start of a callback", checkpoint)
 
     # -------------------------------------------------------------------------------------------- seal
 
@@ -310,6 +291,9 @@ class CheckpointWriter:
         """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
         while self._pending:
             self.seal_oldest()
+        while self._deleting:
+            with HEART.patiently():
+                self._deleting.pop().result()
 
     def abandon(self) -> None:
         """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
@@ -365,35 +349,14 @@ class CheckpointWriter:
             kept.remove(uuid)
             if self._distributed.rank == 0:
                 with HEART.patiently():
-                    self._context._core.checkpoint.delete(uuid)
+                    self._delete(uuid, aside=pending.writing is not None)
 
-
-def _write(
-    path: Path,
-    written: Written,
-    taken: list[Taken],
-    files: dict[str, bytes],
-    with_code: bool,
-    beat: Callable[[], None],
-) -> Written:
-    """Write a rank's files; no collective.
-
-    Args:
-        path: The checkpoint's folder.
-        written: What of the engines is written.
-        taken: The rest of the engines.
-        files: Name -> content.
-        with_code: Whether to copy the trial's code.
-        beat: Called now and then.
-    """
-    if taken:
-        written = Engines.write(path, taken, beat)
-    marks = write_files(path, files)
-    beat()
-    if with_code:
-        write_code(path)
-    return Written(
-        entries=written.entries,
-        descriptions=written.descriptions,
-        fingerprints={**written.fingerprints, **marks},
-    )
+    def _delete(self, uuid: str, *, aside: bool) -> None:
+        """Delete a checkpoint; a large one takes long, and the thread does that where training is to continue."""
+        checkpoints = self._context._core.checkpoint
+        if not (aside and self._is_local):
+            checkpoints.delete(uuid)
+            return
+        folder = self._storage.set_aside(uuid)
+        self._deleting.append(self._thread.submit(lambda _: shutil.rmtree(folder, ignore_errors=True)))
+        checkpoints._report_checkpoint_deleted(uuid, {})

@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,11 +45,11 @@ def check_state(owner: str, state: Any) -> None:
         raise CheckpointError(f"{owner}: {found}, which no checkpoint can hold\n  fix: {FIX}")
 
 
-def check_loadable(part: Path, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
+def check_loadable(part: Any, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
     """Refuse a state that was written and cannot be read back.
 
     Args:
-        part: The file.
+        part: The file, open or by its path.
         checkpoint: What was written.
         callbacks: Name -> callback.
 

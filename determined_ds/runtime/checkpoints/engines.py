@@ -209,14 +209,16 @@ class Engines:
         }
 
     @staticmethod
-    def write(path: Path, taken: Sequence[Taken], beat: Callable[[], None]) -> Written:
-        """Write this rank's files. Not a collective; it may run beside training with :func:`copied` slices."""
+    def write(
+        path: Path, taken: Sequence[Taken], beat: Callable[[], None], *, alone: bool = False
+    ) -> Written:
+        """Write this rank's files; not a collective. With :func:`copied` slices also beside training, ``alone``."""
         entries, descriptions = {}, {}
         fingerprints: dict[str, dict[str, Any]] = {}
         for each in taken:
             folder = path / each.folder
             folder.mkdir(parents=True, exist_ok=True)
-            shard = write_shard(folder / each.shard, each.slices, beat)
+            shard = write_shard(folder / each.shard, each.slices, beat, alone=alone)
             marks = write_files(folder, each.files)
             entries[each.folder] = shard.entries
             descriptions[each.folder] = each.description

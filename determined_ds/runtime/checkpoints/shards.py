@@ -10,8 +10,9 @@ import hashlib
 import io
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
 CHUNK_BYTES = 2**23
+CHUNKS_AHEAD = 4  # written, and their checksum is not computed yet
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -105,32 +107,37 @@ def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple
     return copies, buffer
 
 
-def write_shard(path: Path, slices: Sequence[Slice], beat: Callable[[], None] = lambda: None) -> Shard:
-    """Write slices to a file.
+def write_shard(
+    path: Path, slices: Sequence[Slice], beat: Callable[[], None] = lambda: None, *, alone: bool = False
+) -> Shard:
+    """Write slices to a file, and put it on the disk.
 
     Args:
         path: The file.
         slices: On any device.
         beat: Called after each piece of some megabytes.
+        alone: Use no other thread for the checksum: this one is itself beside training.
     """
     slices = _by_width(slices)
     header = _header(slices)
-    digest, entries, at = hashlib.sha256(header), [], len(header)
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+    entries, at = [], len(header)
+    with path.open("wb", buffering=0) as file, _Digest(alone=alone) as digest:
+        digest.add(memoryview(header))
         write_all(file, header)
         for each in slices:
-            sums = []
+            sums, start = [], at
             for chunk in each.tensor.split(max(1, CHUNK_BYTES // each.tensor.element_size())):
                 host = chunk.cpu().contiguous()
                 view = memoryview(host.view(torch.uint8).numpy())
-                digested = beside.submit(digest.update, view)
+                digest.add(view)
                 write_all(file, view)
+                _begin_to_store(file, at, len(view))
                 sums.append(sum_of_squares(host))
-                digested.result()
+                at += len(view)
                 beat()
             piece = Piece(
                 file=path.name,
-                offset=at,
+                offset=start,
                 start=each.start,
                 count=each.tensor.numel(),
                 sum_of_squares=None if None in sums else sum(square for square in sums if square is not None),
@@ -138,9 +145,43 @@ def write_shard(path: Path, slices: Sequence[Slice], beat: Callable[[], None] = 
             entries.append(
                 Entry(name=each.name, state=each.state, dtype=DTYPES[each.tensor.dtype], piece=piece)
             )
-            at += each.tensor.numel() * each.tensor.element_size()
         os.fsync(file.fileno())
     return Shard(entries=tuple(entries), fingerprint={"bytes": at, "sha256": digest.hexdigest()})
+
+
+class _Digest:
+    """The checksum of what is written, computed in a thread beside it unless ``alone``."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self._digest = hashlib.sha256()
+        self._beside = None if alone else ThreadPoolExecutor(1)
+        self._ahead: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Digest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._beside is not None:
+            self._beside.shutdown()
+
+    def add(self, view: memoryview) -> None:
+        """Add bytes, which stay as they are until they are computed: at most :data:`CHUNKS_AHEAD` are not yet."""
+        if self._beside is None:
+            self._digest.update(view)
+            return
+        self._ahead.append(self._beside.submit(self._digest.update, view))
+        if len(self._ahead) > CHUNKS_AHEAD:
+            self._ahead.popleft().result()
+
+    def hexdigest(self) -> str:
+        """Of all that was added; after the block."""
+        return self._digest.hexdigest()
+
+
+def _begin_to_store(file: io.FileIO, at: int, count: int) -> None:
+    """Have the system begin to put bytes on the disk, so that less is left when the file is complete."""
+    if hasattr(os, "posix_fadvise"):  # on Linux it begins to write what it is to forget
+        os.posix_fadvise(file.fileno(), at, count, os.POSIX_FADV_DONTNEED)
 
 
 def serialized(content: Any) -> bytes:
@@ -153,9 +194,7 @@ def serialized(content: Any) -> bytes:
 def write_files(folder: Path, files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Write small files. Returns their sizes and checksums, as a manifest has them."""
     for name, content in files.items():
-        with (folder / name).open("wb", buffering=0) as file:
-            write_all(file, content)
-            os.fsync(file.fileno())
+        (folder / name).write_bytes(content)
     return {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in files.items()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+NICENESS = 10
 
 
 class Abandoned(Exception):
@@ -49,6 +53,7 @@ class WriterThread:
         self._is_abandoned = True
 
     def _run(self) -> None:
+        _give_way()
         while True:
             work, result = self._jobs.get()
             try:
@@ -61,3 +66,10 @@ class WriterThread:
     def _beat(self) -> None:
         if self._is_abandoned:
             raise Abandoned
+
+
+def _give_way() -> None:
+    """Take the time of processors that training leaves. On Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

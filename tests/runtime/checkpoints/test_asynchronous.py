@@ -61,7 +61,7 @@ class Slow:
         self.in_main_thread: list[bool] = []
         monkeypatch.setattr(engines, "write_shard", self)
 
-    def __call__(self, path: Path, slices: Any, beat: Callable[[], None]) -> Any:
+    def __call__(self, path: Path, slices: Any, beat: Callable[[], None], **how: Any) -> Any:
         is_main = threading.current_thread() is threading.main_thread()
         self.in_main_thread.append(is_main)
         if not is_main:
@@ -69,7 +69,7 @@ class Slow:
             assert self.may_end.wait(30)
             if self._error is not None:
                 raise self._error
-        return self._write(path, slices, beat)
+        return self._write(path, slices, beat, **how)
 
 
 def train(
