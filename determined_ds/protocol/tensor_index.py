@@ -23,6 +23,8 @@ INDEX_NAME = "index.json"
 VERSION = 1
 WEIGHT, MASTER = "weight", "fp32"
 TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
+# Of another program, which does not say which of these it is.
+IMPORTED = "imported"
 # Bytes of an element, by the names of safetensors.
 ITEM_BYTES = {
     "F64": 8,
@@ -93,7 +95,7 @@ class StoredTensor:
 
     Args:
         shape: Of the whole.
-        kind: ``trained``, ``frozen`` or ``buffer``.
+        kind: ``trained``, ``frozen``, ``buffer`` or ``imported``.
         states: Name -> state.
         scalars: The optimizer's numbers of it, such as ``step``.
     """

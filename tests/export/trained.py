@@ -13,7 +13,7 @@ BATCHES = 2
 
 def hyperparameters(kind: str, zero_stage: int, **more: Any) -> dict[str, Any]:
     """A kind is the name of a folder of model_defs."""
-    own: dict[str, Any] = {"sequence_length": 32} if kind in ("gpt2", "bert") else {}
+    own: dict[str, Any] = {"sequence_length": 32} if kind in ("gpt2", "gpt2_pipeline", "bert") else {}
     if kind == "causal_lm":
         own = tiny.hyperparameters(zero_stage, **more)
     overwritten = {"gradient_accumulation_steps": 1, "bf16": {"enabled": False}}

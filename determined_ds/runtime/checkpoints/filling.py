@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.tensor_index import MASTER, TRAINED, WEIGHT, StoredTensor
+from determined_ds.protocol.tensor_index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
 from determined_ds.runtime.checkpoints.held import Held, is_along
 from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
@@ -168,6 +168,6 @@ def misfits(own: EngineSlices, stored: StoredEngine) -> tuple[list[str], set[str
         there = stored.index.tensors[found]
         if there.shape != whole.shape:
             reasons.append(f"{name} has shape {there.shape} in it, and {whole.shape} in this model")
-        elif (there.kind == TRAINED) != (whole.kind == TRAINED):
+        elif there.kind != IMPORTED and (there.kind == TRAINED) != (whole.kind == TRAINED):
             reasons.append(f"{name} is {there.kind} in it, and {whole.kind} in this model")
     return reasons, taken

@@ -92,7 +92,10 @@ class IndexedEngine(StoredEngine):
         """See the base class; of all pipeline stages together."""
         files = sorted(self.folder.glob("settings_stage*.pt"))
         if not files:
-            raise CheckpointError(f"{self.folder} has no settings_stage0.pt")
+            raise CheckpointError(
+                f"{self.folder} has no settings_stage0.pt: it holds weights alone\n"
+                "  fix: start from them, by searcher.source_checkpoint_uuid with fit.warm_start: weights"
+            )
         stages = [torch.load(file, map_location="cpu") for file in files]
         return {**stages[0], "groups": [group for stage in stages for group in stage["groups"]]}
 
