@@ -204,7 +204,7 @@ def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, marked: str | Non
     console.print()
     console.print(table)
     console.print()
-    console.print(Text("\n".join(_footing(rows, gpu, marked))))
+    console.print(Text("\n".join([*_footing(rows, gpu, marked), _checkpoints(shape, rows, marked)])))
 
 
 def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
@@ -231,6 +231,15 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     elif shape.activations is None:
         lines.append("note     activations are computed from the sizes, for fused attention and fused GELU")
     return lines
+
+
+def _checkpoints(shape: ModelShape, rows: list[Fit], marked: str | None) -> str:
+    from determined_ds.memory import format_bytes
+    from determined_ds.memory.estimate import checkpoint_copies_bytes
+
+    strategy = next((row.strategy for row in rows if _label(row.strategy) == marked), rows[0].strategy)
+    copies = format_bytes(checkpoint_copies_bytes(shape, strategy))
+    return f"asynchronous checkpoints: {copies} of host memory a rank, two copies of what it writes"
 
 
 def _footing(rows: list[Fit], gpu: int | None, marked: str | None) -> list[str]:
@@ -285,6 +294,7 @@ def _refuse_too_small(shape: ModelShape, rows: list[Fit], gpu: int) -> None:
 
 def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, Any]:
     from determined_ds.memory import usable_bytes
+    from determined_ds.memory.estimate import checkpoint_copies_bytes
 
     cheapest = next((row for row in rows if row.fits), None)
     return {
@@ -298,6 +308,7 @@ def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, A
                 **asdict(row.strategy),
                 "offload_optimizer": bool(row.strategy.offload_optimizer),
                 "offload_param": bool(row.strategy.offload_param),
+                "checkpoint_copies_bytes": checkpoint_copies_bytes(shape, row.strategy),
                 **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
                 "fits": row.fits,
                 "largest_micro_batch": row.largest_micro_batch,

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
 from determined_ds.memory.activations import activation_bytes
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.memory.states import model_states, parameters_of_rank, share, uses_bf16_optimizer
+from determined_ds.memory.states import (
+    model_states,
+    optimizer_bytes,
+    parameters_of_rank,
+    share,
+    uses_bf16_optimizer,
+)
 
 # DeepSpeedEngine.buffered_allreduce_fallback's elements_per_buffer (deepspeed 0.19.8 runtime/engine.py).
 ALLREDUCE_ELEMENTS = 500_000_000
@@ -140,3 +146,13 @@ def _host_buffer_bytes(shape: ModelShape, strategy: Strategy) -> int:
             shape, strategy
         )  # temp_grad_buffer_for_cpu_offload
     return 0
+
+
+def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
+    """Host memory of a rank for checkpoints that are written while training continues: two copies of its share.
+
+    All ranks together write each weight and each optimizer state once.
+    """
+    in_all, trainable = parameters_of_rank(shape, strategy)
+    weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * in_all
+    return 2 * -(-(weights + optimizer_bytes(strategy) * trainable) // strategy.replicas)

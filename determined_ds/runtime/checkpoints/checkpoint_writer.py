@@ -15,7 +15,7 @@ import functools
 import io
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +35,12 @@ from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.rank_files import check_part, save_part, write_rank_files
 from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, state_files
+from determined_ds.runtime.checkpoints.upload_process import all_but, upload
 from determined_ds.runtime.checkpoints.writer_thread import WriterThread
 from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
 from determined_ds.runtime.master.ending import exit_code_of
+from determined_ds.runtime.scripts.cluster_info import cluster_info
 
 
 class Stateful(Protocol):
@@ -263,7 +265,18 @@ class CheckpointWriter:
         with_code = (
             self._distributed.rank == 0 and not self._is_local
         )  # off-cluster the context directory is at hand
-        return functools.partial(write_rank_files, pending.path, written, taken, files, with_code)
+        send = None if at_once else self._upload_of(pending)
+        return functools.partial(write_rank_files, pending.path, written, taken, files, with_code, send)
+
+    def _upload_of(self, pending: Pending) -> Callable[[Sequence[str], Callable[[], None]], None] | None:
+        """What uploads files of a checkpoint while training continues; None where they are at their place."""
+        checkpoints, info = self._context._core.checkpoint, cluster_info()
+        config = getattr(checkpoints, "config", None)
+        if config is None and info is not None and info.task_type == "TRIAL":
+            config = info.trial._config["checkpoint_storage"]
+        if config is None or self._storage.store_path_is_direct_access():
+            return None
+        return functools.partial(upload, config, pending.path, pending.uuid)
 
     def _state_files(self, state: TrialState) -> dict[str, str]:
         by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
@@ -308,6 +321,9 @@ class CheckpointWriter:
         self.abandon()
         if self._distributed.local_rank == 0:
             shutil.rmtree(pending.path, ignore_errors=True)
+        if self._distributed.rank == 0 and not self._is_local:
+            with contextlib.suppress(Exception):  # it may be what is out of reach
+                self._storage.delete(pending.uuid, ["**/*"])
         rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
         sealed = [uuid for uuid in pending.state.kept if uuid not in self.unsealed]
         last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"
@@ -328,7 +344,8 @@ class CheckpointWriter:
             callback.on_checkpoint_end(str(path))
             callback.on_checkpoint_write_end(str(path))
         seal_folder(path, pending.metadata, written.fingerprints, self._distributed)
-        with HEART.patiently():
+        there = self._distributed.allgather(list(written.fingerprints) if written.uploaded else [])
+        with HEART.patiently(), all_but(self._storage, {name for names in there for name in names}):
             pending.closing.close()
         checkpoints = self._context._core.checkpoint
         if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:

@@ -77,11 +77,13 @@ class Written:
         entries: Engine's folder -> the slices in this rank's file.
         descriptions: Engine's folder -> its tensors on this rank.
         fingerprints: Relative name of a file -> size and checksum, of those that are known.
+        uploaded: Whether those files are in another storage, too.
     """
 
     entries: dict[str, tuple[Entry, ...]]
     descriptions: dict[str, Described]
     fingerprints: dict[str, dict[str, Any]]
+    uploaded: bool = False
 
 
 NOTHING = Written(entries={}, descriptions={}, fingerprints={})
@@ -209,9 +211,7 @@ class Engines:
         }
 
     @staticmethod
-    def write(
-        path: Path, taken: Sequence[Taken], beat: Callable[[], None], *, alone: bool = False
-    ) -> Written:
+    def write(path: Path, taken: Sequence[Taken], beat: Callable[[], None], alone: bool = False) -> Written:
         """Write this rank's files; not a collective. With :func:`copied` slices also beside training, ``alone``."""
         entries, descriptions = {}, {}
         fingerprints: dict[str, dict[str, Any]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def write_rank_files(
     taken: Sequence[Taken],
     files: Mapping[str, bytes],
     with_code: bool,
+    send: Callable[[Sequence[str], Callable[[], None]], None] | None,
     beat: Callable[[], None],
 ) -> Written:
     """Write a rank's files; no collective.
@@ -62,6 +64,7 @@ def write_rank_files(
         taken: The rest of the engines, as copies that are written beside training.
         files: Name -> content.
         with_code: Whether to copy the trial's code.
+        send: Uploads files by their names; None where that is left to the seal.
         beat: Called now and then.
 
     Returns:
@@ -73,6 +76,9 @@ def write_rank_files(
     beat()
     if with_code:
         write_code(path)
-    for name in marks if taken else ():  # so that the seal, which training waits for, finds them there
-        put_on_disk(path / name)
-    return Written(entries=written.entries, descriptions=written.descriptions, fingerprints=marks)
+    if send is not None:
+        send(sorted(marks), beat)
+    else:
+        for name in marks if taken else ():  # so that the seal, which training waits for, finds them there
+            put_on_disk(path / name)
+    return replace(written, fingerprints=marks, uploaded=send is not None)

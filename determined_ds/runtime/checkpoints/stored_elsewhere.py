@@ -53,6 +53,7 @@ class StoredElsewhere(core.DummyCheckpointContext):
             problem = Problem(key=KEY, value=config.get("type"), message=message, fix=fix, code="storage")
             raise ConfigError(problem) from error
         super().__init__(distributed, manager)
+        self.config = dict(config)
         self._run_dir = RunDir(run_dir)
         self._links = links
         self._about = {"type": config.get("type"), "ranks": distributed.size}

@@ -267,3 +267,57 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_last_sealed_one(tmp_path: Pa
 @pytest.mark.long("a hundred kills: the test before has two")
 def test_a_hundred_kills_lose_nothing_that_was_sealed(tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, kills=100)
+
+
+def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[str, list[str]]:
+    """In a rank: train with checkpoints in S3, which is changed at batch 2. Returns the error, and what is there."""
+    from determined.pytorch import Batch, PyTorchCallback
+
+    from determined_ds import Trainer, open_context
+
+    class Breaking(PyTorchCallback):
+        def on_step_end(self, batch_idx: int, metrics: Any) -> None:
+            if batch_idx == 1 and wrong:
+                checkpoints.config |= {"bucket": wrong}
+
+        def on_checkpoint_upload_end(self, uuid: str) -> None:
+            uuids.append(uuid)
+
+    uuids: list[str] = []
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    exp_conf = {"checkpoint_storage": storage}
+    said = ""
+    with open_context(
+        hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu", storage=True
+    ) as context:
+        checkpoints = context._core.checkpoint
+        trial = trial_class()(context)
+        trial.build_callbacks = lambda: {"breaking": Breaking()}
+        lengths = {"max_length": Batch(BATCHES), "checkpoint_period": Batch(3)}
+        try:
+            Trainer(trial, context).fit(**lengths, checkpoint_policy="none", asynchronous_checkpoints=True)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        for uuid in uuids:
+            checkpoints._storage_manager.download(uuid, Path(run_dir, uuid, str(context.distributed.rank)))
+        return said, uuids
+
+
+def test_it_is_uploaded_by_another_process(s3: dict[str, Any], two_ranks: Ranks, tmp_path: Path) -> None:
+    found = two_ranks.run(train_elsewhere, str(tmp_path), {**s3, "prefix": tmp_path.name}, "")
+    for rank, (said, uuids) in enumerate(found):
+        assert (said, len(uuids)) == ("", 2)
+        for uuid in uuids:
+            assert damage_of(tmp_path / uuid / str(rank)) is None
+
+
+def test_a_storage_that_refuses_it_stops_the_run(
+    s3: dict[str, Any], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    found = two_ranks.run(train_elsewhere, str(tmp_path), {**s3, "prefix": tmp_path.name}, "no-such-bucket")
+    for said, uuids in found:
+        assert uuids == []
+        assert said.startswith("CheckpointError: the checkpoint of batch 3 could not be written"), said
+        assert "checkpoint_storage refuses it: " in said
+        assert "NoSuchBucket" in said
