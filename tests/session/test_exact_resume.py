@@ -31,7 +31,11 @@ def written(folder: Path, form: str, *, max_length: int | None = None, **options
     """An experiment of two ranks whose entrypoint is the script."""
     config = experiment(**{"zero": 1, "accumulation": 2, **options})
     config["entrypoint"] = f"python3 -m determined.launch.torch_distributed python3 {SCRIPT} {form}"
-    fit = {"checkpoint_period": {"batches": 3}, "reporting_period": {"batches": 4}}
+    fit = {
+        "checkpoint_period": {"batches": 3},
+        "reporting_period": {"batches": 4},
+        "asynchronous_checkpoints": form == "range",
+    }
     config["hyperparameters"]["fit"] = {
         **fit,
         **({"max_length": {"batches": max_length}} if max_length else {}),

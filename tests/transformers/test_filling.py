@@ -281,6 +281,12 @@ def test_a_share_of_warmup_steps_is_counted_or_left_to_transformers() -> None:
             {"hyperparameters.fit.checkpoint_period": "hf-period"},
         ),
         (
+            {"fit": {"max_length": {"batches": 5}, "asynchronous_checkpoints": True}},
+            {},
+            {},
+            {"hyperparameters.fit.asynchronous_checkpoints": "hf-asynchronous"},
+        ),
+        (
             {"fit": {"max_length": {"batches": 5}, "checkpoint_period": {"batches": [2, 4]}}},
             {},
             {},

@@ -31,6 +31,7 @@ from determined_ds.runtime.checkpoints.held import state_of
 from determined_ds.runtime.checkpoints.shards import (
     Described,
     Entry,
+    buffer_bytes,
     described,
     index_of,
     serialized,
@@ -143,9 +144,10 @@ class Engines:
             if own_layout(engine):
                 continue
             own = self._slices(engine)
-            total += sum(each.tensor.numel() * each.tensor.element_size() for each in own.written())
+            slices = own.written()
             unborn = sum(lies.count for held in own.held if not state_of(engine, held) for lies in held.lies)
-            total += STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
+            unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
+            total += buffer_bytes(slices, sum(each.num_bytes for each in slices) + unborn_bytes)
         return total
 
     def own_layouts(self) -> list[str]:
@@ -340,12 +342,8 @@ class Engines:
         shapes = stored.index.tensors
         return [*reasons, *(f"{name} {shapes[name].shape} is not in this model" for name in surplus)]
 
-    @staticmethod
-    def _own_states_file(folder: Path, rank: int) -> Path:
-        return folder / f"own_states_rank{rank}.pt"
-
     def _read_own_states(self, own: EngineSlices, folder: Path) -> None:
-        file = self._own_states_file(folder, self._context.distributed.rank)
+        file = folder / f"own_states_rank{self._context.distributed.rank}.pt"
         if not file.is_file():
             return
         base = base_optimizer(own.engine)

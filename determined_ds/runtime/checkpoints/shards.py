@@ -91,7 +91,7 @@ def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple
         The copies, and the memory that they lie in.
     """
     slices = _by_width(slices)
-    sizes = [each.tensor.numel() * each.tensor.element_size() for each in slices]
+    sizes = [each.num_bytes for each in slices]
     if buffer is None or buffer.numel() < sum(sizes):
         on_gpu = any(each.tensor.is_cuda for each in slices)
         buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=on_gpu)
@@ -105,6 +105,11 @@ def staged(slices: Sequence[Slice], buffer: torch.Tensor | None = None) -> tuple
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return copies, buffer
+
+
+def buffer_bytes(slices: Sequence[Slice], count: int) -> int:
+    """Host memory that a buffer of so many bytes takes for copies of slices: torch pins powers of two."""
+    return 1 << (count - 1).bit_length() if any(each.tensor.is_cuda for each in slices) else count
 
 
 def write_shard(

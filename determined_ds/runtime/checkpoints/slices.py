@@ -42,6 +42,11 @@ class Slice:
         """The element after the last."""
         return self.start + int(self.tensor.numel())
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its elements."""
+        return int(self.tensor.numel() * self.tensor.element_size())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:

@@ -203,6 +203,14 @@ def test_a_small_one_and_one_that_a_trial_writes_itself_are_written_at_once(
         assert seen["in_main_thread"] == [True, True]
 
 
+def test_a_test_run_writes_as_training_would_and_waits(
+    one_rank: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    [seen] = one_rank.run(train, str(tmp_path), asynchronous=True, end_at=1, test_mode=True)
+    assert (seen["error"], seen["in_main_thread"]) == ("", [False])
+    assert len(checkpoints_in(tmp_path / "checkpoints")) == 1
+
+
 def test_memory_for_two_copies_is_required_before_training() -> None:
     from determined_ds.runtime.checkpoints.aside import RankCopies, lack_of_memory
 
