@@ -246,8 +246,8 @@ def _deepspeeds(folder: Path) -> Tensors:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would say which one it chooses
     import torch
 
+    from determined_ds.runtime.checkpoints.any_layout import stored_engine
     from determined_ds.runtime.checkpoints.contents import only_data, runs_code
-    from determined_ds.runtime.checkpoints.stored import stored_engine
 
     try:
         with only_data():

@@ -15,7 +15,8 @@ import torch
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.checkpoint_files import damage_in_share, is_sealed, unverified
 from determined_ds.protocol.elastic import LOAD_DATA
-from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+from determined_ds.runtime.checkpoints.any_layout import stored_engine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
 logger = logging.getLogger("determined_ds")
 READERS = 4  # hashing releases Python's lock

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.protocol.checkpoint_files import is_index
-from determined_ds.protocol.deepspeed_layout import why_rigid
 from determined_ds.protocol.handed_on import count
+from determined_ds.protocol.names_of_deepspeed import why_rigid
 from determined_ds.protocol.tensor_index import INDEX_NAME
 
 LOAD_DATA, WRITTEN_BY = "load_data.json", "written_by"

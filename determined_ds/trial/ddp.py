@@ -27,7 +27,7 @@ from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 
 from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.deepspeed_layout import DDP_FILE
+from determined_ds.protocol.names_of_deepspeed import DDP_FILE
 
 DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.

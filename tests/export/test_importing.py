@@ -18,7 +18,7 @@ from determined_ds.errors import ConfigError
 from determined_ds.export.importing import import_weights
 from determined_ds.protocol.checkpoint_files import checkpoints_in, damage_of
 from determined_ds.protocol.tensor_index import MASTER, WEIGHT
-from determined_ds.runtime.checkpoints.stored import stored_engine
+from determined_ds.runtime.checkpoints.any_layout import stored_engine
 from tests.export import trained
 from tests.model_defs.causal_lm import tiny
 from tests.ranks import Ranks
@@ -46,7 +46,7 @@ def started(kind: str, run_dir: str, hparams: dict[str, Any], data: dict[str, An
     """In a rank: start from a checkpoint's weights and save. Returns the bytes that were read of it."""
     from determined_ds import open_context
     from determined_ds.runtime.checkpoints.saving import Checkpoints
-    from determined_ds.runtime.checkpoints.stored import IndexedEngine
+    from determined_ds.runtime.checkpoints.tensors_by_name import IndexedEngine
     from determined_ds.runtime.checkpoints.trial_state import TrialState
 
     read = 0

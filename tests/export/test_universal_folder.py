@@ -13,7 +13,7 @@ from determined_ds.export.exporting import export
 from determined_ds.export.wanted import ExportRequest
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.protocol.tensor_index import MASTER, WEIGHT
-from determined_ds.runtime.checkpoints.stored import stored_engine
+from determined_ds.runtime.checkpoints.any_layout import stored_engine
 from tests.checkpoint.making import made
 from tests.export import trained
 from tests.model_defs.causal_lm import tiny

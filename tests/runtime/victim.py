@@ -110,7 +110,7 @@ class _Mortal(ReconciledTrial):
 
 def write_slowly(seconds: float) -> None:
     """From now on a rank takes so long to write its slices, and has written some of them all that time."""
-    from determined_ds.runtime.checkpoints import engines
+    from determined_ds.runtime.checkpoints import all_engines as engines
 
     write = engines.write_shard
 

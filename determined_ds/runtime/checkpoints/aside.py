@@ -10,7 +10,7 @@ import psutil
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import MIB, format_bytes
-from determined_ds.runtime.checkpoints.engines import Engines, overrides
+from determined_ds.runtime.checkpoints.all_engines import Engines, overrides
 
 KEY = "hyperparameters.fit.asynchronous_checkpoints"
 # Where nothing is stated, a rank that writes less does so at once: it takes about as long as to agree that it was

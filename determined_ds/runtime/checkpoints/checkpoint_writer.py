@@ -27,9 +27,9 @@ import torch
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.runtime.checkpoints.all_engines import Engines, Written, overrides
 from determined_ds.runtime.checkpoints.aside import COPIES, is_aside
 from determined_ds.runtime.checkpoints.built import records_of
-from determined_ds.runtime.checkpoints.engines import Engines, Written, overrides
 from determined_ds.runtime.checkpoints.folders import check_room, seal_folder
 from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.rank_files import check_part, save_part, write_rank_files

@@ -19,8 +19,8 @@ from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import elastic_refusal, written_by
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
+from determined_ds.runtime.checkpoints.all_engines import overrides
 from determined_ds.runtime.checkpoints.built import Record, misfit
-from determined_ds.runtime.checkpoints.engines import overrides
 from determined_ds.runtime.checkpoints.redistributed import (
     OfAll,
     Part,

@@ -13,8 +13,8 @@ import torch
 
 from determined_ds.protocol.metrics_file import put_on_disk
 from determined_ds.runtime.checkpoints import contents
+from determined_ds.runtime.checkpoints.all_engines import Engines, Taken, Written
 from determined_ds.runtime.checkpoints.code_copy import write_code
-from determined_ds.runtime.checkpoints.engines import Engines, Taken, Written
 from determined_ds.runtime.checkpoints.shards import write_files
 from determined_ds.trial.author import method_of
 

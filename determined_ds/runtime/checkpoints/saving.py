@@ -8,7 +8,7 @@ The layout is Determined's, with a manifest:
            trial_state.json              where training stands
            code/...                      on a cluster: the context directory
            det_state_dict_rank<R>.pth    generators, callbacks, reducers, unreported metrics, position in a stream
-           model<I>/...                  each engine, see :mod:`~determined_ds.runtime.checkpoints.engines`
+           model<I>/...                  each engine, see :mod:`~determined_ds.runtime.checkpoints.all_engines`
 
 Reading one back executes nothing, see :mod:`~determined_ds.runtime.checkpoints.contents`.
 """
@@ -30,9 +30,9 @@ from determined_ds.protocol.checkpoint_files import (
     unverified,
 )
 from determined_ds.runtime.checkpoints import contents
+from determined_ds.runtime.checkpoints.all_engines import overrides
 from determined_ds.runtime.checkpoints.built import Record, put_into_effect, settings_kept
 from determined_ds.runtime.checkpoints.checkpoint_writer import CheckpointWriter
-from determined_ds.runtime.checkpoints.engines import overrides
 from determined_ds.runtime.checkpoints.folders import is_shared, share_of
 from determined_ds.runtime.checkpoints.parts import check_fits
 from determined_ds.runtime.checkpoints.redistributed import load_into

@@ -11,7 +11,8 @@ import torch
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.protocol.tensor_index import MASTER, WEIGHT
-from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+from determined_ds.runtime.checkpoints.any_layout import stored_engine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.trial.own_parts import merge_parts
 
 

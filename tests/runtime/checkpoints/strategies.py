@@ -193,9 +193,9 @@ def run(
     import torch.distributed as dist
 
     from determined_ds import open_context
+    from determined_ds.runtime.checkpoints.all_engines import Engines
     from determined_ds.runtime.checkpoints.built import records_of
     from determined_ds.runtime.checkpoints.contents import only_data
-    from determined_ds.runtime.checkpoints.engines import Engines
 
     hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
     hparams["pipe_parallel_size"] = strategy.get("pipe", 1)
@@ -244,7 +244,7 @@ def run(
 
 def contents(path: Path) -> dict[tuple[str, str], torch.Tensor]:
     """(Name in the whole model, state) -> tensor, of the first engine of a checkpoint."""
-    from determined_ds.runtime.checkpoints.stored import stored_engine
+    from determined_ds.runtime.checkpoints.any_layout import stored_engine
 
     stored = stored_engine(path / "model0")
     assert stored is not None

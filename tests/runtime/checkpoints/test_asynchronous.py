@@ -53,7 +53,7 @@ class Slow:
     """``write_shard`` that waits, before its last bytes, until it may end; or that fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        from determined_ds.runtime.checkpoints import engines
+        from determined_ds.runtime.checkpoints import all_engines as engines
 
         self._write = engines.write_shard
         self._error = error
@@ -135,8 +135,8 @@ def states_of(folder: Path, steps: int) -> dict[str, Any]:
     """All states in the checkpoint of a batch, to be compared bit by bit."""
     [found] = [each for each in checkpoints_in(folder / "checkpoints") if each.steps_completed == steps]
     assert damage_of(found.path) is None
+    from determined_ds.runtime.checkpoints.any_layout import stored_engine
     from determined_ds.runtime.checkpoints.contents import only_data
-    from determined_ds.runtime.checkpoints.stored import stored_engine
 
     stored = stored_engine(found.path / "model0")
     assert stored is not None

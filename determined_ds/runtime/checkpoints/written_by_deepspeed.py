@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.deepspeed_layout import DDP_FILE, UNIVERSAL, why_rigid
+from determined_ds.protocol.names_of_deepspeed import DDP_FILE, UNIVERSAL, why_rigid
 from determined_ds.protocol.tensor_index import (
     BUFFER,
     FROZEN,
@@ -34,9 +34,9 @@ from determined_ds.protocol.tensor_index import (
     StoredState,
     StoredTensor,
 )
-from determined_ds.runtime.checkpoints.engine_settings import SCALE
+from determined_ds.runtime.checkpoints.besides_tensors import SCALE
 from determined_ds.runtime.checkpoints.shards import DTYPES
-from determined_ds.runtime.checkpoints.stored import StoredEngine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.trial.ddp import STEPS
 
 Parts = dict[tuple[str, str], list[tuple[int, torch.Tensor]]]

@@ -12,7 +12,7 @@ from determined_ds.runtime.checkpoints.held import Held, is_along
 from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
-from determined_ds.runtime.checkpoints.stored import StoredEngine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
 # Optimizers that compute the same from the same states.
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")

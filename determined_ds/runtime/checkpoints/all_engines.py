@@ -20,13 +20,14 @@ import torch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.deepspeed_layout import Layout, layout_of
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.names_of_deepspeed import Layout, layout_of
 from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
+from determined_ds.runtime.checkpoints.any_layout import stored_engine
+from determined_ds.runtime.checkpoints.besides_tensors import built_then, order_of, put_settings, settings_of
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.contents import another_model
-from determined_ds.runtime.checkpoints.engine_settings import built_then, order_of, put_settings, settings_of
-from determined_ds.runtime.checkpoints.filling import Filling, misfits, same_optimizer
+from determined_ds.runtime.checkpoints.fill_engine import Filling, misfits, same_optimizer
 from determined_ds.runtime.checkpoints.held import state_of
 from determined_ds.runtime.checkpoints.shards import (
     Described,
@@ -41,7 +42,7 @@ from determined_ds.runtime.checkpoints.shards import (
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
-from determined_ds.runtime.checkpoints.stored import StoredEngine, stored_engine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from determined_ds.protocol.tensor_index import (
     EngineIndex,
     StoredTensor,
     incomplete,
-    read_index,
 )
 from determined_ds.runtime.checkpoints.shards import TORCH_DTYPES
 
@@ -35,7 +34,7 @@ class StoredEngine(abc.ABC):
     @property
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What is no tensor, see :func:`~determined_ds.runtime.checkpoints.engine_settings.settings_of`."""
+        """What is no tensor, see :func:`~determined_ds.runtime.checkpoints.besides_tensors.settings_of`."""
 
     @abc.abstractmethod
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -129,20 +128,3 @@ class IndexedEngine(StoredEngine):
                     f"{self.folder / name} is missing: another rank or machine wrote it\n  fix: copy it there"
                 ) from None
         return self._files[name]
-
-
-def stored_engine(folder: Path, order: Sequence[Sequence[str]] | None = None) -> StoredEngine:
-    """An engine in a checkpoint, by name and slice, whoever wrote it.
-
-    Args:
-        folder: ``model<I>`` of the checkpoint.
-        order: The names of parameters in each group of the optimizer; needed for the optimizer's states of an engine
-            that DeepSpeed wrote without ZeRO.
-
-    Raises:
-        CheckpointError: it is damaged, or only the ranks that wrote it can read it.
-    """
-    from determined_ds.runtime.checkpoints.deepspeed_files import DeepSpeedFiles
-
-    index = read_index(folder)
-    return DeepSpeedFiles(folder, order) if index is None else IndexedEngine(folder, index)
