@@ -54,7 +54,7 @@ class Piece:
         offset: Of the first byte in the file.
         start: Of the first element, in the flattened tensor.
         count: Elements.
-        sum_of_squares: Of its elements; None where they are no floating-point numbers, or it is unknown.
+        sum_of_squares: Of its elements; None where they are not floating-point numbers, or unknown.
     """
 
     file: str

@@ -28,9 +28,9 @@ from determined_ds.runtime.adoption import adopted, layout_of, made_otherwise, m
 from determined_ds.runtime.data.moving import Mover
 from determined_ds.runtime.loop.custom_reducers import SlotState, plain_reduced, reduced_by_slot
 from determined_ds.runtime.upstream import only_errors
-from determined_ds.trial.base import completed_hparams
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
+from determined_ds.trial.of_context import completed_hparams
 
 logger = logging.getLogger("determined_ds")
 

@@ -14,14 +14,12 @@ from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where, resolve
-from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, fix_engine
-from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine
+from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
+from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
@@ -374,74 +372,3 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             The number, for the metric ``tokens_per_second``; None where samples have no tokens.
         """
         return None
-
-
-# Key of the JSON's section -> argument of the function.
-CHECKPOINTING = {
-    "partition_activations": "partition_activations",
-    "contiguous_memory_optimization": "contiguous_checkpointing",
-    "number_checkpoints": "num_checkpoints",
-    "cpu_checkpointing": "checkpoint_in_cpu",
-    "synchronize_checkpoint_boundary": "synchronize",
-    "profile": "profile",
-}
-
-
-def configure_checkpointing(ds_config: dict[str, Any]) -> None:
-    """Pass the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
-
-    Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
-
-    Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
-    """
-    section = ds_config.get("activation_checkpointing")
-    if section:
-        options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
-        deepspeed.checkpointing.configure(None, **options)
-
-
-def completed_hparams(
-    data: dict[str, Any], resolved: ResolvedConfig, ds_config_path: Path | None = None
-) -> dict[str, Any]:
-    """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
-
-    ``deepspeed_config`` becomes the path of the JSON that DeepSpeed is given, which
-    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` then reads; unchanged without a path.
-    """
-    return {
-        **data,
-        "global_batch_size": resolved.batch.global_batch_size,
-        "data_parallel_world_size": resolved.topology.data_parallel_world_size,
-        "pipe_parallel_size": resolved.topology.pipe_parallel_size,
-        "model_parallel_size": resolved.topology.model_parallel_size,
-        "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
-        "gradient_accumulation_steps": resolved.batch.accumulation,
-        **({} if ds_config_path is None else {"deepspeed_config": str(ds_config_path)}),
-    }
-
-
-def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
-    """The reconciled configuration of a context: ours has it, for Determined's own it is made here.
-
-    Raises:
-        ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
-    """
-    if isinstance(context, pytorch.PyTorchTrialContext):
-        kind = type(context).__name__
-        message = (
-            "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, and this is a DeepSpeedTrial"
-        )
-        fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
-        raise ConfigError(Problem(key="context", value=kind, message=message, fix=fix, code="context"))
-    resolved = getattr(context, "resolved", None)
-    if isinstance(resolved, ResolvedConfig):
-        return resolved
-    document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
-    ranks = context.distributed
-    where = Where(
-        context_dir=Path.cwd(),
-        accelerator=detect_accelerator(),
-        slots=ranks.size,
-        machines=ranks.cross_size,
-    )
-    return resolve(document, where)

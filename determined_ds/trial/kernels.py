@@ -1,4 +1,4 @@
-"""Which kernels compute a model: those of attention (``sdpa_kernel``), and those of torch's compiler."""
+"""How a model is computed: kernels of attention (``sdpa_kernel``), torch's compiler, activations computed again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 
 from determined_ds.config.hyperparameters import SDPA_KERNELS
@@ -126,3 +127,29 @@ def _in_own_frame(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(*inputs, **kwargs)
 
     return run
+
+
+# ------------------------------------------------------------------------------------------ recomputation
+
+# Key of the JSON's section -> argument of the function.
+CHECKPOINTING = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+
+
+def configure_checkpointing(ds_config: dict[str, Any]) -> None:
+    """Pass the JSON's ``activation_checkpointing`` to ``deepspeed.checkpointing``, which no engine does.
+
+    Option by option: with the whole JSON, it would check the batch as if every rank were a replica.
+
+    Source: ``configure`` in deepspeed 0.19.8's ``runtime/activation_checkpointing/checkpointing.py``.
+    """
+    section = ds_config.get("activation_checkpointing")
+    if section:
+        options = {name: section[key] for key, name in CHECKPOINTING.items() if key in section}
+        deepspeed.checkpointing.configure(None, **options)

@@ -25,7 +25,7 @@ from determined_ds.experiment.code_check import check_entrypoint, not_measured
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.trial_file import parsed, source_of
-from determined_ds.tune.script_text import Sources
+from determined_ds.tune.read_code import Sources
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 BATCH_KEYS = ("train_batch_size", MICRO_BATCH, ACCUMULATION)

@@ -15,7 +15,7 @@ from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import load_experiment
-from determined_ds.trial import base
+from determined_ds.trial import of_context
 from determined_ds.trial.several_engines import engine_configs, engine_hyperparameters
 from tests.ranks import ROOT, Ranks
 
@@ -63,10 +63,10 @@ def test_engines_of_two_machines() -> None:
 
 
 def test_two_machines_under_determineds_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "detect_accelerator", lambda: ONE_GPU)
+    monkeypatch.setattr(of_context, "detect_accelerator", lambda: ONE_GPU)
     ranks = SimpleNamespace(size=2, cross_size=2)
     context: Any = SimpleNamespace(get_hparams=lambda: HYPERPARAMETERS, distributed=ranks)
-    assert base.resolved_of(context).machines == 2
+    assert of_context.resolved_of(context).machines == 2
 
 
 def test_an_engine_of_its_own() -> None:

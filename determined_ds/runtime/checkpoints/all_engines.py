@@ -3,7 +3,7 @@
     model<I>/index.json              which bytes are which slice of which tensor
              rank<R>.safetensors     the slices of rank R
              settings_stage<S>.pt    settings of the optimizer, schedule, loss scale, counts; of pipeline stage S
-             own_states_rank<R>.pt   an optimizer's states that are no slices: for the same ranks alone
+             own_states_rank<R>.pt   an optimizer's states that cannot be cut: for the same ranks alone
 
 An engine that cannot be cut in this way is written by DeepSpeed, see
 :func:`~determined_ds.runtime.checkpoints.slices.own_layout`.
@@ -163,7 +163,7 @@ class Engines:
         return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
 
     def load(self, path: Path) -> None:
-        """Fill the engines from a checkpoint, whoever wrote it; a collective."""
+        """Fill the engines from a checkpoint of any layout; a collective."""
         if self.are_indexed(path) or not self._wrote_own_layouts(path):
             self.then = self.read(path, path.name, reset_optimizer=self.reset_optimizer)
             return

@@ -1,4 +1,4 @@
-"""An engine in a checkpoint, whoever wrote it."""
+"""An engine in a checkpoint, of any layout."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from determined_ds.protocol.tensor_index import read_index
+from determined_ds.runtime.checkpoints.foreign_files import DeepSpeedFiles
 from determined_ds.runtime.checkpoints.tensors_by_name import IndexedEngine, StoredEngine
-from determined_ds.runtime.checkpoints.written_by_deepspeed import DeepSpeedFiles
 
 
 def stored_engine(folder: Path, order: Sequence[Sequence[str]] | None = None) -> StoredEngine:
-    """An engine in a checkpoint, by name and slice, whoever wrote it.
+    """An engine in a checkpoint, by name and slice, of any layout.
 
     Args:
         folder: ``model<I>`` of the checkpoint.

@@ -17,7 +17,7 @@ from determined_ds.protocol.tensor_index import BUFFER, FROZEN, MASTER, TRAINED,
 from determined_ds.runtime.checkpoints.held import Held, held_by, is_along, state_of
 from determined_ds.trial.ddp import DDPEngine
 
-# Optimizers that keep errors or statistics which are no slices of a parameter's.
+# Optimizers that keep errors or statistics that are not cut along the parameters.
 OWN_LAYOUT = ("OnebitAdam", "ZeroOneAdam", "OnebitLamb")
 
 
@@ -216,7 +216,7 @@ class EngineSlices:
         return flat
 
     def put_back(self) -> None:
-        """Copy what was written into slices that are no views to where it belongs."""
+        """Copy what was written into slices that are copies to where it belongs."""
         while self._copied:
             tensor, flat = self._copied.pop()
             tensor.data.copy_(flat.view(tensor.shape))

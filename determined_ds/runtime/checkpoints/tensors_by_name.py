@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one engine, to be read by name and slice, whoever wrote it."""
+"""What a checkpoint holds of one engine, to be read by name and slice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredEngine(abc.ABC):
     @property
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What is no tensor, see :func:`~determined_ds.runtime.checkpoints.besides_tensors.settings_of`."""
+        """All but tensors, see :func:`~determined_ds.runtime.checkpoints.besides_tensors.settings_of`."""
 
     @abc.abstractmethod
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:

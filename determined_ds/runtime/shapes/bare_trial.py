@@ -71,7 +71,7 @@ class _Context:
         self._experiment = experiment
 
     def get_hparams(self) -> dict[str, Any]:
-        from determined_ds.trial.base import completed_hparams  # loads deepspeed, as the trial has
+        from determined_ds.trial.of_context import completed_hparams  # loads deepspeed, as the trial has
 
         return completed_hparams(self._experiment.hyperparameters.data, self.resolved)
 

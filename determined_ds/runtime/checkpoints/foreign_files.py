@@ -5,7 +5,7 @@
     zero_pp_rank_<D>_mp_rank_<M>_model_states.pt                ZeRO 3: parts of frozen weights, buffers
     zero/<parameter>/{fp32,exp_avg,...}.pt                      universal: each state whole
 
-Files are mapped into memory, and of a tensor only what is asked for is read.
+Files are mapped into memory, and of a tensor only the requested slice is read.
 
 Source: ``_save_checkpoint`` and ``_save_zero_checkpoint`` in deepspeed 0.19.8's ``runtime/engine.py``, ``state_dict``
 of its optimizers, and ``checkpoint/ds_to_universal.py``.

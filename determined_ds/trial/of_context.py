@@ -1,0 +1,62 @@
+"""What a context decides for its trial: the reconciled configuration, and the hyperparameters with its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from determined import pytorch
+from determined.pytorch import deepspeed as det_ds
+
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import Where, resolve
+from determined_ds.devices import detect_accelerator
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, Problem
+
+
+def completed_hparams(
+    data: dict[str, Any], resolved: ResolvedConfig, ds_config_path: Path | None = None
+) -> dict[str, Any]:
+    """The hyperparameters with the derived ones filled in, as ``args`` for ``deepspeed.initialize``.
+
+    ``deepspeed_config`` becomes the path of the JSON that DeepSpeed is given, which
+    ``deepspeed.initialize(args=AttrDict(context.get_hparams()))`` then reads; unchanged without a path.
+    """
+    return {
+        **data,
+        "global_batch_size": resolved.batch.global_batch_size,
+        "data_parallel_world_size": resolved.topology.data_parallel_world_size,
+        "pipe_parallel_size": resolved.topology.pipe_parallel_size,
+        "model_parallel_size": resolved.topology.model_parallel_size,
+        "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
+        "gradient_accumulation_steps": resolved.batch.accumulation,
+        **({} if ds_config_path is None else {"deepspeed_config": str(ds_config_path)}),
+    }
+
+
+def resolved_of(context: det_ds.DeepSpeedTrialContext) -> ResolvedConfig:
+    """The reconciled configuration of a context: ours has it, for Determined's own it is made here.
+
+    Raises:
+        ConfigError: it cannot run; or the context is a PyTorchTrial's, with which Determined (0.38.1) loads trials.
+    """
+    if isinstance(context, pytorch.PyTorchTrialContext):
+        kind = type(context).__name__
+        message = (
+            "Determined's load_trial_from_checkpoint_path takes a PyTorchTrial, and this is a DeepSpeedTrial"
+        )
+        fix = "determined_ds.load_model_from_checkpoint_path(path) returns the trained model"
+        raise ConfigError(Problem(key="context", value=kind, message=message, fix=fix, code="context"))
+    resolved = getattr(context, "resolved", None)
+    if isinstance(resolved, ResolvedConfig):
+        return resolved
+    document = Document(name="hyperparameters", data=context.get_hparams(), prefix="hyperparameters")
+    ranks = context.distributed
+    where = Where(
+        context_dir=Path.cwd(),
+        accelerator=detect_accelerator(),
+        slots=ranks.size,
+        machines=ranks.cross_size,
+    )
+    return resolve(document, where)
