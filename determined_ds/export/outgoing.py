@@ -13,7 +13,7 @@ from determined_ds.export.verified_engine import VerifiedEngine
 from determined_ds.protocol.tensor_index import ITEM_BYTES, MASTER, WEIGHT
 from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 
-CHUNK = 2**22  # elements that are in memory at once
+CHUNK = 2**20  # elements that are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ bytes of the tensors                                    in the order of the head
 from __future__ import annotations
 
 import json
-import mmap
+import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from determined_ds.protocol.tensor_index import ITEM_BYTES
 from determined_ds.runtime.checkpoints.shards import DTYPES
 
 Advance = Callable[[int], None]
+LENGTHS_AT = (
+    26  # in the header of a zip file's record, before its name: how long that is, and what follows it
+)
 
 
 def write_safetensors(
@@ -104,13 +108,24 @@ def write_torch(
     state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in tensors.items()}
     state.update({alias: state[name] for alias, name in aliases.items()})
     with torch.serialization.skip_data():
-        torch.save(state if beside is None else {**beside, key: state}, path)
-    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        read = torch.load(path, map_location="cpu", mmap=True)
-    written = read if beside is None else read[key]
-    for name, each in tensors.items():
-        flat, at = written[name].view(-1), 0
-        for chunk in each.cast():
-            flat[at : at + chunk.numel()].copy_(chunk)
-            at += chunk.numel()
-            advance(chunk.numel() * chunk.element_size())
+        torch.save(state if beside is None else {key: state, **beside}, path)
+    places = _places(path)
+    with path.open("r+b") as file:
+        for number, each in enumerate(tensors.values()):  # torch numbers them as it comes upon them
+            file.seek(places[number])
+            for chunk in each.cast():
+                file.write(chunk.contiguous().view(torch.uint8).numpy().data)
+                advance(chunk.numel() * chunk.element_size())
+
+
+def _places(path: Path) -> dict[int, int]:
+    """Number of a tensor in a file of torch's -> its first byte there: each is a record of a zip file."""
+    places = {}
+    with zipfile.ZipFile(path) as records, path.open("rb") as file:
+        for record in records.infolist():
+            *_, folder, name = ("", *record.filename.split("/"))
+            if folder == "data":
+                file.seek(record.header_offset + LENGTHS_AT)
+                lengths = struct.unpack("<HH", file.read(4))
+                places[int(name)] = record.header_offset + LENGTHS_AT + 4 + sum(lengths)
+    return places

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from tests.benchmarks import checking, checkpoints, loops
+from tests.benchmarks import checking, checkpoints, exports, loops
 
 print("\nChecking (medians)\n")
 print(checking.table())
@@ -17,6 +17,8 @@ print("\n" + loops.table())
 print("\nA checkpoint\n")
 print(checkpoints.table())
 print("\n" + checkpoints.table(size=1))
+print("\nAn export\n")
+print(exports.table())
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 versions = f"Python {platform.python_version()}, torch {torch.__version__}"
 print(f"\n{platform.machine()}, {cores} cores, {versions}, {time.strftime('%Y-%m-%d')}")

@@ -19,6 +19,7 @@ from typing import Protocol
 from tests.cluster.client_api import ClientApi
 from tests.cluster.configs import as_go
 from tests.cluster.log_policies import policies_met
+from tests.cluster.registry_api import RegistryApi
 from tests.cluster.searchers import Reason, Searcher, Wanted
 from tests.cluster.server import Refused, Server
 from tests.cluster.state import (
@@ -80,7 +81,9 @@ class Master:
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self._searches: dict[int, Searcher] = {}
         self.agent: Agent | None = None
-        self.server = Server([ClientApi(self), TrialApi(self), UnmanagedApi(self)], self.who, machine)
+        self.registry = RegistryApi(self)
+        apis = [ClientApi(self), TrialApi(self), UnmanagedApi(self), self.registry]
+        self.server = Server(apis, self.who, machine)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
