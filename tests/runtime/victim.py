@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,14 +110,15 @@ class _Mortal(ReconciledTrial):
 
 
 def write_slowly(seconds: float) -> None:
-    """From now on a rank takes so long to write its slices, and has written some of them all that time."""
+    """From now on a rank's writer thread takes so long for its slices, and has written some of them all that time."""
     from determined_ds.runtime.checkpoints import all_engines as engines
 
     write = engines.write_shard
 
     def slow(path: Path, *args: Any, **how: Any) -> Any:
-        path.write_bytes(b"half")
-        time.sleep(seconds)
+        if threading.current_thread() is not threading.main_thread():
+            path.write_bytes(b"half")
+            time.sleep(seconds)
         return write(path, *args, **how)
 
     engines.write_shard = slow

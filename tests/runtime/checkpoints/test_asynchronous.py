@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from determined_ds.protocol.checkpoint_files import PARTIAL, checkpoints_in, damage_of
+from determined_ds.protocol.handed_on import HANG_TIMEOUT
 from tests.command import ROOT, det_ds
 from tests.ranks import Ranks
 from tests.runtime.test_resume import experiment
@@ -266,6 +267,22 @@ def killed_again_and_again(tmp_path: Path, kills: int) -> None:
     whole = det_ds("run", config, ROOT, "--run-dir", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     assert differences(last_words(tmp_path / "whole"), last_words(there)) == []
+
+
+def test_a_slow_storage_is_not_taken_for_a_rank_that_hangs(tmp_path: Path) -> None:
+    """The third checkpoint waits for the first for longer than a rank may be silent."""
+    told = experiment(zero=1, asynchronous=True)
+    told["hyperparameters"]["fit"] |= {"max_length": {"batches": 4}, "checkpoint_period": {"batches": 1}}
+    config = tmp_path / "victim.yaml"
+    config.write_text(yaml.safe_dump(told))
+    done = det_ds(
+        "run", config, ROOT, "--run-dir", tmp_path / "run", env={"SLOW_WRITES": "2", HANG_TIMEOUT: "0.02"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "waiting     for the checkpoint of batch 1, which is still written" in done.stdout
+    found = [line for line in done.stdout.splitlines() if line.startswith("checkpoint ")]
+    assert [line.split()[2] for line in found] == ["1", "2", "3", "4"]
+    assert ["  written in " in line for line in found] == [True] * 3 + [False]
 
 
 def test_a_kill_in_the_middle_of_a_write_leaves_the_last_sealed_one(tmp_path: Path) -> None:
