@@ -112,8 +112,9 @@ def _copy(source: Path, target: Path) -> float:
 
 def table(width: int = WIDTH, size: int = 2) -> str:
     """Measure, and return the table."""
-    # Beside this file, since a checkpoint goes to a disk and a temporary folder may be memory.
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    # Where runs go, since a checkpoint goes to a disk and a temporary folder may be memory.
+    Path("runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="runs") as folder:
         ranks = Ranks(size, Path(folder) / "logs")
         found = ranks.run(measure, str(Path(folder).resolve() / "run"), width)[0]
     num_bytes = statistics.median(found["bytes"])
