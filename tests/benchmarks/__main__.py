@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from tests.benchmarks import checking, checkpoints, exports, loops
+from tests.benchmarks import checking, checkpoints, elastic, exports, loops
 
 print("\nChecking (medians)\n")
 print(checking.table())
@@ -17,6 +17,8 @@ print("\n" + loops.table())
 print("\nA checkpoint\n")
 print(checkpoints.table())
 print("\n" + checkpoints.table(size=1))
+print("\nA load under another strategy\n")
+print(elastic.table())
 print("\nAn export\n")
 print(exports.table())
 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
