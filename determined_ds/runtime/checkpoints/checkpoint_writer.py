@@ -16,7 +16,7 @@ import io
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,9 @@ from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
 from determined_ds.runtime.master.ending import exit_code_of
 from determined_ds.runtime.scripts.cluster_info import cluster_info
+
+# How long a thread may take to end where nothing more is to be written.
+ENDS_WITHIN_S = 10.0
 
 
 class Stateful(Protocol):
@@ -262,9 +265,8 @@ class CheckpointWriter:
         files = {} if at_once else {name: own.getvalue()}
         if self._distributed.rank == 0:
             files |= {file: text.encode() for file, text in pending.texts.items()}
-        with_code = (
-            self._distributed.rank == 0 and not self._is_local
-        )  # off-cluster the context directory is at hand
+        # Off-cluster the context directory is at hand.
+        with_code = self._distributed.rank == 0 and not self._is_local
         send = None if at_once else self._upload_of(pending)
         return functools.partial(write_rank_files, pending.path, written, taken, files, with_code, send)
 
@@ -274,7 +276,7 @@ class CheckpointWriter:
         config = getattr(checkpoints, "config", None)
         if config is None and info is not None and info.task_type == "TRIAL":
             config = info.trial._config["checkpoint_storage"]
-        if config is None or self._storage.store_path_is_direct_access():
+        if config is None or self._is_local or self._storage.store_path_is_direct_access():
             return None
         return functools.partial(upload, config, pending.path, pending.uuid)
 
@@ -317,13 +319,16 @@ class CheckpointWriter:
         return words.removeprefix("error: "), exit_code_of(error)
 
     def _give_up(self, pending: Pending, failures: list[Any], own: BaseException | None) -> None:
-        """Remove what was written of a checkpoint, and raise why it could not be."""
+        """Remove what is not sealed, and raise why a checkpoint could not be written; a collective."""
         self.abandon()
-        if self._distributed.local_rank == 0:
-            shutil.rmtree(pending.path, ignore_errors=True)
-        if self._distributed.rank == 0 and not self._is_local:
-            with contextlib.suppress(Exception):  # it may be what is out of reach
-                self._storage.delete(pending.uuid, ["**/*"])
+        wait([each.writing for each in self._pending if each.writing is not None], timeout=ENDS_WITHIN_S)
+        self._distributed.allgather(None)
+        for each in self._pending:
+            if self._distributed.local_rank == 0:
+                shutil.rmtree(each.path, ignore_errors=True)
+            if self._distributed.rank == 0 and not self._is_local:
+                with contextlib.suppress(Exception):  # it may be what is out of reach
+                    self._storage.delete(each.uuid, ["**/*"])
         rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
         sealed = [uuid for uuid in pending.state.kept if uuid not in self.unsealed]
         last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"

@@ -177,12 +177,17 @@ def test_a_third_waits_for_the_first_and_they_are_sealed_in_order(two_ranks: Ran
     assert not list((tmp_path / "checkpoints").glob(f".*{PARTIAL}"))
 
 
-def test_an_error_of_one_writer_stops_all_ranks_with_its_cause(two_ranks: Ranks, tmp_path: Path) -> None:
-    seen = two_ranks.run(train, str(tmp_path), asynchronous=True, fails_on=1, end_at=4, reporting=1)
+@pytest.mark.parametrize("period", [3, 1])
+def test_an_error_of_one_writer_stops_all_ranks_with_its_cause(
+    period: int, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Nothing is left of it, nor of the one after it, which had begun."""
+    how = {"fails_on": 1, "end_at": period + 1, "reporting": 1, "period": period}
+    seen = two_ranks.run(train, str(tmp_path), asynchronous=True, **how)
     for each in seen:
         assert each["error"].startswith(
-            "CheckpointError: the checkpoint of batch 3 could not be written, and there is none before it: rank 1: "
-            "PermissionError: [Errno 13] Permission denied: 'there'\n  fix: "
+            f"CheckpointError: the checkpoint of batch {period} could not be written, and there is none before it: "
+            "rank 1: PermissionError: [Errno 13] Permission denied: 'there'\n  fix: "
         )
         assert max(each["sealed_by"]) < BATCHES
     assert list((tmp_path / "checkpoints").iterdir()) == []
