@@ -201,7 +201,7 @@ def _must_stay(
 ) -> str | None:
     """Why a key must stay as it was, "" where that needs no reason; None where it may change."""
     if warm_start == "weights":
-        return "" if difference.path in PARTS else None
+        return refusal if difference.path in PARTS else None
     if meaning is Meaning.STRATEGY:
         return refusal
     if meaning is Meaning.OPTIMIZER:
@@ -211,6 +211,9 @@ def _must_stay(
 
 def _in_short(difference: Difference) -> str:
     """A change of the strategy under the name that it has everywhere; "" where it has none."""
+    if difference.path == ("entrypoint",):
+        trials = [str(word).partition(":")[2] for [word] in (difference.was, difference.now)]
+        return f"trial {' -> '.join(trials)}"
     name = SHORT.get(difference.path, "")
     was, now = (0 if value is NOT_GIVEN else value for value in (difference.was, difference.now))
     if name == "zero_stage" and now in range(len(DIVIDED)):
@@ -224,10 +227,21 @@ def _compared(before: Settings, now: Settings) -> Iterator[tuple[Difference, Mea
     for difference in found:
         if follows and difference.path == ("hyperparameters", TRIAL_SEED):
             continue
-        yield difference, meaning_of(difference.path) or Meaning.COURSE, ""
+        form = difference.path == ("entrypoint",) and _of_one_module(difference.was, difference.now)
+        yield difference, Meaning.STRATEGY if form else meaning_of(difference.path) or Meaning.COURSE, ""
     if before.ds_config is not None:
         for difference in differences(before.ds_config, now.ds_config):
             yield difference, meaning_to_deepspeed(difference.path), WHERE
+
+
+def _of_one_module(was: Any, now: Any) -> bool:
+    """Whether two entrypoints are trials of one module: forms of one model, such as whole and as a pipeline.
+
+    Whether each then finds its tensors by name in the checkpoints of the other, its ranks see before they load any.
+    """
+    words = [entrypoint for entrypoint in (was, now) if isinstance(entrypoint, list) and len(entrypoint) == 1]
+    modules = {str(word).partition(":")[0] for [word] in words if ":" in str(word)}
+    return len(words) == 2 and len(modules) == 1
 
 
 def _must_be(

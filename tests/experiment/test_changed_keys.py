@@ -146,7 +146,7 @@ def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
         model_parallel_size=2,
         overwrite_deepspeed_args={"type": "const", "val": {"optimizer": {"type": "Adagrad"}}},
     )
-    now["entrypoint"] = now["entrypoint"].replace("trial:One", "trial:Other")
+    now["entrypoint"] = now["entrypoint"].replace("trial:One", "other:One")
     now["reproducibility"] = {"experiment_seed": 7}
     found = changes(config(), now)
     told = {problem.key: str(problem) for problem in found.problems}
@@ -225,12 +225,24 @@ def test_an_optimizer_of_another_kind_needs_to_begin_anew() -> None:
     assert "--reset-optimizer" not in forked.fix
 
 
-def test_weights_alone_fit_any_strategy_but_not_another_cut_of_the_model() -> None:
+def test_another_trial_of_the_same_module_is_another_strategy() -> None:
+    now = config(pipe_parallel_size=2)
+    now["entrypoint"] = "python3 -m determined_ds.train trial:Two"
+    found = changes(config(), now)
+    assert found.problems == ()
+    assert found.strategy == ("trial One -> Two", "pipe_parallel_size 1 -> 2")
+    now["entrypoint"] = "python3 -m determined_ds.train other:One"
+    assert [problem.key for problem in changes(config(), now).problems] == ["entrypoint"]
+
+
+def test_weights_alone_fit_any_strategy() -> None:
     overwrite = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adagrad", "params": {"lr": 0.1}}}
     now = config(overwrite_deepspeed_args={"type": "const", "val": overwrite})
     now["resources"] = {"slots_per_trial": 4}
     assert changes(config(), now, warm_start="weights").problems == ()
-    [problem] = changes(config(), config(pipe_parallel_size=2), warm_start="weights").problems
+    staged = config(pipe_parallel_size=2)
+    assert changes(config(), staged, warm_start="weights").problems == ()
+    [problem] = changes(config(), staged, warm_start="weights", refusal="it has experts").problems
     assert problem.key == "hyperparameters.pipe_parallel_size"
 
 
