@@ -23,6 +23,16 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         ".*/const.yaml",
         ".*/(search|pipeline4|zero3_offload).yaml",
     ),
+    "export/test_importing.py::test_every_strategy_starts_from_them_and_reads_no_more_than_it_holds": (
+        "zero3",
+        "pipeline",
+    ),
+    "export/test_pretrained_folder.py::test_from_pretrained_computes_what_the_engine_did": (
+        "gpt2-zero3-bf16",
+        "bert.*",
+        "vit.*",
+    ),
+    "export/test_universal_folder.py::test_deepspeed_loads_it": ("3-1-1", "1-3-2"),
     "memory/test_measured.py::test_model_states_are_within_ten_percent": (
         "fp32-None-[02]-2M",
         "bf16-None-[13]-2M",

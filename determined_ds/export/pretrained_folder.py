@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from determined_ds.trial.author import method_of
 ADAPTER = "adapter_model.safetensors"
 # What a folder of Hugging Face's holds beside the weights, and is read without running code of it.
 BESIDE = ("*.json", "*.txt", "*.jinja", "*.model")
+# Of a checkpoint of its Trainer, what is for the training alone.
+TRAINERS_OWN = ("trainer_state.json", "determined_ds.json")
 WEIGHTS_INDEX = "*.index.json"
 Averages = Mapping[str, torch.Tensor]
 
@@ -41,6 +44,9 @@ def plan_huggingface(
         ConfigError: the names are not those of a Hugging Face model.
         CheckpointError: weights differ that the model ties.
     """
+    of_transformers = next(request.path.glob("checkpoint-*/config.json"), None)
+    if request.config is None and of_transformers is not None:  # written by its Trainer
+        request = replace(request, config=of_transformers.parent)
     if request.config is not None:
         yield _plan(request, source, averages, model_of_folder(request.config))
         return
@@ -163,7 +169,7 @@ def _write_files(out: Path, request: ExportRequest, model: TrainedModel) -> None
         return
     for pattern in BESIDE:
         for file in request.config.glob(pattern):
-            if not file.match(WEIGHTS_INDEX):
+            if not file.match(WEIGHTS_INDEX) and file.name not in TRAINERS_OWN:
                 shutil.copyfile(file, out / file.name)
 
 

@@ -19,6 +19,7 @@ from determined_ds.runtime.checkpoints.any_layout import stored_engine
 from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
 logger = logging.getLogger("determined_ds")
+TRAINERS = "checkpoint-*/global_step*"  # DeepSpeed's files in a checkpoint of transformers' Trainer
 READERS = 4  # hashing releases Python's lock
 
 
@@ -50,6 +51,9 @@ def open_engine(path: Path, engine: int) -> VerifiedEngine:
         CheckpointError: it has no such engine, or one that no other ranks can read.
     """
     folder = path / f"model{engine}"
+    of_transformers = next(path.glob(TRAINERS), None)
+    if of_transformers is not None and engine == 0:
+        folder = of_transformers
     if not folder.is_dir():
         there = sorted(found.name.removeprefix("model") for found in path.glob("model*") if found.is_dir())
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def export(path: str, run_dir: Path | None, out: Path | None, as_json: bool, **o
 
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
     """
+    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.export.exporting import export
     from determined_ds.export.registry import Registry
     from determined_ds.export.wanted import ExportRequest
