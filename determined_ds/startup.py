@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -49,6 +50,8 @@ def main() -> int:
     if is_trial:
         wanted |= {"OMP_NUM_THREADS": threads_per_rank(slots), **quiet(os.environ)}
     exports = [f"export {name}={value}" for name, value in wanted.items() if not os.environ.get(name)]
+    if is_trial:
+        exports.append(f"export PYTHONPATH={shlex.quote(python_path(os.environ))}")
     exit_now = refused(os.environ, slots) if is_trial else None
     print("\n".join(exports))
     if exit_now == 0:
@@ -64,6 +67,11 @@ def quiet(environment: Mapping[str, str]) -> dict[str, str]:
     if not any(Path(node).exists() for node in GPU_NODES):
         found["DS_ACCELERATOR"] = "cpu"
     return found
+
+
+def python_path(environment: Mapping[str, str]) -> str:
+    """The context directory before what is there: ``python3 scripts/train.py`` alone finds only what lies beside it."""
+    return os.pathsep.join(filter(None, [str(Path.cwd()), environment.get("PYTHONPATH")]))
 
 
 def slots_of(environment: Mapping[str, str]) -> int | None:

@@ -87,6 +87,14 @@ def test_a_variable_that_is_not_set_is_exported(
     assert (code, exports.get(name), said) == (0, value, [])
 
 
+@pytest.mark.parametrize("own", ["", "/opt/modules"])
+def test_python_looks_into_the_context_directory_first(start: Start, tmp_path: Path, own: str) -> None:
+    _, exports, _ = start({**ON_TWO, **TRIAL, "PYTHONPATH": own})
+    assert exports["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), *filter(None, [own])]
+    _, exports, _ = start({**ON_TWO, "DET_TASK_TYPE": "NOTEBOOK", "PYTHONPATH": own})
+    assert "PYTHONPATH" not in exports
+
+
 def test_every_reason_has_a_line(start: Start) -> None:
     ds = {"zero_optimization": {"stage": 7}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     code, _, said = start({**ON_TWO, **trial({**BAD_BATCH, "deepspeed_config": ds, "fit": {}})})

@@ -103,6 +103,16 @@ def test_the_ranks_find_the_variables_in_their_environment(hook: Hook) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "2 stated\n", "")
 
 
+def test_a_script_in_a_folder_finds_the_library_of_the_context(
+    hook: Hook, context_dir: Path, tmp_path: Path
+) -> None:
+    """By itself Python looks beside the script only; a real cluster does not add the context directory."""
+    (tmp_path / "train.py").write_text("import determined_ds; print(determined_ds.__file__)\n")
+    script = f"set -e; source startup-hook.sh; cd /; python3 {tmp_path}/train.py"
+    done = hook(script=script, **ON_TWO, **TRIAL)
+    assert (done.returncode, done.stdout) == (0, f"{context_dir}/determined_ds/__init__.py\n")
+
+
 def test_determined_ds_comes_from_the_context_and_not_from_the_image(
     hook: Hook, first: Path, context_dir: Path
 ) -> None:
