@@ -75,12 +75,15 @@ class RealCluster:
             assert done.returncode == 0, f"det {' '.join(map(str, arguments))}:\n{said}"
         return done
 
-    def create(self, config: str | Path, *overrides: str, include: Path | None = None) -> int:
-        """``det experiment create CONFIG . --config ...``.
+    def create(
+        self, config: str | Path, *overrides: str, context: str | Path = ".", include: Path | None = None
+    ) -> int:
+        """``det experiment create CONFIG CONTEXT --config ...``.
 
         Args:
             config: Path of the YAML.
             overrides: ``KEY=VALUE``, one each.
+            context: The context directory.
             include: A file that joins the context directory.
 
         Returns:
@@ -88,11 +91,23 @@ class RealCluster:
         """
         words: list[str | Path] = [word for override in overrides for word in ("--config", override)]
         words += ["--include", include] if include else []
-        done = self.det("experiment", "create", config, ".", *words)
+        done = self.det("experiment", "create", config, context, *words)
         match = re.search(r"Created experiment (\d+)", done.stdout)
         assert match, done.stdout
         self._created.append(int(match[1]))
         return self._created[-1]
+
+    def continue_(self, experiment_id: int, *overrides: str) -> None:
+        """``det experiment continue ID --config ...``, until the master has taken it up."""
+        words = [word for override in overrides for word in ("--config", override)]
+        self.det("experiment", "continue", str(experiment_id), *words)
+        self.poll(lambda: self.experiment(experiment_id)["state"] not in ENDED)
+
+    def pause(self, experiment_id: int) -> None:
+        """``det experiment pause ID``, until its only trial's containers have ended."""
+        self.det("experiment", "pause", str(experiment_id))
+        self.poll(lambda: self.trial(experiment_id)["state"] == "STATE_PAUSED")
+        self.poll(lambda: all(start.ended for start in self.allocations(self.trial(experiment_id))))
 
     def register(self, name: str, uuid: str) -> Json:
         """``det model create NAME`` and ``det model register-version NAME UUID``. Returns the version."""

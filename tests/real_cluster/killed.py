@@ -1,6 +1,7 @@
 """A trial of which one rank kills itself, once: it joins the context directory by ``det``'s ``--include``.
 
-So a crash needs no access to the machine where the containers run. ``KILLED_RANK`` says which rank.
+So a crash needs no access to the machine where the containers run. ``KILLED_RANK`` says which rank, ``KILLED_AFTER``
+how many micro-batches it has begun before that.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from typing import Any
 
 from model_defs.gpt2.trial import GPT2Trial
 
-MICRO_BATCH = 7
-
 
 class Killed(GPT2Trial):
     """Trains as the one it is made of, but that a rank of its first run dies in the middle."""
@@ -23,6 +22,10 @@ class Killed(GPT2Trial):
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
         self._num_begun += 1
         first_run = os.environ["DET_TRIAL_RUN_ID"] == "1"
-        if first_run and self._num_begun > MICRO_BATCH and os.environ["RANK"] == os.environ["KILLED_RANK"]:
+        if (
+            first_run
+            and self._num_begun > int(os.environ.get("KILLED_AFTER", "7"))
+            and os.environ["RANK"] == os.environ["KILLED_RANK"]
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,20 @@ LONGER = (
     "hyperparameters.fit.reporting_period.batches=2",
 )
 
+# Two checkpoints may be written at a time, so the batches that follow pass beside one.
+WRITTEN_ASIDE = (
+    *LONGER,
+    "hyperparameters.fit.checkpoint_period.batches=2",
+    "hyperparameters.fit.asynchronous_checkpoints=true",
+)
+KILLED_ENTRYPOINT = "entrypoint=" + ENTRYPOINT.replace("model_defs.gpt2.trial:GPT2Trial", "killed:Killed")
+
 
 def test_paused_and_activated_it_ends_as_if_it_never_was(cpu_cluster: RealCluster, run_here: RunHere) -> None:
     cluster = cpu_cluster
     number = cluster.create(CONST, *LONGER)
     cluster.wait_for_report(cluster.trial(number), 4)
-    cluster.det("experiment", "pause", str(number))
-    cluster.poll(lambda: cluster.trial(number)["state"] == "STATE_PAUSED" and _has_ended(cluster, number))
+    cluster.pause(number)
     [stopped] = cluster.checkpoints(cluster.trial(number))
     assert 4 <= stopped["metadata"]["steps_completed"] < 100
     cluster.det("experiment", "activate", str(number))
@@ -38,8 +46,42 @@ def test_paused_and_activated_it_ends_as_if_it_never_was(cpu_cluster: RealCluste
     assert cluster.metrics(trial) == here
 
 
-def _has_ended(cluster: RealCluster, number: int) -> bool:
-    return all(allocation.ended for allocation in cluster.allocations(cluster.trial(number)))
+def test_checkpoints_that_are_being_written_cost_no_number_at_a_pause(
+    cpu_cluster: RealCluster, run_here: RunHere
+) -> None:
+    """One at each second batch, written while training continues; that of the pause is complete before the exit."""
+    cluster = cpu_cluster
+    number = cluster.create(CONST, *WRITTEN_ASIDE)
+    cluster.wait_for_report(cluster.trial(number), 4)
+    cluster.pause(number)
+    stopped = cluster.checkpoints(cluster.trial(number))[-1]["metadata"]["steps_completed"]
+    assert 4 <= stopped < 100
+    cluster.det("experiment", "activate", str(number))
+    [trial] = cluster.wait(number)
+    assert f"resumed at batch {stopped} of 100" in cluster.log(trial)
+    assert (trial["restarts"], cluster.metrics(trial)) == (0, run_here(CONST, *LONGER))
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_killed_while_a_checkpoint_is_written_it_goes_on_from_a_whole_one(
+    cpu_cluster: RealCluster, run_here: RunHere, rank: str
+) -> None:
+    """Killed in the batch after those of a checkpoint: it is there whole, or the one before it counts."""
+    cluster = cpu_cluster
+    number = cluster.create(
+        CONST,
+        *WRITTEN_ASIDE,
+        KILLED_ENTRYPOINT,
+        "hyperparameters.fit.max_length.batches=50",
+        f"environment.environment_variables=['OMP_NUM_THREADS=1', 'KILLED_RANK={rank}', 'KILLED_AFTER=20']",
+        include=Path(__file__).with_name("killed.py"),
+    )
+    here = run_here(CONST, *LONGER)
+    [trial] = cluster.wait(number)
+    [resumed] = re.findall(r"resumed at batch (\d+) of 50", cluster.log(trial))
+    assert resumed in ("16", "18", "20")
+    assert trial["restarts"] == 1
+    assert cluster.metrics(trial)["training"] == here["training"][:25]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -51,7 +93,7 @@ def test_a_killed_rank_costs_one_restart_and_no_number(
     number = cluster.create(
         CONST,
         *TINY,
-        "entrypoint=" + ENTRYPOINT.replace("model_defs.gpt2.trial:GPT2Trial", "killed:Killed"),
+        KILLED_ENTRYPOINT,
         f"environment.environment_variables=['OMP_NUM_THREADS=1', 'KILLED_RANK={rank}']",
         include=Path(__file__).with_name("killed.py"),
     )
@@ -78,10 +120,7 @@ def test_continued_it_counts_on(cluster: RealCluster) -> None:
     """``det experiment continue``, for a longer training than was asked for at first."""
     number = cluster.create(CONST, *TINY)
     [trial] = cluster.wait(number)
-    cluster.det(
-        "experiment", "continue", str(number), "--config", "hyperparameters.fit.max_length.batches=20"
-    )
-    cluster.poll(lambda: cluster.experiment(number)["state"] != "STATE_COMPLETED")
+    cluster.continue_(number, "hyperparameters.fit.max_length.batches=20")
     [trial] = cluster.wait(number)
     assert [steps for steps, _ in cluster.metrics(trial)["validation"]] == [5, 10, 15, 20]
     assert [steps for steps, _ in cluster.metrics(trial)["training"]] == list(range(2, 21, 2))

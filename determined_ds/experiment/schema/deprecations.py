@@ -70,7 +70,9 @@ def _entrypoint(entrypoint: Any) -> Iterator[tuple[KeyPath, str, str]]:
     trial = next((str(word) for word in words if CLASS.fullmatch(str(word))), ENTRYPOINT_FORM.split()[-1])
     fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
     if len(words) == 1 and re.fullmatch(rf"{WORD}(\.{WORD})*:{WORD}(\.{WORD})*", str(words[0])):
-        yield ("entrypoint",), f"names a class: that form {DEPRECATED}", fix
+        # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
+        why = "on more than one slot a cluster cannot start a DeepSpeedTrial by it"
+        yield ("entrypoint",), f"names a class: that form {DEPRECATED}; {why}", fix
     if "--trial" in words:
         yield ("entrypoint",), f"--trial {DEPRECATED}", fix
 
