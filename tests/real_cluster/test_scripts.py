@@ -79,12 +79,7 @@ def test_transformers_trainer_is_paused_and_activated_without_a_trace(
 
 def test_a_script_of_the_core_api_alone_is_paused_and_activated(cluster: RealCluster, tmp_path: Path) -> None:
     """That of docs/scripts.md, which does not import this library; nor is this library in its context."""
-    for block in BLOCKS:
-        if block.page == ROOT / "docs/scripts.md" and block.file.endswith(
-            ("scripted.yaml", "scripted/train.py")
-        ):
-            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / block.file).write_text(block.text)
+    written(tmp_path, "docs/scripts.md", "experiments/scripted.yaml", "model_defs/scripted/train.py")
     number = cluster.create(
         tmp_path / "experiments/scripted.yaml",
         ONE_THREAD,
@@ -101,3 +96,25 @@ def test_a_script_of_the_core_api_alone_is_paused_and_activated(cluster: RealClu
     found = cluster.metrics(trial)
     assert [steps for steps, _ in found["training"]] == list(range(1, 401))
     assert [steps for steps, _ in found["validation"]] == [400]
+
+
+def test_a_script_in_a_folder_finds_the_library(cluster: RealCluster, tmp_path: Path) -> None:
+    """That of docs/determined-trials.md: no image has the library, and Python alone looks beside the script."""
+    context = context_of(tmp_path / "context")
+    ignored = (context / ".detignore").read_text()
+    (context / ".detignore").write_text(ignored.replace("/*\n", "/*\n!/model_defs\n!/experiments\n", 1))
+    written(context, "docs/determined-trials.md", "experiments/plane.yaml", "model_defs/plane/train.py")
+    number = cluster.create(context / "experiments/plane.yaml", ONE_THREAD, context=context)
+    [trial] = cluster.wait(number)
+    assert trial["restarts"] == 0
+    found = cluster.metrics(trial)
+    assert [steps for steps, _ in found["training"]] == [5, 10, 15, 20]
+    assert [steps for steps, _ in found["validation"]] == [10, 20]
+
+
+def written(folder: Path, page: str, *files: str) -> None:
+    """Write files that a page of the documentation shows."""
+    shown = {block.file: block.text for block in BLOCKS if block.page == ROOT / page}
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(shown[file])
