@@ -5,6 +5,7 @@ Runs inside ranks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,15 @@ ZERO: dict[str, dict[str, Any]] = {
     "pipe1": {"zero": {"stage": 0}, "pipe": 1},
     "pipe2": {"zero": {"stage": 0}, "pipe": 2},
     "pipe2_zero1": {"zero": {"stage": 1}, "pipe": 2},
+    "pipe4": {"zero": {"stage": 0}, "pipe": 4},
     "pipe4_zero1": {"zero": {"stage": 1}, "pipe": 4},
+}
+# Two engines: "other" is the second one's.
+PAIRS: dict[str, dict[str, Any]] = {
+    "1 and 3": {"zero": {"stage": 1}, "other": {"stage": 3}},
+    "0 and 2": {"zero": {"stage": 0}, "other": {"stage": 2}},
+    "3 and 0": {"zero": {"stage": 3}, "other": {"stage": 0}},
+    "2 and 1": {"zero": {"stage": 2}, "other": {"stage": 1}},
 }
 
 
@@ -95,13 +104,13 @@ def names_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def fill(module: torch.nn.Module) -> None:
-    """The same first weights in either form."""
+def fill(module: torch.nn.Module, more: int = 0) -> None:
+    """The same first weights in either form; with another number, others."""
     with torch.no_grad():
         for name, parameter in names_of(module).items():
             if not isinstance(parameter, torch.nn.Parameter):
                 continue
-            seed = sum(ord(letter) * (at + 1) for at, letter in enumerate(name))
+            seed = more + sum(ord(letter) * (at + 1) for at, letter in enumerate(name))
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
 
 
@@ -109,10 +118,10 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def trial_class(*, is_pipeline: bool) -> Any:
+def trial_class(strategy: Mapping[str, Any]) -> Any:
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
 
-    from determined_ds import DataParallelTrial, PipelineTrial
+    from determined_ds import DataParallelTrial, PipelineTrial, SeveralEnginesTrial
 
     class Common:
         def weight_names(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -150,7 +159,25 @@ def trial_class(*, is_pipeline: bool) -> Any:
         def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return loss_of(outputs, targets)
 
-    return Staged if is_pipeline else Replicated
+    class Pair(Common, SeveralEnginesTrial):
+        def build_models(self) -> dict[str, torch.nn.Module]:
+            models = {"one": Whole(), "other": Whole()}
+            for more, model in enumerate(models.values()):
+                fill(model, more)
+            return models
+
+        def loss(self, model: Any, batch: Any) -> torch.Tensor:
+            return loss_of(model(batch[0]), batch[1])
+
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            raise NotImplementedError  # :func:`run` trains
+
+        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
+            raise NotImplementedError
+
+    if "other" in strategy:
+        return Pair
+    return Staged if "pipe" in strategy else Replicated
 
 
 def config_of(strategy: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -199,11 +226,13 @@ def run(
 
     hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
     hparams["pipe_parallel_size"] = strategy.get("pipe", 1)
+    if "other" in strategy:
+        hparams["other_overwrite_deepspeed_args"] = {"zero_optimization": strategy["other"]}
     if micro is not None:
         hparams["deepspeed_config"]["train_micro_batch_size_per_gpu"] = micro
     engine = strategy.get("engine", "deepspeed")
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu", engine=engine) as context:
-        trial = trial_class(is_pipeline="pipe" in strategy)(context)
+        trial = trial_class(strategy)(context)
         engines = Engines(trial, context, records_of(context.models))
         if read is not None:
             with only_data():
@@ -222,10 +251,10 @@ def run(
                 loss = trial.engine.train_batch(data_iter=mine).detach().clone().float()
             else:
                 parts = []
-                for batch in mine:
-                    part = trial.loss(trial.engine, batch)
-                    trial.engine.backward(part)
-                    trial.engine.step()
+                for batch, engine in itertools.product(mine, context.models):
+                    part = trial.loss(engine, batch)
+                    engine.backward(part)
+                    engine.step()
                     parts.append(part.detach().float())
                 loss = torch.stack(parts).mean()
                 if context.distributed.size > 1:
@@ -242,11 +271,11 @@ def run(
     return losses
 
 
-def contents(path: Path) -> dict[tuple[str, str], torch.Tensor]:
-    """(Name in the whole model, state) -> tensor, of the first engine of a checkpoint."""
+def contents(path: Path, engine: int = 0) -> dict[tuple[str, str], torch.Tensor]:
+    """(Name in the whole model, state) -> tensor, of an engine of a checkpoint."""
     from determined_ds.runtime.checkpoints.any_layout import stored_engine
 
-    stored = stored_engine(path / "model0")
+    stored = stored_engine(path / f"model{engine}")
     assert stored is not None
     index = stored.index
     canonical = {own: name for name, own in index.common.items()}

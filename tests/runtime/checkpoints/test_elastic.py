@@ -5,15 +5,19 @@ On real engines: one, two and four ranks.
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from determined_ds.protocol.tensor_index import MASTER, WEIGHT
 from tests.ranks import Ranks
-from tests.runtime.checkpoints.strategies import ZERO, contents, run
+from tests.runtime.checkpoints.strategies import BATCH, PAIRS, ZERO, contents, run
 
 STEPS = 3
 
@@ -23,10 +27,24 @@ def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ran
     return {1: one_rank, 2: two_ranks, 4: four_ranks}
 
 
-def differing(path: Path, other: Path) -> list[tuple[str, str]]:
+def values(path: Path, engine: int = 0) -> dict[tuple[str, str], torch.Tensor]:
+    """As :func:`contents`, of each weight only its most exact value: some strategies write no other."""
+    found = contents(path, engine)
+    exact = {name: value for (name, state), value in found.items() if state == MASTER}
+    rest = {key: value for key, value in found.items() if key[1] != MASTER}
+    return {**rest, **{(name, WEIGHT): value for name, value in exact.items()}}
+
+
+def differing(path: Path, other: Path, engine: int = 0) -> list[tuple[str, str]]:
     """What both checkpoints hold, and with other values."""
-    one, two = contents(path), contents(other)
+    one, two = values(path, engine), values(other, engine)
     return [key for key in one if key in two and not torch.equal(one[key].float(), two[key].float())]
+
+
+def sizes_of(strategy: Mapping[str, Any]) -> list[int]:
+    """The numbers of ranks on which it runs."""
+    least = strategy["zero"].get("zero_hpz_partition_size", strategy.get("pipe", 1))
+    return [size for size in (1, 2, 4) if size >= least]
 
 
 @pytest.mark.parametrize("name", ZERO)
@@ -35,7 +53,7 @@ def test_there_and_back(name: str, ranks: dict[int, Ranks], tmp_path: Path) -> N
     half = {"bf16": True} if name.startswith("bf16") else {}
     home = {"zero": {"stage": 1}, **half}
     away = ZERO[name]
-    sizes = [size for size in (1, 2, 4) if size >= max(away.get("pipe", 1), 2 if name == "hpz" else 1)]
+    sizes = sizes_of(away)
     first, *_ = ranks[2].run(run, home, str(tmp_path), write=str(tmp_path / "a"), steps=STEPS)
     whole, *_ = ranks[2].run(run, home, str(tmp_path), read=str(tmp_path / "a"), first=STEPS, steps=2)
     assert len(first) == STEPS
@@ -48,6 +66,65 @@ def test_there_and_back(name: str, ranks: dict[int, Ranks], tmp_path: Path) -> N
         assert differing(tmp_path / "a", back) == []
         losses, *_ = ranks[size].run(run, away, str(tmp_path), read=str(tmp_path / "a"), first=STEPS, steps=2)
         assert losses == pytest.approx(whole, abs=2e-2 if half else 1e-6)
+
+
+def walk(strategies: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], int, int]]:
+    """Every strategy on every number of ranks, in a random order: name, strategy, ranks, micro-batch."""
+    draw = random.Random(18)
+    places = [(name, size) for name, strategy in strategies.items() for size in sizes_of(strategy)]
+    for name, size in draw.sample(places, len(places)):
+        own = BATCH // (size // strategies[name].get("pipe", 1))
+        micro = draw.choice([each for each in (1, 2, 4, 8) if own % each == 0])
+        yield name, strategies[name], size, micro
+
+
+GROUPS = {
+    "fp32": {name: strategy for name, strategy in ZERO.items() if not strategy.get("bf16")},
+    "bf16": {name: strategy for name, strategy in ZERO.items() if strategy.get("bf16")},
+    "two engines": PAIRS,
+}
+HOMES: dict[str, dict[str, Any]] = {
+    "fp32": {"zero": {"stage": 1}},
+    "bf16": {"zero": {"stage": 1}, "bf16": True},
+    "two engines": PAIRS["1 and 3"],
+}
+ONE_HUB = "test_there_and_back has every strategy, each from the same one"
+
+
+@pytest.mark.long(ONE_HUB)
+@pytest.mark.parametrize("group", GROUPS)
+def test_through_all_of_them_in_any_order(group: str, ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """Each reads what the one before wrote; all hold the same bits, and home again training continues as if at home."""
+    home, num_engines = HOMES[group], 2 if group == "two engines" else 1
+    first = at = tmp_path / "first"
+    ranks[2].run(run, home, str(tmp_path), write=str(first), steps=STEPS)
+    whole, *_ = ranks[2].run(run, home, str(tmp_path), steps=STEPS + 2)
+    for number, (name, strategy, size, micro) in enumerate(walk(GROUPS[group])):
+        there = tmp_path / str(number)
+        ranks[size].run(run, strategy, str(tmp_path), read=str(at), write=str(there), micro=micro)
+        for engine in range(num_engines):
+            assert differing(first, there, engine) == [], f"{name} on {size}, number {number} of the walk"
+            assert values(there, engine).keys() == values(first, engine).keys(), f"{name} on {size}"
+        at = there
+    losses, *_ = ranks[2].run(run, home, str(tmp_path), read=str(at), first=STEPS, steps=2)
+    assert losses == whole[STEPS:]
+
+
+@pytest.mark.long(ONE_HUB)
+@pytest.mark.parametrize("group", ["fp32", "two engines"])
+def test_a_training_through_all_of_them_is_that_of_one(
+    group: str, ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    """A step under each strategy on each number of ranks, with another micro-batch: the losses agree to 1e-6."""
+    legs = list(walk(GROUPS[group]))
+    whole, *_ = ranks[2].run(run, HOMES[group], str(tmp_path), steps=len(legs))
+    losses = []
+    for number, (_, strategy, size, micro) in enumerate(legs):
+        read = str(tmp_path / str(number - 1)) if number else None
+        settings = {"read": read, "write": str(tmp_path / str(number)), "first": number, "micro": micro}
+        (loss, *_), *_ = ranks[size].run(run, strategy, str(tmp_path), **settings, steps=1)
+        losses.append(loss)
+    assert losses == pytest.approx(whole, abs=1e-6)
 
 
 OLD = [
