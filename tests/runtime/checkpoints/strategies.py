@@ -30,6 +30,7 @@ ZERO: dict[str, dict[str, Any]] = {
     "bf16_zero2": {"zero": {"stage": 2}, "bf16": True},
     "bf16_zero3": {"zero": {"stage": 3}, "bf16": True},
     "pipe1": {"zero": {"stage": 0}, "pipe": 1},
+    "pipe1_zero1": {"zero": {"stage": 1}, "pipe": 1},
     "pipe2": {"zero": {"stage": 0}, "pipe": 2},
     "pipe2_zero1": {"zero": {"stage": 1}, "pipe": 2},
     "pipe4": {"zero": {"stage": 0}, "pipe": 4},
