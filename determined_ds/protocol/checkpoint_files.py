@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from determined_ds.protocol.index_damage import index_damages
 
 METADATA = "metadata.json"
 MANIFEST = "manifest.json"
@@ -211,27 +213,42 @@ def _damages(
     if is_index(path):
         yield "it is in checkpoint_storage, and this folder is its index"
         return
+    whole = yield from _manifest_damages(path, share, read)
+    if whole and (share is None or not share[0]):  # the small files, which one rank reads
+        yield from index_damages(path)
+
+
+def _manifest_damages(
+    path: Path, share: tuple[int, int] | None, read: Callable[[int], None] | None
+) -> Generator[str, None, bool]:
+    """Files that are not what the manifest says. Returns whether there may be more to find in them."""
     if not (path / MANIFEST).is_file():
         if (path / "trial_state.json").exists():  # ours, and ours have one
             yield f"{MANIFEST} is missing"
-        elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
+            return False
+        if not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
             yield f"{METADATA} is missing"
-        return
+            return False
+        return True
     try:
         content = json.loads((path / MANIFEST).read_bytes())
         whole = content["sha256"] == _digest(content)
         files: dict[str, Any] = content["files"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         whole = False
     if not whole:
         yield f"{MANIFEST} is not what was written"
-        return
-    yield from _metadata_damage(path / METADATA, content["metadata_sha256"])
+        return False
+    damages = list(_metadata_damage(path / METADATA, content["metadata_sha256"]))
+    yield from damages
     names: Iterable[str] = list(files)
     if share is not None:
         names = list(files)[share[0] :: share[1]]
     for name in names:
-        yield from _file_damage(path / name, name, files[name], read)
+        for damage in _file_damage(path / name, name, files[name], read):
+            damages.append(damage)
+            yield damage
+    return not damages
 
 
 def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
@@ -256,7 +273,13 @@ def _file_damage(
         return
     if size != expected["bytes"]:
         yield f"{name} has {size} bytes, {expected['bytes']} were written"
-    elif fingerprint(file, read=read) != expected:
+        return
+    try:
+        found = fingerprint(file, read=read)
+    except OSError as error:
+        yield f"{name} cannot be read: {error.strerror}"
+        return
+    if found != expected:
         yield f"{name} is not what was written (its checksum differs)"
 
 

@@ -158,45 +158,94 @@ def write_index(folder: Path, index: EngineIndex) -> None:
     (folder / INDEX_NAME).write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 
+class UnreadableIndexError(CheckpointError):
+    """An ``index.json`` is not one."""
+
+
 def read_index(folder: Path) -> EngineIndex | None:
     """The index in an engine's folder; None where there is none.
 
     Raises:
-        CheckpointError: it cannot be read, or a later version wrote it.
+        UnreadableIndexError: it is not one.
+        CheckpointError: a later version wrote it.
     """
+    place = folder / INDEX_NAME
     try:
-        text = (folder / INDEX_NAME).read_bytes()
+        text = place.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UnreadableIndexError(_unreadable(place, str(error.strerror))) from None
     try:
         content = json.loads(text)
-        if content["version"] > VERSION:
+        if _whole(content["version"], "its version") > VERSION:
             raise CheckpointError(
-                f"{folder / INDEX_NAME} is of version {content['version']}, and this determined_ds reads up to version "
+                f"{place} is of version {content['version']}, and this determined_ds reads up to version "
                 f"{VERSION}\n  fix: update determined_ds"
             )
-        tensors = {name: _tensor(given) for name, given in content["tensors"].items()}
         return EngineIndex(
-            tensors=tensors,
-            aliases=content["aliases"],
-            common=content["common"],
-            optimizer=content["optimizer"],
+            tensors={name: _tensor(name, given) for name, given in content["tensors"].items()},
+            aliases=_names(content["aliases"]),
+            common=_names(content["common"]),
+            optimizer=str(content["optimizer"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder / INDEX_NAME} cannot be read: {error!r}") from error
+    except KeyError as error:
+        raise UnreadableIndexError(_unreadable(place, f"it has no {error}")) from None
+    except UnicodeDecodeError:
+        raise UnreadableIndexError(_unreadable(place, "it is not JSON")) from None
+    except json.JSONDecodeError as error:
+        raise UnreadableIndexError(_unreadable(place, f"it is not JSON: {error}")) from None
+    except ValueError as error:
+        raise UnreadableIndexError(_unreadable(place, str(error))) from None
+    except (TypeError, AttributeError):
+        raise UnreadableIndexError(_unreadable(place, "its values are of other types")) from None
 
 
-def _tensor(given: Mapping[str, Any]) -> StoredTensor:
+def _unreadable(place: Path, why: str) -> str:
+    return f"{place} cannot be read: {why}\n  fix: use another checkpoint, or copy the file again"
+
+
+def _tensor(name: str, given: Mapping[str, Any]) -> StoredTensor:
     states = {
-        state: StoredState(dtype=stored["dtype"], pieces=tuple(_piece(*each) for each in stored["pieces"]))
+        state: StoredState(
+            dtype=_dtype(name, stored["dtype"]),
+            pieces=tuple(_piece(name, *each) for each in stored["pieces"]),
+        )
         for state, stored in given["states"].items()
     }
-    scalars = given.get("scalars", {})
-    return StoredTensor(shape=tuple(given["shape"]), kind=given["kind"], states=states, scalars=scalars)
+    shape = tuple(_whole(size, f"the shape of {name}") for size in given["shape"])
+    scalars = {key: float(value) for key, value in given.get("scalars", {}).items()}
+    return StoredTensor(shape=shape, kind=str(given["kind"]), states=states, scalars=scalars)
 
 
-def _piece(file: str, offset: int, start: int, count: int, sum_of_squares: float | None) -> Piece:
-    return Piece(file=file, offset=offset, start=start, count=count, sum_of_squares=sum_of_squares)
+def _dtype(name: str, given: Any) -> str:
+    if not isinstance(given, str) or given not in ITEM_BYTES:
+        raise ValueError(f"{name} is of type {given!r}, which is none of {', '.join(ITEM_BYTES)}")
+    return given
+
+
+def _piece(name: str, file: str, offset: int, start: int, count: int, sum_of_squares: float | None) -> Piece:
+    if (
+        not isinstance(file, str) or Path(file).name != file or file == ".."
+    ):  # nothing outside the folder is read
+        raise ValueError(f"{name} is in {file!r}, which is not the name of a file in this folder")
+    return Piece(
+        file=file,
+        offset=_whole(offset, f"the offset of {name}"),
+        start=_whole(start, f"the start of {name}"),
+        count=_whole(count, f"the count of {name}"),
+        sum_of_squares=None if sum_of_squares is None else float(sum_of_squares),
+    )
+
+
+def _whole(given: Any, what: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        raise ValueError(f"{what} is {given!r}, not a count")
+    return given
+
+
+def _names(given: Mapping[str, Any]) -> dict[str, str]:
+    return {alias: str(name) for alias, name in given.items()}
 
 
 def incomplete(index: EngineIndex) -> Iterable[str]:

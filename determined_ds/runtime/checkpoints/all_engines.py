@@ -26,8 +26,8 @@ from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
 from determined_ds.runtime.checkpoints.any_layout import stored_engine
 from determined_ds.runtime.checkpoints.besides_tensors import built_then, order_of, put_settings, settings_of
 from determined_ds.runtime.checkpoints.built import Record
-from determined_ds.runtime.checkpoints.contents import another_model
-from determined_ds.runtime.checkpoints.fill_engine import Filling, misfits, same_optimizer
+from determined_ds.runtime.checkpoints.contents import another_model, read_data
+from determined_ds.runtime.checkpoints.fill_engine import Filling, check_optimizer, misfits
 from determined_ds.runtime.checkpoints.held import state_of
 from determined_ds.runtime.checkpoints.shards import (
     Described,
@@ -260,7 +260,12 @@ class Engines:
             CheckpointError: it does not fit, or lacks a file.
             ConfigError: it is of another model.
         """
-        found = self._stored(path, uuid)
+        found = self._stored(path, uuid, settings=True)
+        for engine, stored in zip(self._context.models, found, strict=True):  # before any is filled
+            if stored is not None and not reset_optimizer:
+                own = self._slices(engine)
+                exact = stored.settings.get("layout") == self._layout(own)
+                check_optimizer(own, stored, uuid, exact=exact)
         then: list[Record] | None = list(self._built)
         for number, (engine, stored) in enumerate(zip(self._context.models, found, strict=True)):
             if stored is None:
@@ -269,8 +274,6 @@ class Engines:
             own = self._slices(engine)
             settings = stored.settings
             exact = settings.get("layout") == self._layout(own)
-            if not reset_optimizer:
-                _check_optimizer(own, stored, uuid, exact=exact)
             Filling(own, stored, exact=exact).fill(optimizer=not reset_optimizer)
             put_settings(own, settings, optimizer=not reset_optimizer)
             if exact and not reset_optimizer:
@@ -290,8 +293,8 @@ class Engines:
             else:
                 Filling(self._slices(engine), stored, exact=False).fill(optimizer=False)
 
-    def _stored(self, path: Path, uuid: str) -> list[StoredEngine | None]:
-        """Each engine in a checkpoint, checked against those here: all ranks refuse alike."""
+    def _stored(self, path: Path, uuid: str, *, settings: bool = False) -> list[StoredEngine | None]:
+        """Each engine in a checkpoint, checked against those here, and its settings too: all ranks refuse alike."""
         there, here = sum(1 for found in path.glob("model*") if found.is_dir()), len(self._context.models)
         if there != here:
             words = f"it holds {there} engine{'s' * (there != 1)}, and this trial has {here}"
@@ -302,6 +305,8 @@ class Engines:
                 self._stored_engine(path / f"model{number}", engine)
                 for number, engine in enumerate(self._context.models)
             ]
+            for stored in found if settings else ():
+                assert stored is None or stored.settings  # read now: a file may be missing or cut
         except CheckpointError as error:
             failure = str(error)
         if failures := [each for each in self._context.distributed.allgather(failure) if each]:
@@ -348,7 +353,7 @@ class Engines:
         if not file.is_file():
             return
         base = base_optimizer(own.engine)
-        for number, states in torch.load(file, map_location="cpu").items():
+        for number, states in read_data(file, map_location="cpu").items():
             held = own.held[number]
             device = held.tensor.device
             base.state.setdefault(held.tensor, {}).update(
@@ -378,22 +383,3 @@ def copied(taken: Sequence[Taken], buffers: list[torch.Tensor]) -> list[Taken]:
         buffers[number : number + 1] = [buffer]
         copies.append(replace(each, slices=slices))
     return copies
-
-
-def _check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact: bool) -> None:
-    """Refuse states that this optimizer cannot continue with."""
-    if own.engine.optimizer is None or not stored.index.optimizer:
-        return
-    here = type(base_optimizer(own.engine)).__name__
-    there = stored.index.optimizer
-    fix = "resume with that optimizer, or add --reset-optimizer to keep the weights and begin its state anew"
-    if not same_optimizer(there, here):
-        raise CheckpointError(
-            f"checkpoint {uuid} has states of {there}, and this optimizer is {here}\n  fix: {fix}"
-        )
-    folder = getattr(stored, "folder", None)
-    if not exact and folder is not None and any(folder.glob("own_states_rank*.pt")):
-        raise CheckpointError(
-            f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
-            f"strategy that wrote them can continue with them\n  fix: {fix}"
-        )

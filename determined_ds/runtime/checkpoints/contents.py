@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,40 @@ def another_model(uuid: str, reason: str) -> ConfigError:
     message = f"does not fit this model and this optimizer: {reason}"
     fix = "use the model, its sizes and the optimizer that wrote it, or start anew without it"
     return ConfigError(Problem(key="checkpoint", value=uuid, message=message, fix=fix, code="another-model"))
+
+
+def read_data(file: Path, **options: Any) -> Any:
+    """What a file of torch's holds, executing nothing of it.
+
+    Args:
+        file: Of a checkpoint.
+        options: Of ``torch.load``.
+
+    Raises:
+        CheckpointError: it is not there, or no file of torch's; or what it holds could run code.
+    """
+    try:
+        with only_data():
+            return torch.load(file, **options)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file} is missing\n  fix: use another checkpoint, or copy the file again"
+        ) from None
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error):
+            raise runs_code(str(file), error) from error
+        raise _not_torchs(file, error) from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of a file that was cut, torch raises one of ten
+        raise _not_torchs(file, error) from error
+
+
+def _not_torchs(file: Path, error: Exception) -> CheckpointError:
+    words = str(error).partition(". ")[0] or type(error).__name__
+    return CheckpointError(
+        f"{file} is not what torch.save wrote: {words}\n  fix: use another checkpoint, or copy the file again"
+    )
 
 
 def runs_code(path: str, error: Exception) -> CheckpointError:

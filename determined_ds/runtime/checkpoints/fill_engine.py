@@ -171,3 +171,22 @@ def misfits(own: EngineSlices, stored: StoredEngine) -> tuple[list[str], set[str
         elif there.kind != IMPORTED and (there.kind == TRAINED) != (whole.kind == TRAINED):
             reasons.append(f"{name} is {there.kind} in it, and {whole.kind} in this model")
     return reasons, taken
+
+
+def check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact: bool) -> None:
+    """Refuse states that this optimizer cannot continue with."""
+    if own.engine.optimizer is None or not stored.index.optimizer:
+        return
+    here = type(base_optimizer(own.engine)).__name__
+    there = stored.index.optimizer
+    fix = "resume with that optimizer, or add --reset-optimizer to keep the weights and begin its state anew"
+    if not same_optimizer(there, here):
+        raise CheckpointError(
+            f"checkpoint {uuid} has states of {there}, and this optimizer is {here}\n  fix: {fix}"
+        )
+    folder = getattr(stored, "folder", None)
+    if not exact and folder is not None and any(folder.glob("own_states_rank*.pt")):
+        raise CheckpointError(
+            f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
+            f"strategy that wrote them can continue with them\n  fix: {fix}"
+        )

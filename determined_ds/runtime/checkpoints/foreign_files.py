@@ -33,12 +33,15 @@ from determined_ds.protocol.tensor_index import (
     Piece,
     StoredState,
     StoredTensor,
+    incomplete,
 )
 from determined_ds.runtime.checkpoints.besides_tensors import SCALE
+from determined_ds.runtime.checkpoints.contents import read_data
 from determined_ds.runtime.checkpoints.shards import DTYPES
-from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
+from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine, same_bytes
 from determined_ds.trial.ddp import STEPS
 
+FIX = "use another checkpoint, or copy the files of all ranks"
 Parts = dict[tuple[str, str], list[tuple[int, torch.Tensor]]]
 
 
@@ -163,6 +166,7 @@ class DeepSpeedFiles(StoredEngine):
         self._given = {name for main in self._stages for group in main["param_shapes"] for name in group}
         for stage, of_stage in sorted(files.items()):
             ranks = [_load(file)["optimizer_state_dict"] for file in of_stage]
+            self._check_ranks(ranks)
             main = self._stages[stage] if stage < len(self._stages) else self._stages[0]
             shapes = main["param_shapes"]
             split = int(ranks[0].get("zero_stage", 1)) == 3
@@ -175,6 +179,15 @@ class DeepSpeedFiles(StoredEngine):
                     self._add_linked(number, group, ranks)
             self._add_settings(ranks[0][base], shapes if not split else None)
             self._loss_scale = _scale_of(ranks[0].get("loss_scaler"))
+
+    def _check_ranks(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse the files of fewer ranks than divided the states between them."""
+        stated = ranks[0].get("partition_count")
+        num_ranks = max(stated, default=0) if isinstance(stated, (list, tuple)) else stated
+        if isinstance(num_ranks, int) and num_ranks != len(ranks):
+            raise CheckpointError(
+                f"{self.folder} has *optim_states.pt of {len(ranks)} ranks, and {num_ranks} wrote it\n  fix: {FIX}"
+            )
 
     def _add_zero3(self, number: int, shapes: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """A subgroup: each parameter's equal parts on the ranks, one parameter behind the other."""
@@ -321,8 +334,7 @@ class DeepSpeedFiles(StoredEngine):
         states: dict[str, dict[str, StoredState]] = {}
         for (name, state), parts in self._parts.items():
             parts.sort(key=lambda part: part[0])
-            unique = dict(parts)  # a tied weight is on several stages
-            self._parts[name, state] = sorted(unique.items())
+            self._parts[name, state] = self._once(name, state, parts)
             pieces = tuple(
                 Piece(file="", offset=0, start=start, count=tensor.numel())
                 for start, tensor in self._parts[name, state]
@@ -340,11 +352,30 @@ class DeepSpeedFiles(StoredEngine):
             if name not in self._aliases
         }
         aliases = {name: own for name, own in self._aliases.items() if own in tensors}
-        return EngineIndex(tensors=tensors, aliases=aliases)
+        for name, own in aliases.items():
+            for copy, first in zip(
+                self._parts.get((name, WEIGHT), ()), self._parts.get((own, WEIGHT), ()), strict=False
+            ):
+                self._check_tied(f"{own} and {name}", copy[1], first[1])
+        index = EngineIndex(tensors=tensors, aliases=aliases)
+        if missing := next(iter(incomplete(index)), None):
+            raise CheckpointError(f"{self.folder} lacks {missing}\n  fix: {FIX}")
+        return index
+
+    def _once(self, name: str, state: str, parts: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        """Parts of a state in their order, each once: a weight that is tied is on several pipeline stages."""
+        unique: dict[int, Any] = {}
+        for start, tensor in parts:
+            self._check_tied(f"{name} ({state})", unique.setdefault(start, tensor), tensor)
+        return sorted(unique.items())
+
+    def _check_tied(self, name: str, first: Any, other: Any) -> None:
+        if first is not other and not same_bytes(first, other):
+            raise CheckpointError(f"{self.folder} holds two values of the tied weight {name}\n  fix: {FIX}")
 
 
 def _load(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True)
+    found: dict[str, Any] = read_data(file, map_location="cpu", mmap=True)
     return found
 
 

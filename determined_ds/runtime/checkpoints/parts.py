@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -109,13 +108,26 @@ class RankParts:
         """
         here = self.here
         num_written = len(list(path.glob("det_state_dict_rank*.pth")))
-        own = self._own(path, uuid) if num_written == here.ranks else {}
+        own = self._together(lambda: self._own(path, uuid) if num_written == here.ranks else {})
         place = own.get("place")
         stays = bool(own) and (place is None or RankPlace(**place).layout == here.layout)
         if all(self._context.distributed.allgather(stays)):
             return (own if place is None else self._as_it_is(own, RankPlace(**place))), ""
         self._check(path, uuid, num_written)
-        return self._joined(path, uuid, num_written, batch), self._in_words(path, num_written)
+        part = self._together(lambda: self._joined(path, uuid, num_written, batch))
+        return part, self._in_words(path, num_written)
+
+    def _together(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What this rank reads; where any rank cannot, all raise the same."""
+        part: dict[str, Any] = {}
+        failure = ""
+        try:
+            part = read()
+        except CheckpointError as error:
+            failure = str(error)
+        if failures := [each for each in self._context.distributed.allgather(failure) if each]:
+            raise CheckpointError(failures[0])
+        return part
 
     def _in_words(self, path: Path, num_written: int) -> str:
         before, here = written_by(path), self.here
@@ -185,12 +197,12 @@ def check_fits(
 
 
 def _loaded(path: Path, uuid: str, rank: int, **options: Any) -> Part:
-    try:
-        part = torch.load(path / f"det_state_dict_rank{rank}.pth", **options)
-    except (pickle.UnpicklingError, FileNotFoundError) as error:
-        message = f"the part of rank {rank} in checkpoint {uuid} cannot be read: {error}"
-        raise CheckpointError(message) from error
-    assert isinstance(part, dict)
+    file = path / f"det_state_dict_rank{rank}.pth"
+    part = contents.read_data(file, **options)
+    if not isinstance(part, dict):
+        raise CheckpointError(
+            f"checkpoint {uuid}: {file.name} does not hold the part of a rank\n  fix: use another checkpoint"
+        )
     return part
 
 

@@ -140,7 +140,8 @@ class Checkpoints(CheckpointWriter):
         index, count = share_of(self._distributed, shared=shared)
         damages = self._distributed.allgather(damage_in_share(path, index, count))
         if found := [damage for damage in damages if damage]:
-            raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}")
+            fix = "resume from another checkpoint, or copy its files again"
+            raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}\n  fix: {fix}")
         if self._distributed.rank == 0 and not is_sealed(path):
             logger.warning("warning: %s", unverified(uuid))
 

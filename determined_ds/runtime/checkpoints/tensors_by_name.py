@@ -19,7 +19,11 @@ from determined_ds.protocol.tensor_index import (
     StoredTensor,
     incomplete,
 )
+from determined_ds.runtime.checkpoints.contents import read_data
 from determined_ds.runtime.checkpoints.shards import TORCH_DTYPES
+
+# Of an engine, besides its tensors.
+SETTINGS = {"groups", "built", "lr_scheduler", "loss_scale", "counters"}
 
 
 class StoredEngine(abc.ABC):
@@ -84,7 +88,7 @@ class IndexedEngine(StoredEngine):
         self.index = index
         self._files: dict[str, Any] = {}
         if missing := next(iter(incomplete(index)), None):
-            raise CheckpointError(f"{folder} lacks {missing}")
+            raise CheckpointError(f"{folder} lacks {missing}\n  fix: use another checkpoint")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -95,7 +99,12 @@ class IndexedEngine(StoredEngine):
                 f"{self.folder} has no settings_stage0.pt: it holds weights alone\n"
                 "  fix: start from them, by searcher.source_checkpoint_uuid with fit.warm_start: weights"
             )
-        stages = [torch.load(file, map_location="cpu") for file in files]
+        stages = [read_data(file, map_location="cpu") for file in files]
+        for file, stage in zip(files, stages, strict=True):
+            if not isinstance(stage, dict) or not stage.keys() >= SETTINGS:
+                raise CheckpointError(
+                    f"{file} does not hold the settings of an engine\n  fix: use another checkpoint"
+                )
         return {**stages[0], "groups": [group for stage in stages for group in stage["groups"]]}
 
     def parts(self, name: str, state: str, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -128,3 +137,9 @@ class IndexedEngine(StoredEngine):
                     f"{self.folder / name} is missing: another rank or machine wrote it\n  fix: copy it there"
                 ) from None
         return self._files[name]
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two one-dimensional tensors are equal to the last bit, whatever they hold."""
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

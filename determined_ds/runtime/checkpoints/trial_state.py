@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from determined_ds.experiment.secrets import masked
 from determined_ds.protocol.elastic import LOAD_DATA, WRITTEN_BY
 
 STATE = "trial_state.json"
+FIX = "resume from another checkpoint, or copy its files again"
 
 
 @dataclass(kw_only=True)
@@ -58,9 +59,20 @@ def read_state(path: Path, uuid: str) -> TrialState:
             found = {**found, **positions}
     except FileNotFoundError:
         message = f"checkpoint {uuid} has no {STATE}: it was not written by a DeepSpeedTrial"
-        raise CheckpointError(message) from None
-    known = {item.name for item in fields(TrialState)}
-    return TrialState(**{name: value for name, value in found.items() if name in known})
+        raise CheckpointError(f"{message}\n  fix: {FIX}") from None
+    except (OSError, ValueError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"where training stood in checkpoint {uuid} cannot be read: {error}\n  fix: {FIX}"
+        ) from None
+    defaults = asdict(TrialState())
+    known = {name: found[name] for name in defaults if isinstance(found, dict) and name in found}
+    odd = [name for name, value in known.items() if not isinstance(value, type(defaults[name]))]
+    if odd or "batches_trained" not in known:
+        name = odd[0] if odd else "batches_trained"
+        raise CheckpointError(
+            f"checkpoint {uuid} says {name} = {known.get(name)!r} of where training stood\n  fix: {FIX}"
+        )
+    return TrialState(**known)
 
 
 class _PlainUnpickler(pickle.Unpickler):
