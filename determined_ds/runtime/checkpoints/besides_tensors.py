@@ -8,6 +8,7 @@ from typing import Any
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.runtime.checkpoints.built import Record
+from determined_ds.runtime.checkpoints.held import groups_of
 from determined_ds.runtime.checkpoints.slices import EngineSlices
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
@@ -85,22 +86,7 @@ def built_then(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Rec
 
 def order_of(own: EngineSlices) -> list[list[str]]:
     """The names of the parameters in each group of the optimizer, in its order."""
-    optimizer = own.engine.optimizer
-    groups = next(
-        (
-            getattr(optimizer, name)
-            for name in ("bit16_groups", "bf16_groups", "fp16_groups")
-            if hasattr(optimizer, name)
-        ),
-        None,
-    )
-    if groups is None:
-        groups = [group["params"] for group in base_optimizer(own.engine).param_groups]
-    found: dict[int, list[str]] = {}
-    for number, group in enumerate(groups):
-        number = getattr(optimizer, "sub_group_to_group_id", {}).get(number, number)
-        found.setdefault(number, []).extend(own.name_of(parameter) for parameter in group)
-    return [found[number] for number in sorted(found)]
+    return [[own.name_of(parameter) for parameter in group] for group in groups_of(own.engine)]
 
 
 def _stored_group(own: EngineSlices, stored: Mapping[str, Any], number: int) -> dict[str, Any] | None:

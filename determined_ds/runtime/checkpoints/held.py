@@ -142,3 +142,19 @@ def state_of(engine: Any, held: Held) -> dict[str, Any]:
 def is_along(value: Any, held: Held) -> bool:
     """Whether a state has a number for each element of the held tensor."""
     return isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape == held.tensor.shape
+
+
+def groups_of(engine: Any) -> list[list[Any]]:
+    """The parameters in each group of an engine's optimizer, on whichever rank their states are."""
+    optimizer = engine.optimizer
+    if optimizer is None:
+        return []
+    kept = (getattr(optimizer, name, None) for name in ("bit16_groups", "bf16_groups", "fp16_groups"))
+    groups = next((each for each in kept if each is not None), None)
+    if groups is None:
+        return [list(group["params"]) for group in base_optimizer(engine).param_groups]
+    numbers = getattr(optimizer, "sub_group_to_group_id", None) or {}
+    found: dict[int, list[Any]] = {}
+    for number, group in enumerate(groups):
+        found.setdefault(numbers.get(number, number), []).extend(group)
+    return [found[number] for number in sorted(found)]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 from determined_ds.protocol.tensor_index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT
-from determined_ds.runtime.checkpoints.held import Held, held_by, is_along, state_of
+from determined_ds.runtime.checkpoints.held import Held, groups_of, held_by, is_along, state_of
 from determined_ds.trial.ddp import DDPEngine
 
 # Optimizers that keep errors or statistics that are not cut along the parameters.
@@ -55,7 +55,7 @@ class Whole:
     Args:
         name: In the checkpoint.
         shape: Of the whole.
-        kind: ``trained``, ``frozen`` or ``buffer``.
+        kind: ``trained`` by the optimizer, ``frozen`` or ``buffer``.
         tensor: The parameter or buffer.
         is_copy: Whether another pipeline stage writes it: a weight that stages share.
     """
@@ -126,6 +126,7 @@ class EngineSlices:
         self.aliases: dict[str, str] = {}
         self._names: dict[int, str] = {}
         self._copied: list[tuple[Any, Any]] = []
+        self._optimized = {id(parameter) for group in groups_of(engine) for parameter in group}
         module = engine.module
         kept = _kept_buffers(module)
         buffers = [found for found in module.named_buffers(remove_duplicate=False) if found[0] in kept]
@@ -153,7 +154,7 @@ class EngineSlices:
         self.wholes[name] = Whole(
             name=name,
             shape=tuple(getattr(tensor, "ds_shape", tensor.shape)),
-            kind=BUFFER if not is_parameter else TRAINED if tensor.requires_grad else FROZEN,
+            kind=BUFFER if not is_parameter else TRAINED if id(tensor) in self._optimized else FROZEN,
             tensor=tensor,
             is_copy=bool(getattr(tensor, "ds_pipe_replicated", False)),
         )
@@ -172,13 +173,10 @@ class EngineSlices:
 
     def weights(self) -> Iterator[Slice]:
         """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
-        mastered = (
-            {id(lies.parameter) for held in self.held for lies in held.lies} if self.is_split else set()
-        )
         for name, whole in self.wholes.items():
             if not hasattr(whole.tensor, "ds_tensor"):
                 yield Slice(name=name, state=WEIGHT, start=0, tensor=self._flattened(whole.tensor))
-            elif id(whole.tensor) not in mastered and whole.kind != TRAINED:
+            elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
                 count = max(0, min(part.numel(), whole.tensor.ds_numel - start))

@@ -125,6 +125,12 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
     from determined_ds import DataParallelTrial, PipelineTrial, SeveralEnginesTrial
 
     class Common:
+        def build_parameters(self, model: torch.nn.Module) -> Any:
+            """All that require a gradient, but for one that nothing trains, where a test asks for it."""
+            left_out = self.context.get_hparams().get("untrained")  # type: ignore[attr-defined]
+            named = names_of(model).items()
+            return [each for name, each in named if each.requires_grad and name != left_out]
+
         def weight_names(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
             return names_of(model)
 
@@ -215,6 +221,7 @@ def run(
     micro: int | None = None,
     reset_optimizer: bool = False,
     by_deepspeed: bool = False,
+    untrained: str | None = None,
     **ds_config: Any,
 ) -> list[float]:
     """Train some steps between reading and writing; the losses, equal on all ranks."""
@@ -226,7 +233,7 @@ def run(
     from determined_ds.runtime.checkpoints.contents import only_data
 
     hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
-    hparams["pipe_parallel_size"] = strategy.get("pipe", 1)
+    hparams |= {"pipe_parallel_size": strategy.get("pipe", 1), "untrained": untrained}
     if "other" in strategy:
         hparams["other_overwrite_deepspeed_args"] = {"zero_optimization": strategy["other"]}
     if micro is not None:

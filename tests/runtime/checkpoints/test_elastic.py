@@ -184,3 +184,13 @@ def test_a_universal_checkpoint_is_read(stage: int, ranks: dict[int, Ranks], tmp
         there = tmp_path / f"{size}_{other}"
         ranks[size].run(run, {"zero": {"stage": other}}, str(tmp_path), read=str(universal), write=str(there))
         assert differing(slices, there) == []
+
+
+def test_a_parameter_that_nothing_trains_is_kept(ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """Under ZeRO 3 DeepSpeed's own checkpoints lose it: it requires a gradient, and no optimizer has it."""
+    name = "whole.blocks.1.inner.bias"
+    there, back = tmp_path / "there", tmp_path / "back"
+    ranks[2].run(run, ZERO["zero3"], str(tmp_path), write=str(there), steps=STEPS, untrained=name)
+    ranks[1].run(run, ZERO["zero1"], str(tmp_path), read=str(there), write=str(back), untrained=name)
+    assert (name, "weight") in contents(there)
+    assert differing(there, back) == []
