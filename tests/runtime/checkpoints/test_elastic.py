@@ -111,6 +111,21 @@ def test_through_all_of_them_in_any_order(group: str, ranks: dict[int, Ranks], t
 
 
 @pytest.mark.long(ONE_HUB)
+@pytest.mark.parametrize("name", GROUPS["bf16"])
+def test_by_way_of_16_bits_nothing_that_is_trained_is_lost(
+    name: str, ranks: dict[int, Ranks], tmp_path: Path
+) -> None:
+    """A training in fp32 is read in bf16, which keeps an fp32 copy, and back: the same bits."""
+    first, there, back = (tmp_path / each for each in ("first", "there", "back"))
+    ranks[2].run(run, HOMES["fp32"], str(tmp_path), write=str(first), steps=STEPS)
+    ranks[1].run(run, ZERO[name], str(tmp_path), read=str(first), write=str(there))
+    ranks[2].run(run, HOMES["fp32"], str(tmp_path), read=str(there), write=str(back))
+    assert values(back).keys() == values(first).keys()
+    untrained = {key for key in differing(first, back) if (key[0], "exp_avg") not in values(first)}
+    assert set(differing(first, back)) == untrained
+
+
+@pytest.mark.long(ONE_HUB)
 @pytest.mark.parametrize("group", ["fp32", "two engines"])
 def test_a_training_through_all_of_them_is_that_of_one(
     group: str, ranks: dict[int, Ranks], tmp_path: Path
