@@ -72,6 +72,7 @@ class Change:
         base: Whose checkpoint it reads.
         slots: Ranks.
         sets: What is set beside what the base sets.
+        config: Its experiment; "": the base's.
         is_exact: Whether its losses are to be the base's, bit for bit.
         is_rounded: Whether it computes in 16 bits.
     """
@@ -81,6 +82,7 @@ class Change:
     base: Base
     slots: int
     sets: tuple[str, ...] = ()
+    config: str = ""
     is_exact: bool = False
     is_rounded: bool = False
 
@@ -119,6 +121,13 @@ CHANGES = (
         base=REPLICAS,
         slots=2,
         sets=(_deepspeed("zero3_offload"),),
+    ),
+    Change(
+        name="stages",
+        says="pipeline of 2 stages, ZeRO 1, 2 ranks",
+        base=REPLICAS,
+        slots=2,
+        config=STAGES.config,
     ),
     Change(
         name="pipeline2",
@@ -301,7 +310,7 @@ def main(folder: Path, draw: Path | None) -> None:
     for change in CHANGES:
         base, middle = change.base, str(middle_of(folder / change.base.name))
         run_dir, sets = folder / f"{base.name}_{change.name}", (*base.sets, *change.sets)
-        curve = trained(run_dir, base.config, change.slots, sets, "--resume", middle)
+        curve = trained(run_dir, change.config or base.config, change.slots, sets, "--resume", middle)
         whole = bases[base.name]
         validation = abs(curve.validation - whole.validation)
         rows.append(Row(change=change, curve=curve, away=curve.away(whole), validation=validation))
