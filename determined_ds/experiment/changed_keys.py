@@ -43,6 +43,8 @@ DIVIDED = (
     "optimizer states, gradients and parameters are divided among the replicas",
 )
 START_ANEW = "start anew in another --run-dir, without --resume"
+# Types of DeepSpeed's optimizers with the same states.
+ADAMS = {"adam", "adamw"}
 RESET = "add --reset-optimizer: the weights stay, and the optimizer's state begins anew"
 START_WITHOUT = "start anew, without it"
 WHERE = "deepspeed"  # what keys of the second comparison are shown under
@@ -205,7 +207,8 @@ def _must_stay(
     if meaning is Meaning.STRATEGY:
         return refusal
     if meaning is Meaning.OPTIMIZER:
-        return None if resets else "its optimizer state is of that kind"
+        is_kin = {str(difference.was).lower(), str(difference.now).lower()} <= ADAMS
+        return None if resets or is_kin else "its optimizer state is of that kind"
     return "" if meaning is Meaning.LAYOUT or (meaning is Meaning.COURSE and warm_start is None) else None
 
 

@@ -152,6 +152,8 @@ def _compared(start: Start, experiment: Experiment, resolved: ResolvedConfig | N
     if checkpoint is not None:
         found.of(lambda: check_writers(checkpoint, experiment, anew=NOT_RESUMED))
         experiment = keeping_seed(checkpoint, experiment)
+    if checkpoint is not None and experiment.script is None:
+        found.problems += _weights_alone(checkpoint)
     if checkpoint is not None and start.resets_optimizer:
         found.problems += _not_reset(checkpoint)
     origin = checkpoint or start.fork
@@ -183,6 +185,16 @@ def _check_unused(there: RunDir) -> None:
         message = "holds a complete run already, without checkpoints"
         fix = "give another --run-dir to start anew"
         raise ConfigError(run_dir_problem(there.path, message, fix))
+
+
+def _weights_alone(checkpoint: Checkpoint) -> list[Problem]:
+    """Whether a checkpoint has no training that a trial could continue, as one that was imported has none."""
+    path = checkpoint.path
+    if is_index(path) or any(path.glob("det_state_dict_rank*.pth")) or elastic_refusal(path) is not None:
+        return []
+    fix = f"leave --resume out and start from them: --set searcher.source_checkpoint_uuid={short(path)}"
+    message = "holds weights alone, without the state of a training"
+    return [Problem(key="--resume", value=checkpoint.uuid, message=message, fix=fix, code="weights-alone")]
 
 
 def _not_reset(checkpoint: Checkpoint) -> list[Problem]:

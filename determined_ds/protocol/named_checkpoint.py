@@ -78,8 +78,17 @@ def locate(given: str, run: RunDir | None = None) -> Path:
         return _best_of(run).path if given == BEST else run.path
     path = next(candidates(given, run), None)
     if path is None:
-        raise NotFound("there is no such checkpoint")
+        raise NotFound(_no_folder(given))
     return path
+
+
+def _no_folder(given: str) -> str:
+    """Why there is no checkpoint of that name."""
+    try:
+        is_file = Path(given).is_file()
+    except (OSError, ValueError):  # too long, or a null byte in it
+        is_file = False
+    return "is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint"
 
 
 def intact(path: Path, *, stored_too: bool = False) -> Found:
@@ -91,9 +100,20 @@ def intact(path: Path, *, stored_too: bool = False) -> Found:
     path = path.resolve()
     if RunDir(path).checkpoints.is_dir() and not is_checkpoint(path):
         return newest(RunDir(path))
+    if not is_checkpoint(path) and (other := _of_others(path)):
+        raise NotFound(other)
     if not (stored_too and is_index(path)) and (damage := damage_of(path)):
         raise NotFound(f"cannot be loaded: {damage}")
     return Found(checkpoint=checkpoint_at(path))
+
+
+def _of_others(path: Path) -> str:
+    """What a folder holds that another program reads; "" if unknown."""
+    if (path / "latest_universal").is_file() or (path / "zero").is_dir():
+        return "is a universal checkpoint of DeepSpeed's, without the state of a training"
+    if any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
+        return "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
+    return ""
 
 
 def newest(run: RunDir) -> Found:

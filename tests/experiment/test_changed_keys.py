@@ -263,3 +263,12 @@ def test_differences_are_leaves() -> None:
     assert found == {"a.c": ([1], [2]), "e": ({"f": 1}, 2), "g": (True, 1)}
     assert [str(item) for item in differences({}, {"a": {"b": "x"}})] == ['a.b: not given -> "x"']
     assert next(differences({"a": 1}, {})).now is NOT_GIVEN
+
+
+def test_adam_and_adamw_have_the_same_states() -> None:
+    """What decays the weights changes from the next batch on."""
+    types = ({"type": "const", "val": {"optimizer": {"type": kind}}} for kind in ("AdamW", "Adam"))
+    was, now = (config(overwrite_deepspeed_args=each) for each in types)
+    found = changes(was, now)
+    assert found.problems == ()
+    assert any("optimizer.type" in line for line in found.effective)

@@ -92,3 +92,22 @@ def test_a_uuid_is_looked_up_in_the_run_below_runs_and_beside_the_run(run: RunDi
     for given in ("beside", "nowhere", "best", "runs/other", "x" * 5000, "a\0b"):
         with pytest.raises(NotFound):
             find(given)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model.safetensors", "det-ds checkpoint import"),
+        ("pytorch_model-00001-of-00002.bin", "det-ds checkpoint import"),
+        ("latest_universal", "universal checkpoint of DeepSpeed's"),
+        ("anything", "metadata.json is missing"),
+    ],
+)
+def test_a_folder_of_another_program_is_called_what_it_is(tmp_path: Path, file: str, said: str) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / file).write_bytes(b"x")
+    with pytest.raises(NotFound, match=said):
+        find(str(folder))
+    with pytest.raises(NotFound, match="is a file, and a checkpoint is a folder"):
+        find(str(folder / file))
