@@ -194,7 +194,7 @@ class CheckpointWriter:
                 )
             self.seal_oldest()
         if self._is_local:
-            check_room(self._context, self._storage.folder)
+            self._check_room()
         state.last_checkpoint = state.batches_trained
         pending = self._begin(state, best=best)
         self._engines.buffers = self._free_buffer() if aside else None
@@ -205,6 +205,16 @@ class CheckpointWriter:
         else:
             self._seal(pending, work(HEART.beat))
         return pending.uuid
+
+    def _check_room(self) -> None:
+        """Refuse a checkpoint that does not fit; one that is being written is completed first, and is not lost."""
+        try:
+            check_room(self._context, self._storage.folder)
+        except CheckpointError:  # on all ranks
+            if not self._pending:
+                raise
+            self.finish()
+            check_room(self._context, self._storage.folder)  # a limit may have deleted one
 
     def _free_buffer(self) -> list[torch.Tensor]:
         """Host memory that no checkpoint is written from: at most one is, which was copied last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,3 +108,30 @@ def test_of_deepspeeds_own_files_one_is_missing(tmp_path: Path) -> None:
 def test_a_tied_weight_that_differs_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"two values of the tied weight 0.embedding and 3.embedding"):
         DeepSpeedFiles(zero1(tmp_path / "model0", tied=2.0))
+
+
+def test_where_the_next_one_does_not_fit_the_one_being_written_is_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was lost before; and the limit may delete one when it is complete, so there may be room then."""
+    from determined_ds.runtime.checkpoints import checkpoint_writer
+
+    done: list[str] = []
+    rooms = iter([False, False])
+
+    def check_room(*_: Any) -> None:
+        done.append("room")
+        if not next(rooms, True):
+            raise CheckpointError("no space left")
+
+    writer: Any = object.__new__(checkpoint_writer.CheckpointWriter)
+    storage = SimpleNamespace(folder=Path("checkpoints"))
+    writer._context = SimpleNamespace(
+        _core=SimpleNamespace(checkpoint=SimpleNamespace(_storage_manager=storage))
+    )
+    writer._pending = ["being written"]
+    writer.finish = lambda: done.append(writer._pending.pop())
+    monkeypatch.setattr(checkpoint_writer, "check_room", check_room)
+    with pytest.raises(CheckpointError, match="no space left"):
+        writer._check_room()
+    assert done == ["room", "being written", "room"]
