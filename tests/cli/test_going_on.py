@@ -114,7 +114,7 @@ def test_a_changed_rate_is_told_and_takes_effect(copied: Path) -> None:
             "optimizer.params.amsgrad = true",
         ),
         ("reproducibility.experiment_seed=5", "reproducibility.experiment_seed = 5"),
-        ("entrypoint=python3 -m determined_ds.train trial:samples", "entrypoint = ['trial:samples']"),
+        ("entrypoint=python3 -m determined_ds.train other:Trial", "entrypoint = ['other:Trial']"),
     ],
 )
 def test_what_must_stay_is_refused_before_a_rank_is_started(trained: Path, override: str, told: str) -> None:

@@ -24,7 +24,7 @@ from determined_ds.launch.ranks.run_ranks import Outcome
 from determined_ds.launch.restarting import Restarts
 from determined_ds.protocol.checkpoint_files import Checkpoint, write_manifest
 from determined_ds.protocol.conclusion import CRASH
-from determined_ds.protocol.tensor_index import INDEX_NAME
+from determined_ds.protocol.tensor_index import EngineIndex, write_index
 from tests.making import ROOT
 
 CONST = ROOT / "experiments" / "gpt2" / "const.yaml"  # a global batch of 32
@@ -50,7 +50,7 @@ def checkpoint_in(folder: Path, name: str = "aaaa", *, indexed: bool = True, **w
     (path / "model0").mkdir(parents=True)
     (path / "load_data.json").write_text(json.dumps({"written_by": written_by}))
     if indexed:
-        (path / "model0" / INDEX_NAME).write_text("{}")
+        write_index(path / "model0", EngineIndex(tensors={}))
     write_manifest(path, {}, {"steps_completed": 3})
     return Checkpoint(uuid=name, steps_completed=3, path=path)
 

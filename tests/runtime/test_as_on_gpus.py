@@ -17,7 +17,7 @@ from determined_ds.config.reconcile import reconcile
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.runtime.checkpoints.contents import only_data, to_their_kind_of_device
-from determined_ds.runtime.checkpoints.saving import Checkpoints
+from determined_ds.runtime.checkpoints.parts import RankParts
 from tests.making import CUDA
 from tests.ranks import Ranks
 
@@ -203,11 +203,11 @@ def test_a_resumed_rank_reads_its_part_so(tmp_path: Path) -> None:
     with patch.object(torch.serialization, "location_tag", location):
         torch.save({"sum": total, "rng": generator}, tmp_path / "det_state_dict_rank0.pth")
     device = torch.device("cuda:1")
-    checkpoints = object.__new__(Checkpoints)
-    checkpoints._distributed = SimpleNamespace(rank=0, size=1)
-    checkpoints._context = SimpleNamespace(device=device)
+    parts = object.__new__(RankParts)
+    parts._here = SimpleNamespace(rank=0)  # type: ignore[assignment]
+    parts._context = SimpleNamespace(device=device)
     with patch.object(torch.UntypedStorage, "to", to), only_data():
-        part = checkpoints._own_part(tmp_path, "uuid")
+        part = parts._own(tmp_path, "uuid")
     assert moved == [(device, total.nbytes)]
     assert torch.equal(part["sum"], total)
     assert torch.equal(part["rng"], generator)

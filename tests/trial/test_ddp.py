@@ -130,11 +130,13 @@ def prove_checkpoint(run_dir: Path, hparams: dict[str, Any]) -> None:
         Trainer(trial, context).fit(max_length=Batch(1), test_mode=True)
         assert trial.engine.global_steps == 1
         before = trial.engine.get_lr()
-        trial.engine.load_checkpoint(next((run_dir / "checkpoints").glob("[!.]*")), tag="model0")
+        trial.engine.save_checkpoint(run_dir / "own", tag="model0")
+        context.distributed.allgather(None)
+        trial.engine.load_checkpoint(run_dir / "own", tag="model0")
         assert trial.engine.global_steps == 1
         assert trial.engine.get_lr() == before
         trial.engine.device = torch.device("meta")  # any other than the host's
-        trial.engine.load_checkpoint(next((run_dir / "checkpoints").glob("[!.]*")), tag="model0")
+        trial.engine.load_checkpoint(run_dir / "own", tag="model0")
         counts = [state["step"] for state in trial.engine.optimizer.state.values()]
         # On a device, reading each would wait for it, at every step.
         assert {count.device.type for count in counts} == {"cpu"}

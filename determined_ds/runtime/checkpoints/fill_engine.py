@@ -120,20 +120,25 @@ class Filling:
                 states[key] = value if key not in states else max(states[key], value)
         for key, value in states.items():
             if isinstance(value, (int, float)):
-                states[key] = _number(base, before.get(key), key, value)
+                states[key] = _number(base, held, before.get(key), key, value)
         if states:
             base.state[held.tensor] = states
         else:
             base.state.pop(held.tensor, None)
 
 
-def _number(base: Any, before: Any, key: str, value: float) -> Any:
-    """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers."""
+def _number(base: Any, held: Held, before: Any, key: str, value: float) -> Any:
+    """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers.
+
+    Source: ``_init_group`` of torch 2.13's ``optim/adam.py``: on the host, but for kernels that read it on the device.
+    """
     if isinstance(before, torch.Tensor):
         return torch.full_like(before, value)
     is_torchs = type(base).__module__.startswith("torch.optim")
     if is_torchs:
-        return torch.tensor(value, dtype=torch.get_default_dtype())
+        group = base.param_groups[held.group]
+        device = held.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
+        return torch.tensor(value, dtype=torch.get_default_dtype(), device=device)
     return int(value) if key == "step" or isinstance(before, int) else value
 
 

@@ -389,7 +389,7 @@ def load_evil(run_dir: str, name: str) -> str:
     return "it was loaded"
 
 
-@pytest.mark.parametrize("name", ["det_state_dict_rank0.pth", "model0/rank0.safetensors"])
+@pytest.mark.parametrize("name", ["det_state_dict_rank0.pth", "model0/settings_stage0.pt"])
 def test_loading_executes_nothing(one_rank: Ranks, tmp_path: Path, name: str) -> None:
     """Neither in our own file nor in DeepSpeed's, and though the manifest vouches for it."""
     [said] = one_rank.run(load_evil, str(tmp_path), name)
