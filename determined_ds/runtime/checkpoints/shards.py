@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from determined_ds.protocol.tensor_index import (
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
+
+logger = logging.getLogger("determined_ds")
 
 CHUNK_BYTES = 2**23
 CHUNKS_AHEAD = 4  # written, and their checksum is not computed yet
@@ -251,6 +254,7 @@ class Described:
         common: Common name -> name.
         scalars: Name -> the optimizer's numbers.
         optimizer: The class of the optimizer.
+        shared: Name -> norm, of the weights that pipeline stages share.
     """
 
     kinds: dict[str, tuple[tuple[int, ...], str]]
@@ -258,6 +262,7 @@ class Described:
     common: dict[str, str]
     scalars: dict[str, dict[str, float]]
     optimizer: str
+    shared: dict[str, float] = field(default_factory=dict)
 
 
 def described(own: EngineSlices) -> Described:
@@ -273,7 +278,23 @@ def described(own: EngineSlices) -> Described:
             for name, numbers in own.scalars().items()
         },
         optimizer=kind,
+        shared=own.shared_norms(),
     )
+
+
+def _warn_of_copies(ranks: Sequence[Described]) -> None:
+    """Warn of a weight that pipeline stages share, and hold with different values: one of them is written."""
+    norms: dict[str, set[float]] = {}
+    for rank in ranks:
+        for name, norm in rank.shared.items():
+            norms.setdefault(name, set()).add(norm)
+    for name, found in norms.items():
+        if len(found) > 1:
+            logger.warning(
+                "warning: pipeline stages share %s, and hold it with norms from %r to %r: the checkpoint has that of "
+                "the first stage\n  fix: change a tied weight on all of its stages alike, or let the optimizer do it",
+                *(name, min(found), max(found)),
+            )
 
 
 def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineIndex:
@@ -286,6 +307,7 @@ def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineInde
     Raises:
         CheckpointError: ranks have written a slice twice, or not at all.
     """
+    _warn_of_copies(ranks)
     kinds = {name: kind for rank in ranks for name, kind in rank.kinds.items()}
     scalars = {name: numbers for rank in ranks for name, numbers in rank.scalars.items()}
     pieces: dict[str, dict[str, tuple[str, list[Piece]]]] = {name: {} for name in kinds}

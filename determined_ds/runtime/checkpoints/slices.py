@@ -131,7 +131,10 @@ class EngineSlices:
         kept = _kept_buffers(module)
         buffers = [found for found in module.named_buffers(remove_duplicate=False) if found[0] in kept]
         layers = _tied_layers(module) if isinstance(module, PipelineModule) else {}
+        self._tied: set[int] = set()
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
+            if name.startswith("tied_modules."):
+                self._tied.add(id(tensor))
             for each in _by_layer(name, layers):
                 self._add(each, tensor)
         self.common = {
@@ -226,6 +229,14 @@ class EngineSlices:
     def other_names(self, name: str) -> tuple[str, ...]:
         """The aliases of a tensor, and its common name."""
         return tuple(alias for alias, own in (*self.common.items(), *self.aliases.items()) if own == name)
+
+    def shared_norms(self) -> dict[str, float]:
+        """The norms of the weights that pipeline stages share: equal on all of them, bit for bit."""
+        return {
+            name: float(torch.linalg.vector_norm(whole.tensor.detach(), dtype=torch.float64))
+            for name, whole in self.wholes.items()
+            if id(whole.tensor) in self._tied and whole.kind == TRAINED
+        }
 
     def scalars(self) -> dict[str, dict[str, Any]]:
         """Parameter -> the optimizer's numbers of it, such as ``step``."""

@@ -165,6 +165,7 @@ def test_what_deepspeed_wrote_itself_is_read_by_others(
     kept, slices = tmp_path / "deepspeed", tmp_path / "slices"
     ranks[2].run(run, own, str(tmp_path), write=str(kept), steps=STEPS, by_deepspeed=True)
     ranks[2].run(run, own, str(tmp_path), write=str(slices), steps=STEPS)
+    assert "pipeline stages share" not in ranks[2].said(0), "training keeps them the same"
     whole, *_ = ranks[2].run(run, own, str(tmp_path), read=str(slices), first=STEPS, steps=2)
     for size, stage in ((1, 0), (2, 3), (1, 2)):
         other = {"zero": {"stage": stage}, **half}
