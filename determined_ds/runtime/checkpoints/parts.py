@@ -108,6 +108,8 @@ class RankParts:
         """
         here = self.here
         num_written = len(list(path.glob("det_state_dict_rank*.pth")))
+        if not any(self._context.distributed.allgather(num_written)):  # it was imported
+            return {}, ""
         own = self._together(lambda: self._own(path, uuid) if num_written == here.ranks else {})
         place = own.get("place")
         stays = bool(own) and (place is None or RankPlace(**place).layout == here.layout)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from determined_ds.export.importing import import_weights
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.protocol.tensor_index import TRAINED, read_index
 from tests.ranks import Ranks
@@ -130,6 +131,7 @@ def train(
     optimizer: str = "AdamW",
     begin_with: str | None = None,
     own_load: bool = False,
+    deepspeed_too: str | None = None,
     **fit: Any,
 ) -> str:
     """In a rank: train two batches. Returns what was raised."""
@@ -158,7 +160,10 @@ def train(
         trial.load = lambda self, context, path: None
     try:
         with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
-            Trainer(trial(context), context).fit(max_length=Batch(2), reporting_period=Batch(1), **fit)
+            built = trial(context)
+            Trainer(built, context).fit(max_length=Batch(2), reporting_period=Batch(1), **fit)
+            if deepspeed_too is not None:
+                built.engine.save_checkpoint(deepspeed_too)
     except DeterminedDSError as error:
         return str(error)
     return ""
@@ -202,6 +207,21 @@ def test_all_goes_on_with_optimizer_and_schedule(two_ranks: Ranks, tmp_path: Pat
     assert index is not None
     steps = [tensor.scalars["step"] for tensor in index.tensors.values() if tensor.kind == TRAINED]
     assert set(steps) == {4.0}
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_what_a_script_had_deepspeed_write_is_imported_and_continued(
+    zero_stage: int, one_rank: Ranks, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """With its optimizer and schedule, by other ranks under another stage; files are linked."""
+    source, fork, imported = tmp_path / "source", tmp_path / "fork", tmp_path / "imported"
+    two_ranks.run(train, str(source), zero_stage=zero_stage, deepspeed_too=str(tmp_path / "theirs"))
+    assert import_weights(tmp_path / "theirs", imported).linked
+    assert one_rank.run(train, str(fork), zero_stage=2, fork=str(imported), warm_start="all") == [""]
+    assert rates(fork)[0] > rates(source)[-1]
+    index = read_index(Path(newest(fork)) / "model0")
+    assert index is not None
+    assert {each.scalars["step"] for each in index.tensors.values() if each.kind == TRAINED} == {4.0}
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
