@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError
 from determined_ds.export.matching import Expected
 from determined_ds.runtime.load_model import own_code_of, trial_in
 from determined_ds.runtime.shapes.bare_trial import inside
+from determined_ds.runtime.upstream import only_errors
 
 FIX = "--config FOLDER, with the config.json of the Hugging Face model; or --to safetensors"
 
@@ -87,7 +87,7 @@ def _of_trial(trial: Any) -> TrainedModel:
     if isinstance(trial, PipelineTrial):
         raise _unknown(f"{name} builds a pipeline, and has no huggingface_config")
     try:
-        with torch.device("meta"), quiet():
+        with torch.device("meta"), only_errors("transformers"):
             model: Any = returned.model(trial, trial.build_model())
     except DeterminedDSError:
         raise
@@ -128,7 +128,7 @@ def _of_config(config: Any, whose: str, kind: Any = None) -> TrainedModel:
     config = copy.deepcopy(config)
     config.architectures = [kind.__name__]
     try:
-        with torch.device("meta"), quiet():
+        with torch.device("meta"), only_errors("transformers"):
             model = kind(config)
     except Exception as error:
         raise _unknown(
@@ -156,18 +156,6 @@ def _is_adapted(module: Any) -> bool:
 def _class_of_transformers(kind: type) -> type:
     """A class of transformers, which its users have: of a trial's own class its nearest parent there."""
     return next(each for each in kind.__mro__ if each.__module__.startswith("transformers."))
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings of transformers about a model that is never run."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _unknown(message: str) -> ConfigError:

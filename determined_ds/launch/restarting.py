@@ -84,7 +84,7 @@ class Restarts:
         good, damages = newest_good_checkpoint(RunDir(self.run_dir).checkpoints)
         if good is None and self.start.elsewhere:
             return self.start, damages
-        # An optimizer that has begun anew is in the checkpoints since.
+        # The reset optimizer is in the checkpoints since.
         resets = self.start.resets_optimizer and good == self.start.checkpoint
         start = replace(self.start, checkpoint=good, elsewhere=False, superseded=(), resets_optimizer=resets)
         return start, damages

@@ -39,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
         slices = [Slice(name=n, state=s, start=2 * rank, tensor=torch.randn(2)) for n, s in values]
         entries += write_shard(path / f"model0/rank{rank}.safetensors", slices).entries
         (path / f"det_state_dict_rank{rank}.pth").write_bytes(b"part")
-    kinds: dict[str, tuple[tuple[int, ...], str]] = {name: ((4,), TRAINED) for name in ("a", "b")}  # noqa: C420
+    kinds: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(("a", "b"), ((4,), TRAINED))
     described = Described(kinds=kinds, aliases={}, common={}, scalars={}, optimizer="AdamW")
     write_index(path / "model0", index_of([described], entries))
     (path / "model0/settings_stage0.pt").write_bytes(b"settings")

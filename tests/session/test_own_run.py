@@ -214,7 +214,7 @@ def pruned(run_dir: str, resume: bool) -> Any:
 def test_at_its_end_its_checkpoints_are_pruned_as_the_experiment_says(
     two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    """The same session, resumed, deletes the rest; it is not begun anew over its own results."""
+    """The same session, resumed, deletes the rest; it does not start over and replace its own results."""
     run_dir = tmp_path / "run"
     assert two_ranks.run(pruned, str(run_dir), False) == ["", ""]
     result = json.loads((run_dir / "result.json").read_text())

@@ -18,7 +18,7 @@ from determined_ds.runtime.scripts import given_run
 from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun
 from determined_ds.transformers import DetCallback, Trainer
 from tests.command import ROOT, det_ds
-from tests.transformers.test_callback import Data, Reports, arguments, trial  # noqa: F401
+from tests.transformers.test_callback import Data, Reports, arguments, trial  # noqa: F401 - trial is a fixture
 from tests.transformers.test_resume import NUM_BATCHES, experiment
 from tests.transformers.victim import LENGTH
 
@@ -95,7 +95,7 @@ def test_a_training_that_is_too_short_is_made_longer_in_steps_and_refused_in_epo
 
 
 @pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trial: Any) -> None:  # noqa: F811
+def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trial: Any) -> None:  # noqa: F811 - the fixture
     """Says that this process is a rank of a script that is measured."""
     trial({"metric": "eval_loss"})
     path, length = tmp_path / "experiment.yaml", Measurement(steps=STEPS, warmup=WARMUP)

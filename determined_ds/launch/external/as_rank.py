@@ -168,7 +168,7 @@ def _decide(placed: Placement, options: RunOptions) -> LocalRun:
     resume = options.resume
     if again and (resume is None or checkpoints_in(RunDir(options.run_dir or Path()).checkpoints)):
         resume = LAST
-    # Once the optimizer's state has begun anew, it is in the checkpoints.
+    # Once the optimizer was reset, its new state is in the checkpoints.
     resets = options.reset_optimizer and all(os.environ.get(name, "0") == "0" for name in RESTARTS)
     prepared = prepare_run(replace(options, resume=resume, reset_optimizer=resets), placed=placed)
     if prepared.start.superseded and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):

@@ -76,11 +76,6 @@ def misfit(then: Sequence[Record], now: Sequence[Record]) -> str | None:
     return None
 
 
-def differing_parameters(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """A few differences between the parameters of a checkpoint and of a model, each as name -> shape in words."""
-    return _most(_misfits(then, now))
-
-
 def _most(reasons: list[str]) -> list[str]:
     more = [f"and {len(reasons) - MOST_NAMED} more"] if len(reasons) > MOST_NAMED else []
     return [*reasons[:MOST_NAMED], *more]

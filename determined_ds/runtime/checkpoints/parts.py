@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.elastic import elastic_refusal, written_by
+from determined_ds.protocol.elastic import LOAD_DATA, elastic_refusal, written_by
 from determined_ds.protocol.handed_on import count
 from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.all_engines import overrides
@@ -108,7 +108,8 @@ class RankParts:
         """
         here = self.here
         num_written = len(list(path.glob("det_state_dict_rank*.pth")))
-        if not any(self._context.distributed.allgather(num_written)):  # it was imported
+        was_trained = num_written or (path / LOAD_DATA).is_file()
+        if not any(self._context.distributed.allgather(was_trained)):  # it was imported
             return {}, ""
         own = self._together(lambda: self._own(path, uuid) if num_written == here.ranks else {})
         place = own.get("place")
