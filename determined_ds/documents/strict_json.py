@@ -63,17 +63,26 @@ def json_text(value: Any, *, kind: str, version: int) -> str:
     return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def from_json(cls: type[_Loaded], path: Path, *, kind: str, version: int) -> _Loaded:
+def from_json(
+    cls: type[_Loaded], path: Path, *, kind: str, version: int, file: str = "results.json"
+) -> _Loaded:
     """Read a dataclass that :func:`json_text` wrote.
+
+    Args:
+        cls: Of the dataclass.
+        path: The file.
+        kind: As it was written.
+        version: The same.
+        file: What the file is called, for messages.
 
     Raises:
         ConfigError: the file cannot be read, is not JSON, is of another kind or format, or holds keys, types or
             numbers that it cannot hold.
     """
     name = str(path)
-    data = _parsed(path, name)
+    data = _parsed(path, name, f"give the path of a {file}")
     if not isinstance(data, dict) or data.pop("kind", None) != kind:
-        raise refusal(name, f"is not a file of {kind}", "give a results.json as det-ds writes it")
+        raise refusal(name, f"is not a file of {kind}", f"give a {file} as det-ds writes it")
     found = data.pop("format", None)
     if type(found) is not int or found != version:
         message = f"this version reads format {version} only"
@@ -88,17 +97,17 @@ def from_json(cls: type[_Loaded], path: Path, *, kind: str, version: int) -> _Lo
         raise ConfigError([_problem(cls, error, name) for error in errors]) from None
 
 
-def _parsed(path: Path, name: str) -> Any:
+def _parsed(path: Path, name: str, fix: str) -> Any:
     try:
         if path.exists() and not path.is_file():
             what = "folder" if path.is_dir() else "device or a pipe"
-            raise refusal(name, f"is a {what}, not a file", "give the path of a results.json")
+            raise refusal(name, f"is a {what}, not a file", fix)
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise refusal(name, "no such file", "give the path of a results.json") from None
+        raise refusal(name, "no such file", fix) from None
     except (OSError, ValueError) as error:  # not UTF-8; or a path with a null byte in it
         message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise refusal(name, message, "give the path of a results.json") from None
+        raise refusal(name, message, fix) from None
     try:
         return json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -124,8 +133,9 @@ def _problem(cls: type, error: ErrorDetails, name: str) -> Problem:
     fix = "it was changed or damaged since it was written: measure again"
     if kind == "unexpected_keyword_argument":
         for step in path[:-1]:
-            if isinstance(step, str):  # a tuple of dataclasses
-                cls = get_args(get_type_hints(cls)[step])[0]
+            if isinstance(step, str):  # a dataclass, or a tuple of them
+                hint = get_type_hints(cls)[step]
+                cls = next(iter(get_args(hint)), hint)
         meant = nearest(str(path[-1]), get_type_hints(cls))
         fix = f"did you mean {meant!r}?" if meant else "remove it"
     return Problem(
