@@ -27,6 +27,7 @@ from determined_ds.runtime.master.ending import (
     say_in_task_log,
 )
 from determined_ds.runtime.tracebacks import AuthorsFiles, trimmed_traceback
+from determined_ds.runtime.warning_keeper import KEEPER
 
 
 class RankProcess:
@@ -57,6 +58,7 @@ class RankProcess:
         outlive_readers()
         leave_reporting_to_main_thread(run_dir.path)
         HEART.listen_for_questions(run_dir.log(_rank()))
+        KEEPER.begin(run_dir.logs, _rank())
 
     def run(self, work: Callable[[], None], *, exit_of: Callable[[SystemExit], str | None]) -> int:
         """Do the work of this rank, and report why it ends where it fails.
@@ -73,6 +75,7 @@ class RankProcess:
                 work()
             finally:
                 let_workers_end()
+                KEEPER.end()
         except KeyboardInterrupt:
             return 130
         except GeneratorExit:

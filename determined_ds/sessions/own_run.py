@@ -42,6 +42,7 @@ from determined_ds.runtime.group.collectives import as_chief
 from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.master.ending import cause_of, exit_code_of, reason_of
 from determined_ds.runtime.opening import open_context
+from determined_ds.runtime.warning_keeper import KEEPER
 
 # In the environment: the run directory to resume from, as ``session(config, run_dir=DIR, resume=True)`` says it.
 RESUME = "DETERMINED_DS_RESUME"
@@ -84,6 +85,8 @@ class OwnRun:
                 for warning in (*run.start.damages, *run.warnings):
                     print(f"warning: {warning}", file=sys.stderr, flush=True)
             distributed.allgather(None)  # what ranks read is written
+            KEEPER.begin(RunDir(run.run_dir).logs, distributed.rank)
+            stack.callback(KEEPER.end)
             stack.enter_context(_stopping())
             context = stack.enter_context(
                 open_context(

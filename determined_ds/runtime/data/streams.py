@@ -22,6 +22,7 @@ from torch.utils import data as torch_data
 from determined_ds.errors import CheckpointError, DataError, Problem
 from determined_ds.runtime.data.passes import Passes
 from determined_ds.runtime.data.seeds import mixed_seed, seed_everything, start_worker
+from determined_ds.runtime.warning_keeper import warned
 from determined_ds.trial.stream_loader import StreamLoader
 
 
@@ -218,10 +219,11 @@ class TrainingStream:
         if length is None:
             self._note(f"data        {self._loader.name} ended after {samples:,} samples, and begins again")
         elif length != samples:
-            self._note(
+            text = (
                 f"warning: {self._loader.name} yielded {samples:,} samples in pass {number + 1}, and its len() is "
                 f"{length:,}: epochs are counted by len()"
             )
+            self._note(warned(text))
 
     @property
     def apart(self) -> tuple[str, bool] | None:
@@ -270,7 +272,10 @@ def check_first_rows(rows: list[FirstRow | None], note: Callable[[str], None]) -
     if len(replicas) < 2:
         return
     if found[0].sharded and len(digests) == 1:
-        note(f"warning: {found[0].name} is sharded=True, and its first samples are the same on every replica")
+        text = (
+            f"warning: {found[0].name} is sharded=True, and its first samples are the same on every replica"
+        )
+        note(warned(text))
     elif not found[0].sharded and len(digests) > 1:
         message = (
             "yields other samples on one replica than on another, so that parts of it would be trained twice and "

@@ -34,6 +34,7 @@ from determined_ds.runtime.local_core import (
 )
 from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.system_metrics import LocalProfiler
+from determined_ds.runtime.warning_keeper import warned
 
 NO_DISTRIBUTED = (
     "distributed=det.core.DistributedContext.from_torch_distributed(), after the process group is made"
@@ -69,7 +70,8 @@ def core_init(
         )
     distributed = distributed or core.DummyDistributedContext()
     if checkpoint_storage is not None and distributed.rank == 0:
-        print("warning: checkpoint_storage of core.init() is not used here: see --storage", file=sys.stderr)
+        text = "warning: checkpoint_storage of core.init() is not used here: see --storage"
+        print(warned(text), file=sys.stderr)
     run.listens = True
     there, config = run.there, run.experiment.config
     make_private(there.checkpoints)
