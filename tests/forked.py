@@ -217,8 +217,11 @@ def serve(descriptor: int, collected: list[str]) -> None:
 
 def _load(collected: list[str]) -> None:
     """All that forks would load, each of them for itself."""
+    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
     for name in LOADED:
         importlib.import_module(name)
+    del sys.modules["mlflow"]
     importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
     if collected:
         pytest = importlib.import_module("pytest")

@@ -30,6 +30,15 @@ from determined_ds.protocol.conclusion import COMPLETED, read_result, write_resu
 from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.handed_on import HANG_TIMEOUT, REPORT, count, hang_timeout_s, in_words
 from determined_ds.protocol.header import decided, undecided
+from determined_ds.protocol.launches import (
+    FORK,
+    RESTART,
+    RESUME,
+    START,
+    launch_line,
+    launch_of,
+    read_launches,
+)
 from determined_ds.protocol.links import relink
 from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
@@ -54,6 +63,7 @@ class LocalRun:
         warnings: What is possible, but probably a mistake; keys that have no effect here.
         placed: This process's place, where another launcher has started the ranks.
         configured_slots: The experiment's own ``slots_per_trial``, None where absent.
+        restarted: Why it is started again, after a crash; "" where it is not.
     """
 
     options: RunOptions
@@ -67,6 +77,7 @@ class LocalRun:
     warnings: tuple[Problem, ...] = ()
     placed: Placement | None = None
     configured_slots: int | None = None
+    restarted: str = ""
 
     # ------------------------------------------------------------------------------------------ for people
 
@@ -203,6 +214,7 @@ class LocalRun:
         if checkpoint is None or self.start.elsewhere:
             write_whole(there.experiment, stored_yaml(self._config))
             write_whole(there.metrics, "")
+            write_whole(there.launches, self._launches(there if self.restarted else None))
             for path in (there.result, there.master):
                 path.unlink(missing_ok=True)
             if self.experiment.script is not None:
@@ -210,11 +222,32 @@ class LocalRun:
             return
         new = there.make_next()
         write_whole(new.experiment, stored_yaml(self._config))
+        write_whole(new.launches, self._launches(there))
         kept = kept_until(there.metrics, checkpoint.steps_completed)
         if kept is not None:
             write_whole(new.metrics, kept)
         if self.start.superseded:
             there.supersede([each.uuid for each in self.start.superseded])
+
+    def _launches(self, before: RunDir | None) -> str:
+        """``launches.jsonl`` with a line for this one, after those of the run so far."""
+        start, experiment = self.start, self.experiment
+        begins = start.checkpoint or start.fork
+        launch = launch_of(
+            name=experiment.name,
+            runs=str(experiment.entrypoint),
+            hyperparameters=experiment.hyperparameters.data,
+            resolved=self.resolved,
+            accelerator=self.accelerator,
+            slots=experiment.slots,
+            trial_seed=experiment.trial_seed,
+            kind=RESTART if self.restarted else RESUME if start.checkpoint else FORK if start.fork else START,
+            reason=self.restarted,
+            steps_completed=start.checkpoint.steps_completed if start.checkpoint else 0,
+            checkpoint=begins.uuid if begins else "",
+        )
+        earlier = read_launches(before.launches) if before is not None else ()
+        return "".join(launch_line(each) for each in (*earlier, launch))
 
     @property
     def _config(self) -> dict[str, Any]:
@@ -266,7 +299,7 @@ class LocalRun:
         Raises:
             ConfigError: it has lost a rank, and cannot continue on those that are left.
         """
-        run = replace(self, start=restart.start)
+        run = replace(self, start=restart.start, restarted=restart.message)
         if restart.lost is None:
             return run
         fewer = without_rank(run, restart.lost, restart.start.checkpoint)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 import textwrap
-from importlib import metadata
 
-from determined_ds import __version__
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
 from determined_ds.config.hyperparameters import Duration
@@ -14,8 +11,8 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown
 from determined_ds.protocol.handed_on import count
+from determined_ds.protocol.launches import versions
 
-PACKAGES = ("determined", "deepspeed", "torch")
 WIDTH = 110
 
 
@@ -92,9 +89,7 @@ def _filled_in(resolved: ResolvedConfig) -> list[str]:
 
 
 def _versions() -> list[str]:
-    installed = {each.name: each.version for name in PACKAGES for each in metadata.distributions(name=name)}
-    found = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
-    return [f"determined_ds {__version__}", *found, f"Python {platform.python_version()}"]
+    return [f"{package} {version}" for package, version in versions(more=False).items()]
 
 
 def _wrapped(title: str, entries: list[str]) -> list[str]:
