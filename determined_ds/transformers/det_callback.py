@@ -18,10 +18,9 @@ from determined import core
 from determined_ds.config.hyperparameters import FitOptions, parse_hyperparameters
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
-from determined_ds.memory.units import GIB
 from determined_ds.protocol.best import finite, is_better
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.loop.reporting import peak_memory_bytes
+from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.contradictions import (
     eval_strategy,
@@ -100,7 +99,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._best_steps: int | None = None
         self._percent = 0
         self._watch = Stopwatch()
-        self._peaks: list[int] = []
+        self._memory: list[RankMemory] = []
 
     def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
         problems = list(searcher_problems(trial.searcher, args))
@@ -188,7 +187,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         # Of what is saved, the loss is known before: it must be finite, and a resumed run counts from here.
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
-            self._peaks = self.core_context.distributed.allgather(peak_memory_bytes(args.device))
+            self._memory = self.core_context.distributed.allgather(rank_memory(args.device))
         if control.should_evaluate or control.should_save:
             self._be_patient()
 
@@ -281,9 +280,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if steps_per_s is not None:
             samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["samples_per_second"] = steps_per_s * samples
-        if self._peaks:
-            metrics["peak_memory_gib"] = max(self._peaks) / GIB
-            metrics["peak_memory_gib_min"] = min(self._peaks) / GIB
+        if self._memory:
+            metrics.update(memory_metrics(self._memory))
         self.core_context.train.report_training_metrics(steps_completed=state.global_step, metrics=metrics)
 
     def _report_validation(self, state: Any) -> None:

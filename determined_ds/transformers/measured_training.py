@@ -10,8 +10,8 @@ from determined import core
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.runtime.loop.reporting import peak_memory_bytes
 from determined_ds.runtime.loop.step_measure import StepMeasure, keep_row, reported, too_short
+from determined_ds.runtime.rank_memory import rank_memory
 from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun
 from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.trial.ddp import DDP
@@ -123,7 +123,7 @@ class MeasuredTraining:
         row = self._measure.row(
             self._resolved,
             engine=self._engine,
-            peak_memory_bytes_by_rank=gather(peak_memory_bytes(self._device)),
+            peak_memory_bytes_by_rank=gather(rank_memory(self._device).peak_bytes),
             tokens_per_sample=next(iter(seen)) if len(seen) == 1 else None,
         )
         if self._is_chief and self._measure.has_timed:

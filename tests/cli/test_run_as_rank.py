@@ -24,7 +24,8 @@ from tests.ranks import ROOT, free_port
 
 TIMEOUT_S = 200.0  # a guard against hangs
 # Of the rank, and of nothing else: which is not the same in two trainings of the same.
-CLOCKS = ("samples_per_second", "peak_memory_gib", "peak_memory_gib_min")
+MEMORY = ("peak_memory_gib", "peak_memory_gib_min", "memory_allocated_gb", "memory_reserved_gb")
+CLOCKS = ("samples_per_second", *MEMORY)
 
 
 def torchrun_on(

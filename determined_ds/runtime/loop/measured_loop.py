@@ -134,7 +134,7 @@ class Measuring(TrainingLoop):
         return self._measure.row(
             self._context.resolved,
             engine=engine_name(self._context.models[0]),
-            peak_memory_bytes_by_rank=self._reporter.peak_memory_bytes_by_rank,
+            peak_memory_bytes_by_rank=[each.peak_bytes for each in self._reporter.memory_by_rank],
             tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
             bubble=self._metrics.get("bubble"),
             bubble_ideal=self._metrics.get("bubble_ideal"),

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import pathlib
-import resource
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from typing import Any
 
 import torch
-from determined import core, pytorch, tensorboard
+from determined import core, tensorboard
 
-from determined_ds.memory.units import GIB
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
+from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_memory
+from determined_ds.runtime.scalars import write_scalars
 from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
+
+TRAINING, VALIDATION = "training", "validation"
+MEMORY = tuple(each.name for each in fields(RankMemory))
 
 
 class Reporter:
@@ -30,7 +33,7 @@ class Reporter:
         progress: What the chief shows.
 
     Attributes:
-        peak_memory_bytes_by_rank: Of the last report, in the order of ranks; empty before the first.
+        memory_by_rank: Of the last report, in the order of ranks; empty before the first.
     """
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
@@ -43,7 +46,7 @@ class Reporter:
         self._training_s = 0.0
         self._num_batches = 0
         self._started: float | None = None
-        self.peak_memory_bytes_by_rank: tuple[int, ...] = ()
+        self.memory_by_rank: tuple[RankMemory, ...] = ()
 
     def batch_begins(self) -> None:
         """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
@@ -82,19 +85,20 @@ class Reporter:
         # Of the first of the trial's engines that is a pipeline, the same on every rank; None without one.
         found = (instruction_times(engine) for engine in self._context.models)
         times = next((times for times in found if times is not None), None)
-        own = [peak_memory_bytes(self._context.device), *(times.take() if times is not None else ())]
+        own = [*astuple(rank_memory(self._context.device)), *(times.take() if times is not None else ())]
         reduced, ridden = sums.reduce_with(torch.cat([riders, self._own_row(own).to(riders.device)]))
         self.pause()
         # Column by column, each a number of every rank.
-        memory, *seconds = (ridden[len(riders) :][column :: len(own)] for column in range(len(own)))
-        self.peak_memory_bytes_by_rank = tuple(int(number) for number in memory)
+        columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
+        memory, seconds = columns[: len(MEMORY)], columns[len(MEMORY) :]
+        self.memory_by_rank = tuple(
+            RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in zip(*memory, strict=True)
+        )
         metrics: dict[str, Any] = dict(reduced)
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
-        # The web UI does not draw lists: one number for the rank that took most, one for the rank that took least.
-        metrics["peak_memory_gib"] = max(self.peak_memory_bytes_by_rank) / GIB
-        metrics["peak_memory_gib_min"] = min(self.peak_memory_bytes_by_rank) / GIB
+        metrics.update(memory_metrics(self.memory_by_rank))
         if times is not None:
             metrics.update(_bubbles(times, *seconds))
         return metrics, ridden[: len(riders)]
@@ -121,11 +125,11 @@ class Reporter:
     def training(self, batches_trained: int, metrics: dict[str, Any], *, progress: float) -> None:
         """Send a report of training metrics."""
         if self._is_chief:
-            self._write_tensorboard("train", batches_trained, metrics)
+            self._write_tensorboard(TRAINING, batches_trained, metrics)
             with HEART.patiently():  # a master may not answer for a while
                 self._core.train.report_training_metrics(steps_completed=batches_trained, metrics=metrics)
                 self._core.train.report_progress(progress)
-            self._progress.report("training", batches_trained, metrics)
+            self._progress.report(TRAINING, batches_trained, metrics)
 
     def validation(self, batches_trained: int, metrics: dict[str, Any]) -> float | None:
         """Send a report of validation metrics.
@@ -136,9 +140,9 @@ class Reporter:
         if not self._is_chief:
             return None
         best_before = self._core.train.get_experiment_best_validation()
-        self._write_tensorboard("val", batches_trained, metrics)
+        self._write_tensorboard(VALIDATION, batches_trained, metrics)
         self._core.train.report_validation_metrics(steps_completed=batches_trained, metrics=metrics)
-        self._progress.report("validation", batches_trained, metrics)
+        self._progress.report(VALIDATION, batches_trained, metrics)
         return None if best_before is None else float(best_before)
 
     def upload(self) -> None:
@@ -158,11 +162,9 @@ class Reporter:
     def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
         return self._is_chief or not path.match("*tfevents*")
 
-    def _write_tensorboard(self, kind: str, batches_trained: int, metrics: dict[str, Any]) -> None:
-        """Scalars under the names that Determined's harness gives them, e.g. ``Determined/loss``."""
+    def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
         if self._context.get_enable_tensorboard_logging():
-            writer = self._context.get_tensorboard_writer()
-            pytorch._log_tb_metrics(writer, kind, batches_trained, metrics, None)
+            write_scalars(self._context.get_tensorboard_writer(), group, batches_trained, metrics)
 
 
 def _bubbles(times: InstructionTimes, busy_s: Sequence[float], span_s: Sequence[float]) -> dict[str, float]:
@@ -186,11 +188,3 @@ def engine_metrics(engine: Any) -> dict[str, Any]:
     if engine.fp16_enabled() or engine.skipped_steps:
         metrics["skipped_steps"] = int(engine.skipped_steps)
     return metrics
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this rank has held: allocated on its GPU, or resident on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

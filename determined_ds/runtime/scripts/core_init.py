@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import determined as det
-from determined import core, tensorboard
+from determined import core
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.checkpoint_files import (
@@ -32,6 +32,7 @@ from determined_ds.runtime.local_core import (
     LocalTrainContext,
     SignalPreemptContext,
 )
+from determined_ds.runtime.scalars import write_batches, write_scalars
 from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.system_metrics import LocalProfiler
 from determined_ds.runtime.warning_keeper import warned
@@ -256,12 +257,17 @@ class ScriptTrainContext(LocalTrainContext):
             self._write(group, steps_completed, metrics, batch_metrics)
 
     def _write(self, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any) -> None:
+        if group not in ("training", "validation"):
+            return
         if self._writer is None:
-            self._writer = tensorboard.BatchMetricWriter(_scalars(self._there.tensorboard))
-        if group == "training":
-            self._writer.on_train_step_end(steps_completed, metrics, batch_metrics)
-        elif group == "validation":
-            self._writer.on_validation_step_end(steps_completed, metrics)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(log_dir=str(self._there.tensorboard))
+        write_batches(self._writer, group, steps_completed, batch_metrics or ())
+        of_batches = {name for each in batch_metrics or () for name in each}
+        rest = {name: value for name, value in metrics.items() if name not in of_batches}
+        write_scalars(self._writer, group, steps_completed, rest)
+        self._writer.flush()
 
     def upload_tensorboard_files(self, *args: Any, **kwargs: Any) -> None:
         if self._tensorboard_mode == core.TensorboardMode.AUTO:
@@ -290,26 +296,6 @@ class ScriptTrainContext(LocalTrainContext):
 
     def get_metadata(self) -> dict[str, Any]:
         return self._there.read_metadata()
-
-
-def _scalars(folder: Path) -> Any:
-    """A writer of Determined's kind that writes to a folder."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    class Scalars(tensorboard.MetricWriter):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._writer = SummaryWriter(log_dir=str(folder))
-
-        def add_scalar(self, name: str, value: Any, step: int) -> None:
-            self._writer.add_scalar(name, value, step)
-
-        def reset(self) -> None:
-            self._writer.close()
-
-        def flush(self) -> None:
-            self._writer.flush()
-
-    return Scalars()
 
 
 # ------------------------------------------------------------------------------------------- searcher

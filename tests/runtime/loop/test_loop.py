@@ -176,14 +176,16 @@ def test_one_trace_for_each_scheduled_window(two_ranks: Ranks, tmp_path: Path) -
         assert steps in ({"ProfilerStep#2", "ProfilerStep#3"}, {"ProfilerStep#6", "ProfilerStep#7"})
 
 
-def test_tensorboard_has_the_scalars_under_determineds_names(one_rank: Ranks, tmp_path: Path) -> None:
+def test_tensorboard_has_the_scalars_under_the_names_of_the_metrics(one_rank: Ranks, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     one_rank.run(train, str(tmp_path), max_length=("batches", 4), reporting_period=("batches", 2))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert {"Determined/loss", "Determined/lr", "Determined/validation_loss"} <= set(events.Tags()["scalars"])
-    assert [event.step for event in events.Scalars("Determined/loss")] == [2, 4]
-    assert [event.step for event in events.Scalars("Determined/validation_loss")] == [4]
+    speed = {"samples_per_second", "memory_allocated_gb", "memory_reserved_gb"}
+    training = {f"training/{name}" for name in {"loss", "lr", "grad_norm", *speed}}
+    assert training | {"validation/validation_loss"} <= set(events.Tags()["scalars"])
+    assert [event.step for event in events.Scalars("training/loss")] == [2, 4]
+    assert [event.step for event in events.Scalars("validation/validation_loss")] == [4]
 
 
 @pytest.mark.parametrize(

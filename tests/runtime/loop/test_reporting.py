@@ -11,6 +11,7 @@ import torch
 from determined_ds.runtime.loop import reporting
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.loop.reporting import Reporter
+from determined_ds.runtime.rank_memory import RankMemory
 
 BACKLOG_S = 8.0
 
@@ -87,7 +88,8 @@ def test_before_a_validation_a_gpu_is_waited_for(queue: Queue, monkeypatch: pyte
         queue.now_s += backlogs_s.pop(0)
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    monkeypatch.setattr(reporting, "peak_memory_bytes", lambda device: 0)
+    nothing = RankMemory(peak_bytes=0, allocated_bytes=0, reserved_bytes=0)
+    monkeypatch.setattr(reporting, "rank_memory", lambda device: nothing)
     reporter = reporter_of("cuda")
     reporter.batch_begins()
     queue.now_s += 1
