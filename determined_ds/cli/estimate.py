@@ -20,9 +20,9 @@ Examples:
   det-ds estimate --hf-config path/to/config.json --gpu-memory 80GiB --activation-checkpointing
 """
 DEFAULT_SLOTS = 8
-WIDTH = 100
 PARTS = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total", "host")
-HEADERS = ("params", "grads", "optimizer", "activ.", "buffers", "total", "host")
+# Of the same, each with its rank: where there is no room, those with the highest number go first, never those with 0.
+HEADERS = {"params": 2, "grads": 3, "optim.": 1, "activ.": 1, "buffers": 4, "total": 0, "host": 0}
 
 
 @click.command(epilog=EPILOG)
@@ -176,35 +176,41 @@ def _label(strategy: Strategy) -> str:
 
 
 def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, marked: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from determined_ds.memory.units import GIB, MIB
+    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width, wrapped
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.width = max(WIDTH, console.width)
-    console.print(Text("\n".join(_heading(shape, rows[0].strategy))))
+    width = terminal_width()
     totals = [row.memory.total_bytes for row in rows]
     unit, size = ("GiB", GIB) if min(totals) >= GIB // 8 or max(totals) >= 64 * GIB else ("MiB", MIB)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
-    table.add_column(f"{unit} a rank", no_wrap=True)
-    for header in HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
+    columns = [FittedColumn(head=(f"{unit} a rank",), no_room="above")]
+    columns += [
+        FittedColumn(head=(header,), align="right", no_room="drop" if rank else "keep", rank=rank)
+        for header, rank in HEADERS.items()
+    ]
     if gpu is not None:
-        table.add_column("fits", justify="right", no_wrap=True)
-        table.add_column("max micro", justify="right", no_wrap=True)
+        columns += [FittedColumn(head=(head,), align="right") for head in ("fits", "micro")]
+    found = []
     for row in rows:
         label = _label(row.strategy)
         cells = [label + (" *" if label == marked else "")]
-        cells += [f"{getattr(row.memory, f'{part}_bytes') / size:,.2f}" for part in PARTS]
+        cells += [_size(getattr(row.memory, f"{part}_bytes") / size) for part in PARTS]
         if gpu is not None:
             cells += ["yes" if row.fits else "no", str(row.largest_micro_batch or "-")]
-        table.add_row(*cells, style=None if row.fits or gpu is None else "dim")
-    console.print()
-    console.print(table)
-    console.print()
-    console.print(Text("\n".join([*_footing(rows, gpu, marked), _checkpoints(shape, rows, marked)])))
+        found.append(FittedRow(cells=[(cell,) for cell in cells]))
+    head, *lines = map(plain, fitted(columns, found, width))
+    about, notes = (
+        _heading(shape, rows[0].strategy),
+        [*_footing(rows, gpu, marked), _checkpoints(shape, rows, marked)],
+    )
+    before, after = (
+        "\n".join(part for line in texts for part in wrapped(line, width)) for texts in (about, notes)
+    )
+    click.echo("\n".join([before, "", click.style(head, bold=True), *lines, "", after]))
+
+
+def _size(value: float) -> str:
+    """Two decimals; one where there are four digits before them."""
+    return f"{value:,.2f}" if value < 1000 else f"{value:,.1f}"
 
 
 def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
@@ -255,6 +261,7 @@ def _footing(rows: list[Fit], gpu: int | None, marked: str | None) -> list[str]:
     if gpu is None:
         return [*lines, "--gpu-memory 80GiB shows what fits"]
     usable = usable_bytes(gpu)
+    lines.append("micro: the largest micro-batch that fits")
     lines.append(
         f"usable: {format_bytes(usable)} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
         f" {FRAGMENTED:.0%} of the rest for fragments"

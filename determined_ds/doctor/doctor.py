@@ -58,12 +58,14 @@ def doctor(
 
 
 def _show(findings: list[Diagnosis]) -> None:
+    from determined_ds.report.fitted import terminal_width, wrapped
+
     width = max(len(finding.name) for finding in findings)
+    indent = " " * (width + 11)
     for finding in findings:
+        texts = [finding.found]
+        texts += [f"needed: {finding.needed}"] if finding.needed and finding.state != "ok" else []
+        texts += [f"fix: {finding.fix}"] if finding.fix else []
+        lines = [line for text in texts for line in wrapped(text, max(30, terminal_width() - len(indent)))]
         state = click.style(f"{finding.state:<8}", fg=COLOURS[finding.state])
-        click.echo(f"{state} {finding.name:<{width}}  {finding.found}")
-        indent = " " * (width + 11)
-        if finding.needed and finding.state != "ok":
-            click.echo(f"{indent}needed: {finding.needed}")
-        if finding.fix:
-            click.echo(f"{indent}fix: {finding.fix}")
+        click.echo(f"\n{indent}".join([f"{state} {finding.name:<{width}}  {lines[0]}", *lines[1:]]))

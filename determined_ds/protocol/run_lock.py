@@ -80,7 +80,9 @@ def is_held(run_dir: Path) -> bool:
     """Whether a process writes to a run directory. Does not disturb one that is about to."""
     with contextlib.suppress(OSError), RunDir(run_dir).lock.open("rb") as file:
         pid, host = _holder(file.fileno())
-        if pid and not _has_ended(pid, host):  # then it is almost always held, so that looking does not take it
+        if pid and not _has_ended(
+            pid, host
+        ):  # then it is almost always held, so that looking does not take it
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from determined_ds.report.formatting import ALIKE, byte_unit, label, name_of, number, percent, slots_text
+from determined_ds.report.formatting import byte_unit, label, name_of, number, percent, slots_text
 from determined_ds.report.results import Results
+from determined_ds.report.strengths import ALIKE
 
 
 def caption(name: str, results: Results) -> str:
@@ -69,7 +70,7 @@ def _scaling(results: Results) -> str:
     share, row = max(((share, row) for share, row in known if row.slots == most), key=lambda pair: pair[0])
     return (
         "100 % would be twice as fast on twice as many slots, the global batch unchanged."
-        f" On {slots_text(most)} {name_of(row)} keeps most: {percent(share)}."
+        f" On {slots_text(most)} {name_of(row, results)} keeps most: {percent(share)}."
     )
 
 

@@ -14,12 +14,13 @@ from determined_ds.report.formatting import (
     loss_text,
     number,
     percent,
-    printable,
     ratio,
     shares,
     step_unit,
 )
 from determined_ds.report.results import Results, Row
+from determined_ds.report.strengths import best_for
+from determined_ds.report.texts import printable
 
 UNKNOWN = "–"
 
@@ -200,6 +201,13 @@ CSV = {
         best=min,
     ),
     "target_loss": Column(value=lambda results, _: results.target_loss),
+    "best_for": Column(
+        value=lambda results, row: ", ".join(best_for(results, row)) or None,
+        head="best for",
+        text=str,
+        tip="What no other row is better for; tied: another cannot be distinguished from it",
+        align="left",
+    ),
 }
 COLUMNS = {
     **CSV,

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from determined_ds.memory.units import GIB, KIB, MIB, TIB
 from determined_ds.report.results import CANNOT_RUN, FAILED, OUT_OF_MEMORY, STOPPED, Results, Row
+from determined_ds.report.strengths import ALIKE, SPEED
+from determined_ds.report.texts import distinct_names, printable, shortened
 
 LONGEST_NAME = 40
 SMALLEST, LARGEST = 1e-6, 1e12  # of the numbers that are written out
-ALIKE = 1.01  # sizes that differ by less are the same
 LONGEST_REASON = 600
 RAN_OUT = {
     OUT_OF_MEMORY: "ran out of memory",
@@ -18,24 +19,6 @@ RAN_OUT = {
     CANNOT_RUN: "cannot run",
     STOPPED: "was stopped",
 }
-
-
-def printable(text: str) -> str:
-    """A text on one line, with what moves a cursor or breaks a file written out: it came from outside."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
-
-
-def shortened(text: str, most: int) -> str:
-    """A text of so many characters at most."""
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
-
-
-def squeezed(text: str, most: int) -> str:
-    """A text of so many characters at most, with its end: names that begin alike differ there."""
-    if len(text) <= most:
-        return text
-    end = (most - 1) // 2
-    return f"{text[: most - 1 - end].rstrip()}…{text[len(text) - end :].lstrip()}"
 
 
 # ---------------------------------------------------------------------------------------------- numbers
@@ -120,9 +103,9 @@ def has_several_slots(results: Results) -> bool:
     return len({row.slots for row in results.rows}) > 1
 
 
-def name_of(row: Row, most: int = LONGEST_NAME) -> str:
-    """A row's name, fit to be shown."""
-    return squeezed(printable(row.name), most)
+def name_of(row: Row, results: Results, most: int = LONGEST_NAME) -> str:
+    """A row's name, fit to be shown, and another than that of any row of another name."""
+    return distinct_names((printable(each.name) for each in results.rows), most)[printable(row.name)]
 
 
 def label(row: Row, results: Results, joint: str = " on ", most: int = LONGEST_NAME) -> str:
@@ -135,7 +118,7 @@ def label(row: Row, results: Results, joint: str = " on ", most: int = LONGEST_N
         most: Characters of the name.
     """
     slots = f"{joint}{slots_text(row.slots)}" if has_several_slots(results) else ""
-    return f"{name_of(row, most)}{slots}"
+    return f"{name_of(row, results, most)}{slots}"
 
 
 def shares(row: Row, results: Results) -> str:
@@ -205,20 +188,12 @@ def verdict(results: Results) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def is_distinguishable(row: Row, fastest: Row) -> bool:
-    """Whether a row is slower than the fastest by more than repetitions differ: their spreads do not meet."""
-    mine, best = row.samples_per_second_spread, fastest.samples_per_second_spread
-    if mine is None or best is None or min(len(row.repetitions), len(fastest.repetitions)) < 2:
-        return True
-    return mine[1] < best[0]
-
-
 def _about_speed(results: Results, fastest: Row, timed: list[Row]) -> str:
     name, speed = label(fastest, results), f"{number(fastest.samples_per_second, 3)} samples/s"
     if len(timed) == 1:
         return f"{name} does {speed}"
     beside = _beside(results, fastest, timed)
-    close = [row for row in timed if row is not fastest and not is_distinguishable(row, fastest)]
+    close = [row for row in timed if row is not fastest and SPEED.is_tied(results, row, fastest)]
     if close:
         others = _listed([label(row, results) for row in close])
         beside += f" (too close to {others} to distinguish)"
@@ -232,7 +207,7 @@ def _beside(results: Results, fastest: Row, timed: list[Row]) -> str:
     other = next((row for row in [*alike, *timed[:1]] if row is not fastest), None)
     if other is None or not other.samples_per_second or not fastest.samples_per_second:
         return ""
-    named = label(other, results) if other.slots != fastest.slots else name_of(other)
+    named = label(other, results) if other.slots != fastest.slots else name_of(other, results)
     return f", {fastest.samples_per_second / other.samples_per_second:.2f} times {named}"
 
 

@@ -19,15 +19,14 @@ from determined_ds.report.formatting import (
     label,
     loss_text,
     memory_note,
-    printable,
+    name_of,
     reason,
-    shortened,
-    squeezed,
     unmeasured,
     verdict,
 )
 from determined_ds.report.pictures import PICTURES
 from determined_ds.report.results import WINDOW, Results, Row
+from determined_ds.report.strengths import without_winner
 from determined_ds.report.style import (
     FONTS,
     GRID,
@@ -39,6 +38,7 @@ from determined_ds.report.style import (
     palette_index,
     svg_of,
 )
+from determined_ds.report.texts import printable, shortened
 
 LONGEST_NAME = 120
 LONGEST_REASON = 160  # the whole reason stands below the table
@@ -64,6 +64,7 @@ CELLS = (
     ("loss", "loss_against_first"),
     ("seconds_to_target_loss", ""),
 )
+BEST_FOR = "best_for"
 Pair = tuple[Column, Column | None]
 
 
@@ -81,6 +82,8 @@ def report_page(results: Results) -> str:
     pairs = [(COLUMNS[name], COLUMNS.get(below)) for name, below in CELLS]
     pairs = [pair for pair in pairs if pair[0].is_known(results)]
     slots: Pair = (COLUMNS["slots"], None)
+    if COLUMNS[BEST_FOR].is_known(results):
+        pairs.insert(0, (COLUMNS[BEST_FOR], None))
     best = [_best(column, results) for column, _ in pairs]
     heads = [(COLUMNS["name"], None), slots, *pairs]
     note = memory_note(results)
@@ -98,6 +101,7 @@ def report_page(results: Results) -> str:
         results=results,
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
         first=label(results.first, results) if results.first else "",
+        alike=", ".join(without_winner(results)),
         heads=[_head(pair, results) for pair in heads],
         rows=[_row(row, results, pairs, best) for row in results.rows],
         pictures=list(_pictures(results)),
@@ -178,7 +182,7 @@ def _best(column: Column, results: Results) -> float | None:
 
 
 def _row(row: Row, results: Results, pairs: list[Pair], best: list[float | None]) -> dict[str, Any]:
-    name = squeezed(printable(row.name), LONGEST_NAME)
+    name = name_of(row, results, LONGEST_NAME)
     status, _, why = reason(row).partition(": ")
     below = COLUMNS["layout"].shown(results, row)
     cells = [_cell((COLUMNS["slots"], None), results, row, None)]
@@ -197,11 +201,12 @@ def _cell(pair: Pair, results: Results, row: Row, best: float | None) -> dict[st
     column, below = pair
     value = column.value(results, row)
     small = below.shown(results, row) if below else UNKNOWN
+    is_text = column.align == "left"
     return {
-        "text": column.shown(results, row),
+        "text": column.shown(results, row) if value is not None or not is_text else "",
         "small": "" if small == UNKNOWN else small,
-        "value": repr(value) if value is not None and math.isfinite(value) else None,
-        "best": value is not None and value == best,
+        "value": value if is_text else repr(value) if value is not None and math.isfinite(value) else None,
+        "class": "words" if is_text else "best" if value is not None and value == best else "",
     }
 
 

@@ -6,44 +6,28 @@ What was not measured is named below.
 
 from __future__ import annotations
 
-import itertools
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.report.formatting import (
-    byte_unit,
-    label,
-    number,
-    percent,
-    printable,
-    slots_text,
-    squeezed,
-    unmeasured,
+from determined_ds.report.bars import (
+    bars,
+    beside,
+    end_labels,
+    height_of,
+    name_bars,
+    note_missing,
+    places_of,
 )
+from determined_ds.report.formatting import byte_unit, label, number, percent, slots_text
 from determined_ds.report.results import WINDOW, Results, Row
-from determined_ds.report.style import (
-    FONT_PT,
-    GROUND,
-    INK,
-    MUTED,
-    ROW_IN,
-    SMALL_PT,
-    colours,
-    drawing,
-    figure_of,
-)
+from determined_ds.report.style import GROUND, INK, MUTED, colours, drawing, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LONGEST_LABEL = 16  # of a name
-NOTE_WIDTH = 74
 DOT: dict[str, Any] = {"markeredgecolor": GROUND, "markersize": 7, "zorder": 4}
-APART = 0.45  # between bars of other numbers of slots
-ROOM = 1.22  # of an axis beside its longest bar, for the number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +55,16 @@ def memory_picture(results: Results) -> Figure | None:
     if not rows and not with_states:
         return None
     with drawing():
-        figure, panels = figure_of([_height(each) for each in (rows, with_states) if each])
+        figure, panels = figure_of([height_of(each, results) for each in (rows, with_states) if each])
         if rows:
             name, size = byte_unit(row.peak_memory_bytes for row in rows)
             kind = "resident" if results.accelerator == "cpu" else "device"
-            _bars(panels[0], results, rows, [(row.peak_memory_bytes or 0) / size for row in rows])
+            bars(panels[0], results, rows, [(row.peak_memory_bytes or 0) / size for row in rows])
             panels[0].set_title("Peak memory of a rank")
             panels[0].set_xlabel(f"{name} of {kind} memory")
         if with_states:
             _states(panels[-1], results, with_states)
-        _note(figure, results)
+        note_missing(figure, results)
     return figure
 
 
@@ -93,16 +77,16 @@ def throughput_picture(results: Results) -> Figure | None:
     if not rows:
         return None
     with drawing():
-        figure, (panel,) = figure_of([_height(rows)])
+        figure, (panel,) = figure_of([height_of(rows, results)])
         values = [row.samples_per_second or 0 for row in rows]
         spreads = [
             row.samples_per_second_spread or (value, value) for row, value in zip(rows, values, strict=True)
         ]
-        _bars(panel, results, rows, values, spreads)
+        bars(panel, results, rows, values, spreads)
         panel.set_title("Throughput")
         repeated = max(len(row.repetitions) for row in rows) > 1
         panel.set_xlabel("samples per second" + ("; whiskers: repetitions" if repeated else ""))
-        _note(figure, results)
+        note_missing(figure, results)
     return figure
 
 
@@ -116,7 +100,7 @@ def loss_picture(results: Results) -> Figure | None:
     if not rows or target is None:
         return None
     with drawing():
-        figure, (curves, times) = figure_of([2.1, _height(rows)])
+        figure, (curves, times) = figure_of([2.1, height_of(rows, results)])
         colour = colours(results)
         most = max(row.slots for row in rows)
         for row in rows:
@@ -138,7 +122,7 @@ def loss_picture(results: Results) -> Figure | None:
         for panel in (curves, times):
             panel.set_xlim(0, longest * 1.16)
             panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-        _note(figure, results)
+        note_missing(figure, results)
     return figure
 
 
@@ -174,8 +158,8 @@ def scaling_picture(results: Results) -> Figure | None:
         panel.grid(axis="y")
         panel.set_title("Scaling efficiency")
         panel.set_ylabel("share of ideal throughput")
-        _end_labels(panel, ends, colour, apart=top / 2.4 * 0.17)
-        _note(figure, results)
+        end_labels(panel, ends, results, apart=top / 2.4 * 0.17)
+        note_missing(figure, results)
     return figure
 
 
@@ -193,16 +177,16 @@ def bubble_picture(results: Results) -> Figure | None:
         for at, row in enumerate(rows):
             measured, ideal = 100 * (row.bubble or 0), row.bubble_ideal
             panel.barh(at - 0.2, measured, 0.36, color=colour[row.name])
-            _beside(panel, measured, at - 0.2, f"{percent(row.bubble)} measured")
+            beside(panel, measured, at - 0.2, f"{percent(row.bubble)} measured")
             if ideal is not None:
                 panel.barh(at + 0.2, 100 * ideal, 0.36, color=colour[row.name], alpha=0.4)
-                _beside(panel, 100 * ideal, at + 0.2, f"{percent(ideal)} ideal", MUTED)
-        _name_bars(panel, results, rows, range(len(rows)))
+                beside(panel, 100 * ideal, at + 0.2, f"{percent(ideal)} ideal", MUTED)
+        name_bars(panel, results, rows, range(len(rows)))
         longest = max(100 * max(row.bubble or 0, row.bubble_ideal or 0) for row in rows)
         panel.set_xlim(0, 1.75 * longest or 1)
         panel.set_title("A pipeline's bubble")
         panel.set_xlabel("% of a step's time that its stages wait")
-        _note(figure, results, of_pipelines=True)
+        note_missing(figure, results, of_pipelines=True)
     return figure
 
 
@@ -215,51 +199,6 @@ PICTURES = (
 )
 
 
-# -------------------------------------------------------------------------------------------- their parts
-
-
-def _height(rows: Sequence[Row]) -> float:
-    return max(0.6, ROW_IN * (_places(rows)[-1] + 1))
-
-
-def _places(rows: Sequence[Row]) -> list[float]:
-    """Where each row's bar is, downwards: those on as many slots together, where they follow each other."""
-    changes = [before.slots != row.slots for before, row in itertools.pairwise(rows)]
-    together = sum(changes) == len({row.slots for row in rows}) - 1
-    places = [0.0]
-    for is_other in changes:
-        places.append(places[-1] + (1 + APART if is_other and together else 1))
-    return places
-
-
-def _bars(
-    panel: Axes,
-    results: Results,
-    rows: Sequence[Row],
-    values: Sequence[float],
-    spreads: Sequence[tuple[float, float]] | None = None,
-    reach: Sequence[float] = (),
-) -> None:
-    """Bars from zero, with whiskers where there are spreads; each has its number right of all that is drawn of it."""
-    colour = colours(results)
-    whiskers = spreads or [(value, value) for value in values]
-    ends = reach or [max(value, high) for value, (_, high) in zip(values, whiskers, strict=True)]
-    for at, row, value, (low, high), end in zip(_places(rows), rows, values, whiskers, ends, strict=True):
-        panel.barh(at, value, 0.7, color=colour[row.name])
-        if low < high:
-            panel.errorbar(
-                value,
-                at,
-                xerr=[[max(0, value - low)], [max(0, high - value)]],
-                color=INK,
-                elinewidth=1.2,
-                capsize=3,
-            )
-        _beside(panel, end, at, number(value, 3))
-    _name_bars(panel, results, rows)
-    panel.set_xlim(0, ROOM * max(ends) or 1)
-
-
 def _states(panel: Axes, results: Results, rows: Sequence[Row]) -> None:
     unit, size = byte_unit(
         each for row in rows for each in (row.model_state_bytes, row.estimated_model_state_bytes)
@@ -267,8 +206,8 @@ def _states(panel: Axes, results: Results, rows: Sequence[Row]) -> None:
     values = [(row.model_state_bytes or 0) / size for row in rows]
     estimates = [row.estimated_model_state_bytes for row in rows]
     reach = [max(value, (each or 0) / size) for value, each in zip(values, estimates, strict=True)]
-    _bars(panel, results, rows, values, reach=reach)
-    for at, estimate in zip(_places(rows), estimates, strict=True):
+    bars(panel, results, rows, values, reach=reach)
+    for at, estimate in zip(places_of(rows), estimates, strict=True):
         if estimate is not None:
             panel.plot(
                 [estimate / size] * 2, [at - 0.43, at + 0.43], color=INK, linewidth=1.8, solid_capstyle="butt"
@@ -282,74 +221,13 @@ def _lollipops(
     panel: Axes, results: Results, rows: Sequence[Row], seconds: Sequence[float | None], title: str
 ) -> None:
     colour = colours(results)
-    for at, row, reached in zip(_places(rows), rows, seconds, strict=True):
+    for at, row, reached in zip(places_of(rows), rows, seconds, strict=True):
         if reached is None:
-            _beside(panel, 0, at, "not reached", MUTED)
+            beside(panel, 0, at, "not reached", MUTED)
             continue
         panel.barh(at, reached, 0.12, color=colour[row.name])
         panel.plot(reached, at, "o", color=colour[row.name], **DOT)
-        _beside(panel, reached, at, f"{number(reached, 3)} s", gap=8)
-    _name_bars(panel, results, rows)
+        beside(panel, reached, at, f"{number(reached, 3)} s", gap=8)
+    name_bars(panel, results, rows)
     panel.set_title(title)
     panel.set_xlabel("seconds of training")
-
-
-def _name_bars(panel: Axes, results: Results, rows: Sequence[Row], places: Sequence[float] = ()) -> None:
-    """The rows' names at the left, the first on top."""
-    names = [label(row, results, ", ", LONGEST_LABEL) for row in rows]
-    places = list(places or _places(rows))
-    panel.set_yticks(places, names, color=INK, fontsize=FONT_PT)
-    panel.set_ylim(places[-1] + 0.6, -0.6)
-    panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-    panel.tick_params(axis="x", length=3)
-
-
-def _beside(panel: Axes, value: float, at: float, text: str, colour: str = INK, gap: float = 5) -> None:
-    """A text right of where a bar ends."""
-    panel.annotate(
-        text,
-        (value, at),
-        xytext=(gap, 0),
-        textcoords="offset points",
-        va="center",
-        color=colour,
-        fontsize=SMALL_PT,
-    )
-
-
-def _end_labels(
-    panel: Axes, ends: Sequence[tuple[float, float, str]], colour: dict[str, str], apart: float
-) -> None:
-    """The lines' names at their right ends, moved apart where they would lie on each other."""
-    ordered = sorted(ends, key=lambda end: end[1])
-    heights: list[float] = []
-    for _, value, _ in ordered:
-        heights.append(max(value, heights[-1] + apart) if heights else value)
-    shift = sum(end[1] - height for end, height in zip(ordered, heights, strict=True)) / len(ordered)
-    for (x, value, name), height in zip(ordered, heights, strict=True):
-        panel.annotate(
-            f"{squeezed(printable(name), LONGEST_LABEL)}  {value:.0f} %",
-            (x, value),
-            xytext=(x + 0.08, height + shift),
-            va="center",
-            color=INK,
-            fontsize=SMALL_PT,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour[name],
-                "linewidth": 0.8,
-                "shrinkA": 0,
-                "shrinkB": 3,
-            },
-        )
-
-
-def _note(figure: Figure, results: Results, *, of_pipelines: bool = False) -> None:
-    """Below the axes, what is not in them, and why."""
-    missing = [row for row in unmeasured(results) if row.is_pipeline or not of_pipelines]
-    if not missing:
-        return
-    named = "; ".join(f"{label(row, results, ', ')} ({row.status})" for row in missing)
-    lines = textwrap.wrap(f"Not measured: {named}", NOTE_WIDTH, max_lines=4, placeholder=" …")
-    figure.set_figheight(figure.get_figheight() + 0.17 * len(lines))
-    figure.supxlabel("\n".join(lines), x=0.015, ha="left", fontsize=SMALL_PT, color=MUTED, linespacing=1.35)

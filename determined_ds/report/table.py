@@ -6,38 +6,39 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from determined_ds.report.columns import COLUMNS, CSV, UNKNOWN, Column
-from determined_ds.report.formatting import label, memory_note, percent, reason, shortened, squeezed
+from determined_ds.report.fitted import NAME, PLAIN, Fitted, FittedColumn, FittedRow
+from determined_ds.report.formatting import has_several_slots, label, memory_note, percent, reason
 from determined_ds.report.results import Results, Row
+from determined_ds.report.strengths import without_winner
+from determined_ds.report.texts import shortened
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-LONGEST = 24  # of a name
 LONGEST_REASON = 240
-GAP = 2
+REASON_STYLE = "yellow"
 CRLF = "\r\n"
-# Each column as its lines, made of the columns that they name; the first of a line gives the heading.
-LINES: tuple[tuple[str, ...], ...] = (
-    ("{name}", "{shares}"),
-    ("{slots}", "{micro}"),
-    ("{step_median_s}", "{spread}"),
-    ("{step_p95_s}",),
-    ("{samples_per_s} {samples_per_s_against_first:>5}", "{tokens_per_s}"),
+BEST_FOR = ("{best_for}",)  # of few rows is it known
+# Each column as its lines, made of the columns that they name, the first of a line gives the heading; and what becomes
+# of it where there is no room, the one with the highest number being dropped first.
+Lines = tuple[str, ...]
+LINES: dict[Lines, tuple[Literal["keep", "drop", "below", "above"], int]] = {
+    ("{name}", "{shares}"): ("above", 0),
+    ("{slots}", "{micro}"): ("drop", 3),
+    ("{step_median_s}", "{spread}"): ("keep", 0),
+    ("{step_p95_s}",): ("drop", 4),
+    ("{samples_per_s} {samples_per_s_against_first:>5}", "{tokens_per_s}"): ("keep", 0),
     (
         "{peak_memory_bytes} {peak_memory_against_first:>5}",
         "{model_state_bytes} ({estimated_model_state_bytes})",
-    ),
-    ("{loss}", "{loss_against_first}"),
-)
-Cell = Sequence[str]  # its lines
-Place = tuple[int, Literal["left", "right"]]  # width and alignment
+    ): ("drop", 1),
+    ("{loss}", "{loss_against_first}"): ("drop", 2),
+    BEST_FOR: ("below", 0),
+}
 
 
-def results_table(results: Results) -> Table:
-    """The table for a terminal of 80 columns or more, two lines for each row.
+def results_table(results: Results) -> Fitted:
+    """The table for a terminal, two lines for each row; it fits whatever width the console has.
 
     The reason why a row was not measured spans the columns; a pipeline has its bubble below. Ratios and differences
     are against the first measured row.
@@ -45,38 +46,23 @@ def results_table(results: Results) -> Table:
     Args:
         results: What was measured.
     """
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = [
-        [first, *(line for line in rest if _leading(line).is_known(results))] for first, *rest in LINES
+    columns = {
+        (first, *(line for line in rest if _leading(line).is_known(results))): no_room
+        for (first, *rest), no_room in LINES.items()
+    }
+    heads = [
+        FittedColumn(
+            head=tuple(_leading(line).heading(results) for line in lines),
+            align=_leading(lines[0]).align,
+            no_room="keep" if lines[0] == "{slots}" and has_several_slots(results) else no_room,
+            rank=rank,
+            style=NAME if lines[0] == "{name}" else PLAIN,
+        )
+        for lines, (no_room, rank) in columns.items()
+        if lines != BEST_FOR or _leading(lines[0]).is_known(results)
     ]
-    heads = [[_leading(line).heading(results) for line in lines] for lines in columns]
-    rows = [_cells(columns, results, row) for row in results.rows]
-    every: list[Sequence[Cell]] = [heads, *rows]
-    widths = [max(cell_len(line) for cells in every for line in cells[at]) for at in range(len(heads))]
-    places: list[Place] = [
-        (width, _leading(lines[0]).align) for width, lines in zip(widths, columns, strict=True)
-    ]
-    across: list[Place] = [*places[:2], (sum(widths[2:]) + GAP * (len(widths) - 3), "left")]
-    table = Table.grid()
-    table.add_column(max_width=sum(widths) + GAP * (len(widths) - 1))
-    table.add_row(_line(heads, places, "bold", "bold"))
-    for row, cells in zip(results.rows, rows, strict=True):
-        if not row.is_measured:
-            why = shortened(reason(row), LONGEST_REASON)
-            table.add_row(_line([*cells[:2], [why]], across, "bold", "yellow"))
-            continue
-        table.add_row(_line(cells, places, "bold", ""))
-        if row.bubble is not None:
-            bubble = (
-                f"bubble {percent(row.bubble)} of the time; {percent(row.bubble_ideal)} by the schedule alone"
-            )
-            table.add_row(_line([[], [], [bubble]], across, "", ""))
-    for note in _footnotes(results):
-        table.add_row(Text(note, "dim"))
-    return table
+    rows = [_row(list(columns), results, row) for row in results.rows]
+    return Fitted(columns=heads, rows=rows, notes=_footnotes(results))
 
 
 def _leading(line: str) -> Column:
@@ -85,28 +71,24 @@ def _leading(line: str) -> Column:
     return COLUMNS[found[1]]
 
 
-def _cells(columns: Sequence[Cell], results: Results, row: Row) -> list[Cell]:
+def _row(columns: Sequence[Lines], results: Results, row: Row) -> FittedRow:
     texts = {name: column.shown(results, row) for name, column in COLUMNS.items() if column.head}
-    texts["name"] = squeezed(texts["name"], LONGEST)
-    cells = [[line.format_map(texts) for line in lines] for lines in columns]
-    return [[lines[0], *("" if line == UNKNOWN else line for line in lines[1:])] for lines in cells]
-
-
-def _line(cells: Sequence[Cell], places: Sequence[Place], first_style: str, style: str) -> Table:
-    """Cells side by side, as a table of their own: a reason spans columns. On a narrow terminal the first shrinks."""
-    from rich.table import Table
-    from rich.text import Text
-
-    line = Table.grid(padding=(0, GAP, 0, 0), expand=True, pad_edge=False)
-    line.add_column(ratio=1, min_width=8, overflow="fold")
-    for width, align in places[1:]:
-        line.add_column(justify=align, width=width, overflow="fold")
-    texts = []
-    for index, lines in enumerate(cells):
-        above = Text(lines[0] if lines else "", style if index else first_style)
-        texts.append(Text("\n").join([above, *(Text(each, style or "dim") for each in lines[1:])]))
-    line.add_row(*texts)
-    return line
+    every = [(lines, [line.format_map(texts) for line in lines]) for lines in columns]
+    cells = [
+        tuple(
+            "" if text == UNKNOWN and (index or lines == BEST_FOR) else text
+            for index, text in enumerate(cell)
+        )
+        for lines, cell in every
+    ]
+    if not row.is_measured:
+        return FittedRow(cells=cells[:2], rest=shortened(reason(row), LONGEST_REASON), style=REASON_STYLE)
+    below = []
+    if row.bubble is not None:
+        below = [
+            f"bubble {percent(row.bubble)} of the time; {percent(row.bubble_ideal)} by the schedule alone"
+        ]
+    return FittedRow(cells=cells, below=below)
 
 
 def _footnotes(results: Results) -> list[str]:
@@ -116,6 +98,9 @@ def _footnotes(results: Results) -> list[str]:
     notes = ["", "step: median of all; spread: lowest and highest median of the repetitions"]
     if len(results.measured) > 1:
         notes.append(f"1.00x and +0.0000: against {label(first, results)}")
+    alike = without_winner(results)
+    if alike:
+        notes.append(f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do")
     if any(row.peak_memory_bytes is not None for row in results.measured):
         notes.append(
             f"memory: of the rank that takes most, its model states and (estimate); {memory_note(results)}"

@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from determined_ds.report.fitted import Fitted, FittedColumn, FittedRow
+from determined_ds.report.texts import printable
 
 REFRESH_S = 1.0  # a drawing takes some milliseconds
 BAR_CELLS = 12
@@ -113,36 +113,29 @@ class LiveDisplay(LineDisplay):
         self._live.stop()
 
 
-def table_of(view: SearchView) -> Table:
-    """A view as a table that fits 80 columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    caption = f"best: {view.best}\n{view.summary}" if view.best else view.summary
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        caption=Text(caption),
-        caption_justify="left",
-        caption_style="",
-        pad_edge=False,
-        padding=(0, 1),
-        expand=True,
+def table_of(view: SearchView) -> Fitted:
+    """A view as a table; where there is no room, a trial's point stands below it."""
+    columns = (
+        FittedColumn(head=("trial",), align="right"),
+        FittedColumn(head=("progress",), no_room="drop", rank=1),
+        FittedColumn(head=("batches",), align="right"),
+        FittedColumn(head=(view.metric,), align="right"),
+        FittedColumn(head=("point",), no_room="below"),
     )
-    table.add_column("trial", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("batches", justify="right", no_wrap=True)
-    table.add_column(view.metric, justify="right", no_wrap=True)
-    table.add_column("point", overflow="ellipsis", no_wrap=True, ratio=1)  # what is left
-    for trial in view.running:
-        table.add_row(
-            Text(str(trial.number)),
-            Text(bar_of(trial)),
-            Text(f"{trial.steps}/{trial.length}" if trial.length else str(trial.steps)),
-            Text("" if trial.value is None else f"{trial.value:.5g}"),
-            Text(trial.point),
+    rows = [
+        FittedRow(
+            cells=[
+                (str(trial.number),),
+                (bar_of(trial),),
+                (f"{trial.steps}/{trial.length}" if trial.length else str(trial.steps),),
+                ("" if trial.value is None else f"{trial.value:.5g}",),
+                (printable(trial.point),),
+            ]
         )
-    return table
+        for trial in view.running
+    ]
+    best = [f"best: {view.best}"] if view.best else []
+    return Fitted(columns=columns, rows=rows, notes=["", *best, view.summary])
 
 
 def bar_of(trial: TrialView) -> str:

@@ -14,13 +14,12 @@ from determined_ds.report.formatting import (
     label,
     layout,
     number,
-    printable,
     reason,
-    squeezed,
     step_unit,
     verdict,
 )
 from determined_ds.report.results import STOPPED, Results
+from determined_ds.report.texts import printable, squeezed
 from tests.report.making import MIB, any_results, comparison, failed, few, repetition, results, row
 
 
@@ -154,7 +153,7 @@ def test_on_several_slots_like_is_held_against_like() -> None:
     )
 
 
-def test_what_the_spread_does_not_tell_apart_is_not_told_apart() -> None:
+def test_what_the_spread_does_not_tell_apart_is_not_distinct_names() -> None:
     fast = row("zero1", repetition([0.20]), repetition([0.22]))
     near = row("zero2", repetition([0.21]), repetition([0.23]))
     slow = row("zero3", repetition([0.40]), repetition([0.41]))

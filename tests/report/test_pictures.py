@@ -164,7 +164,7 @@ def test_a_strategy_has_one_colour_in_all_pictures() -> None:
     assert [bar.get_facecolor() for bar in drawn(memory_picture(found))[0].patches] == by_bar
 
 
-def test_the_palette_is_told_apart_on_light_and_on_dark() -> None:
+def test_the_palette_is_distinct_names_on_light_and_on_dark() -> None:
     """WCAG 2: graphics have a contrast of their ground of 2 at least here, where each has its name beside it."""
     for at, ground in ((0, "#ffffff"), (1, "#1a2027")):
         for colour in (pair[at] for pair in PALETTE):

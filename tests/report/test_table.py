@@ -37,6 +37,31 @@ def test_every_number_is_there(width: int) -> None:
     assert " ".join(lines[at + 1].split()) == below
 
 
+def test_it_says_what_each_is_best_for() -> None:
+    """As a column where there is room, below the row where there is none."""
+    wide, narrow = rendered(comparison(), 200), rendered(comparison(), 80)
+    assert re.search(r"^zero0 +2 .*  speed, time to loss$", wide, re.MULTILINE)
+    assert "\n  best for speed, time to loss\n" in narrow
+    assert "no row is best for loss" in " ".join(wide.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_names_of_a_tuning_can_be_distinct_names(width: int) -> None:
+    names = [
+        f"zero{stage} micro 16 bf16{word} math attention" for stage in (0, 1) for word in ("", " compiled")
+    ]
+    lines = [" ".join(line.split()) for line in rendered(results(*map(row, names)), width).splitlines()]
+    for name in names:
+        assert sum(line == name or line.startswith(f"{name} 2 ") for line in lines) == 1
+
+
+def test_what_a_narrow_terminal_leaves_out_is_named() -> None:
+    text = rendered(comparison(), 60)
+    assert "no room here for: p95, ms, loss / vs. first" in " ".join(text.split())
+    assert re.search(r"^zero0 +1 ", text, re.MULTILINE)  # the slots tell it from the other zero0
+    assert re.search(r"^zero0 +2 ", text, re.MULTILINE)
+
+
 def test_a_pipeline_has_its_bubble_below() -> None:
     text = " ".join(rendered(comparison(), 80).split())
     assert "bubble 14.1 % of the time; 11.1 % by the schedule alone" in text
@@ -83,6 +108,7 @@ def test_nothing_in_a_name_is_markup_or_moves_the_cursor() -> None:
 @given(any_results())
 def test_any_results_have_a_table(found: Results) -> None:
     assert rendered(found, 80)
+    assert rendered(found, 60)
 
 
 # ------------------------------------------------------------------------------------------------------ CSV
@@ -116,7 +142,7 @@ def test_the_header_is_stable() -> None:
         "step_lowest_repetition_s,step_highest_repetition_s,samples_per_s,tokens_per_s,"
         "samples_per_s_against_first,scaling_efficiency,peak_memory_bytes,peak_memory_against_first,"
         "model_state_bytes,estimated_model_state_bytes,bubble,bubble_ideal,loss,loss_against_first,"
-        "seconds_to_target_loss,target_loss"
+        "seconds_to_target_loss,target_loss,best_for"
     )
 
 

@@ -70,15 +70,30 @@ def as_json_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def columns(
-    heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...] = ()
+    heads: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    *,
+    right: tuple[int, ...] = (),
+    below: tuple[int, ...] = (),
 ) -> list[str]:
-    """Rows with aligned columns; plain text, as tens of thousands of tensors are shown at once."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = []
-    for row in (heads, *rows):
-        cells = [
-            f"{cell:>{width}}" if at in right else f"{cell:<{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(f"  {'  '.join(cells)}".rstrip())
+    """Rows with aligned columns that fit the terminal; plain text, as tens of thousands of tensors are shown at once.
+
+    Args:
+        heads: Of the columns.
+        rows: Their cells; the first one is the name, which stands above its row where it is too long.
+        right: Columns that are aligned right.
+        below: Columns that stand below their rows where there is no room.
+    """
+    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width
+
+    table = [
+        FittedColumn(
+            head=(head,),
+            align="right" if at in right else "left",
+            no_room="above" if at == 0 else "below" if at in below else "keep",
+        )
+        for at, head in enumerate(heads)
+    ]
+    found = [FittedRow(cells=[(cell,) for cell in row]) for row in rows]
+    lines = [f"  {plain(line)}" for line in fitted(table, found, terminal_width() - 2)]
     return [click.style(lines[0], bold=True), *lines[1:]]

@@ -84,7 +84,8 @@ def _show_differences(
     tensors = {(each.engine, each.tensor) for each in found}
     click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
     rows = [_difference_row(each) for each in found[:MOST_SHOWN]]
-    click.echo("\n".join(columns(("tensor", "state", "what differs", "at", "values", "largest"), rows)))
+    heads = ("tensor", "state", "what differs", "at", "values", "largest")
+    click.echo("\n".join(columns(heads, rows, below=(2, 4))))
     if len(found) > MOST_SHOWN:
         click.echo(f"  ... and {len(found) - MOST_SHOWN} more; --json lists all")
 

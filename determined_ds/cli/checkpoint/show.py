@@ -104,7 +104,8 @@ def _engines(described: Description) -> list[str]:
         of = f"{count(len(engine.index.tensors), 'tensor')}, {format_count(engine.num_parameters or 0)} parameters"
         lines.append(f"{head}, {of}{', ' * bool(engine.index.optimizer)}{engine.index.optimizer}")
         rows = [_row(tensor) for tensor in tensors_of(engine.index)]
-        lines += columns(("tensor", "shape", "dtype", "norm", "size", "holds"), rows, right=(3, 4))
+        heads = ("tensor", "shape", "dtype", "norm", "size", "holds")
+        lines += columns(heads, rows, right=(3, 4), below=(5,))
     return lines
 
 
