@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
     )
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
+    add("--profile", action="store_true", help="record the measured steps by torch's profiler")
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     add("--predict", metavar="FILE", type=Path, help="write predictions")
@@ -136,7 +137,12 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
 
     period = fit_arguments(context.resolved.fit)["validation_period"]
     row = measure_throughput(
-        trial, context, steps=options.measure, warmup=options.warmup, validation_period=period
+        trial,
+        context,
+        steps=options.measure,
+        warmup=options.warmup,
+        profiles=options.profile,
+        validation_period=period,
     )
     if options.run_dir is not None and context.distributed.rank == 0:
         write_row(row, RunDir(options.run_dir).measured)

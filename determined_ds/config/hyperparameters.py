@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
 from determined_ds.documents.document import (
     Document,
     KeyPath,
@@ -60,10 +61,11 @@ class Duration:
 class FitOptions:
     """Arguments of ``Trainer.fit``, by the same names. None: as Determined defaults it.
 
-    The last four are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite,
+    The last ones are not Determined's: ``stop_on_nan`` stops a run at a loss that is not finite,
     ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them,
     ``warm_start`` is what a fork takes of its checkpoint: its weights alone, or all that an engine holds, and
     ``asynchronous_checkpoints`` says whether training continues while one is written; None: where that is worth it.
+    ``profile`` says which steps are recorded by torch's profiler; None: none.
     """
 
     max_length: Length | None = None
@@ -77,6 +79,7 @@ class FitOptions:
     save_total_limit: int | None = None
     warm_start: str = "weights"
     asynchronous_checkpoints: bool | None = None
+    profile: ProfiledSteps | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +293,8 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             values[key] = _length(document, path, problems)
         elif key == "save_total_limit":
             values[key] = _size(document, path, problems)
+        elif key == "profile":
+            continue  # below: it depends on the length
         elif key in CHOICES:
             if isinstance(value, str) and value in CHOICES[key]:
                 values[key] = value
@@ -301,7 +306,18 @@ def _fit(document: Document, problems: list[Problem]) -> FitOptions:
             values[key] = value
         else:
             problems.append(_wrong(document, path, KINDS[bool], "write true or false"))
+    if fit.get("profile") is not None:
+        values["profile"], wrong = read_profiled_steps(
+            document, ("fit", "profile"), num_batches=_in_batches(values.get("max_length"))
+        )
+        problems += wrong
     return FitOptions(**values)
+
+
+def _in_batches(length: Length | None) -> int | None:
+    """How many, where a length is in batches."""
+    is_known = length is not None and length.unit == "batches" and isinstance(length.value, int)
+    return length.value if is_known else None  # type: ignore[union-attr, return-value]
 
 
 def _length(document: Document, path: KeyPath, problems: list[Problem]) -> Length | Duration | None:

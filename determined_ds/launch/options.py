@@ -118,9 +118,10 @@ class RunOptions:
         default=False,
         is_flag=True,
     )
-    # For the commands that start many runs: compare, search, autotune.
+    # For the commands that start runs: compare, search, autotune, profile.
     measure: int | None = _option(metavar="STEPS", type=click.IntRange(min=1), hidden=True)
     warmup: int = _option(default=5, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
+    profile: bool = _option(default=False, is_flag=True, hidden=True)
     engine: str = _option(default="deepspeed", type=click.Choice(["deepspeed", "ddp"]), hidden=True)
     parent: int | None = _option(metavar="PID", type=int, hidden=True)
     local_rank: int | None = _option(type=int, hidden=True)  # added by deepspeed's launcher
@@ -147,6 +148,7 @@ class RunOptions:
         words += [] if self.engine == "deepspeed" else ["--engine", self.engine]
         if self.measure is not None:
             words += ["--measure", str(self.measure), "--warmup", str(self.warmup)]
+            words += ["--profile"] if self.profile else []
         return [*words, *(["--storage"] if self.storage else [])]
 
     def words(self, *, without: tuple[str, ...] = ()) -> list[str]:

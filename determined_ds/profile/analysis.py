@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from determined_ds.profile.host_parts import host_steps
+from determined_ds.profile.phases import phases_of
 from determined_ds.profile.step_parts import Profile, RankProfile
 from determined_ds.profile.trace_file import Trace, read_trace
 
@@ -39,7 +41,7 @@ def analyse(paths: Sequence[Path]) -> Profile:
 
 def of_rank(trace: Trace) -> RankProfile:
     """What the trace of a rank says."""
-    record = trace.record
+    record, phases = trace.record, phases_of(trace)
     return RankProfile(
         rank=record.rank,
         trace=trace.path.name,
@@ -48,4 +50,5 @@ def of_rank(trace: Trace) -> RankProfile:
         device=record.device,
         device_name=record.device_name,
         pipe_stage=record.pipe_stage,
+        steps=host_steps(trace, phases),
     )

@@ -90,8 +90,12 @@ class Trace:
 
     @property
     def steps(self) -> list[Event]:
-        """The ranges of training steps."""
-        return [event for event in self.events if event.name == STEP and event.category == "user_annotation"]
+        """The range of each step of the record, the last one where a step has begun again."""
+        found = {}
+        for event in self.events:
+            if event.category == "user_annotation" and event.name.startswith(f"{STEP}#"):
+                found[int(event.name.rpartition("#")[2])] = event
+        return [found[index] for index in sorted(found) if index < len(self.record.steps)]
 
     @property
     def device_events(self) -> list[Event]:
@@ -120,7 +124,7 @@ def read_trace(path: Path) -> Trace:
     events.sort(key=lambda event: (event.begin, -event.end))
     allocations = [_allocation(each) for each in raw if each.get("name") == "[memory]"]
     allocations.sort(key=lambda allocation: allocation.at)
-    main = next((event.tid for event in events if event.name == STEP), None)
+    main = next((event.tid for event in events if event.name.startswith(f"{STEP}#")), None)
     record = CaptureRecord.from_json(found[META])
     return Trace(path=path, record=record, events=events, allocations=allocations, main_thread=main)
 

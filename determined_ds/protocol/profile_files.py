@@ -17,7 +17,9 @@ PROFILE_JSON = "profile.json"  # in it: what was read from the traces
 META = "determined_ds"  # top-level key of a trace
 
 PREFIX = "determined_ds."
-STEP = PREFIX + "step"  # a whole training step; those below are within it
+STEP = (
+    PREFIX + "step"
+)  # and "#" and its index in the record: a whole training step; those below are within it
 DATA = PREFIX + "data"  # waiting for the loader, and moving what it gave to the device
 FORWARD = PREFIX + "forward"
 BACKWARD = PREFIX + "backward"

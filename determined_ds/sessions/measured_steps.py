@@ -36,8 +36,7 @@ class MeasuredSteps(Measuring, SteppedLoop):
     def pause(self) -> None:
         """What follows is not the step's, once an engine has stepped."""
         super().pause()
-        now, before = self._counters(), self._before
-        if any(steps > then for (steps, _), (then, _) in zip(now, before, strict=False)):
+        if self.has_stepped:
             self._measure.stop()
 
     def report_validation(self, metrics: Mapping[str, Any], weight: float) -> None:

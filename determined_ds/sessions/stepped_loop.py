@@ -280,6 +280,14 @@ class SteppedLoop(TrainingLoop):
     def pause(self) -> None:
         """What follows is not training."""
         self._reporter.pause()
+        if self._capture is not None and self.has_stepped:
+            self._capture.stop()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an engine has made the optimizer step of the step at hand."""
+        pairs = zip(self._counters(), self._before, strict=False)
+        return any(steps > before for (steps, _), (before, _) in pairs)
 
     def finish_step(self, *, agreed: bool, ends: bool) -> None:
         """The script is done with a step; a collective where anything is due.

@@ -72,6 +72,11 @@ EXPERIMENT = table_of(
         "says what is taken of searcher.source_checkpoint_uuid's checkpoint",
     ),
     rows("hyperparameters.fit.profiling_enabled", "HHHD E", "nothing but the steps is measured"),
+    rows(
+        "hyperparameters.fit.profile",
+        "HHHD E",
+        "det-ds profile states the steps; other measurements record none",
+    ),
     rows("hyperparameters.fit.stop_on_nan", "HHHD E", "a measurement always stops at NaN"),
     # ------------------------------------------------------------------------------- the machine and the container
     rows("resources", "IHII N", ON_A_CLUSTER),

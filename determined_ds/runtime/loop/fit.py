@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from determined import pytorch
 
 from determined_ds.config.hyperparameters import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
+from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
+from determined_ds.documents.document import Document
+from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
@@ -56,38 +60,37 @@ class Trainer:
         warm_start: str = "weights",
         asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
+        profile: ProfiledSteps | Mapping[str, int] | None = None,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and five more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
 
         Args:
-            checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, in this process or before,
-                or of a list of numbers; or a ``datetime.timedelta`` since the last checkpoint; None: only at the end.
+            checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, or of a list of numbers; or a
+                ``datetime.timedelta`` since the last checkpoint; None: only at the end.
             validation_period: The same, without a time.
             max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: how much is trained.
             reporting_period: The same as ``validation_period``.
-            checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint.
-                ``best`` goes by ``searcher.metric``, off-cluster too; without one it is ``all``.
-            latest_checkpoint: The checkpoint to resume from: its uuid, or off-cluster the path of its folder. A uuid is
-                searched for among those of this run, and where Determined's own trainer puts them.
+            checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint; ``best``
+                goes by ``searcher.metric``, and without one is ``all``.
+            latest_checkpoint: The checkpoint to resume from: its uuid, of this run or where Determined's own trainer
+                puts them; or off-cluster the path of its folder.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
             profiling_enabled: As ``profiling.enabled`` of the experiment; off-cluster, to ``system_metrics.jsonl``.
-            stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before anything is saved of it.
+            stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before it is saved.
             save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
-            warm_start: What is loaded from a checkpoint of another trial, that of ``fork`` or on a cluster
-                ``latest_checkpoint``: ``weights``, at any slots and ZeRO stage, or ``all``: with optimizer, schedule
-                and loss scale. Callbacks, data and the batch count always start anew.
+            warm_start: What is loaded of another trial's checkpoint (``fork``; on a cluster ``latest_checkpoint``):
+                ``weights``, or ``all``: with optimizer, schedule, loss scale. Callbacks, data, batch count start anew.
             asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
             fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
+            profile: Steps to record by torch's profiler: ``{"wait": 5, "warmup": 2, "active": 3}``; none with a test.
 
         Raises:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
-        if (run := script_run()) is not None:  # det-ds run says how to start, whatever the script says
-            self._take_part(run)
-            test_mode, latest_checkpoint, fork = test_mode or run.test, run.latest_checkpoint, run.fork
-        lengths = (max_length, validation_period, checkpoint_period, reporting_period)
+        test_mode, latest_checkpoint, fork = self._start(test_mode, latest_checkpoint, fork)
+        lengths = max_length, validation_period, checkpoint_period, reporting_period
         options = LoopOptions(
             lengths=dict(zip(LENGTHS, lengths, strict=True)),
             checkpoint_policy=checkpoint_policy,
@@ -97,16 +100,25 @@ class Trainer:
             save_total_limit=save_total_limit,
             warm_start=warm_start,
             asynchronous_checkpoints=asynchronous_checkpoints,
+            profile=None if test_mode else profiled_steps(profile),
         )
-        self._fit(options, latest_checkpoint, None if fork is None else Path(fork), profiling_enabled)
+        self._fit(options, latest_checkpoint, fork, profiling_enabled)
+
+    def _start(
+        self, test_mode: bool, latest_checkpoint: str | None, fork: str | os.PathLike[str] | None
+    ) -> tuple[bool, str | None, Path | None]:
+        """How to start: as ``det-ds run`` says, whatever the script does."""
+        if (run := script_run()) is not None:
+            self._take_part(run)
+            return test_mode or run.test, run.latest_checkpoint, run.fork
+        return test_mode, latest_checkpoint, None if fork is None else Path(fork)
 
     def _take_part(self, run: ScriptRun) -> None:
         """Do what a script's run requests; where it is measured, its last step ends the script."""
         run.trained = True
         if run.measurement is None:
             return
-        steps, warmup = run.measurement.steps, run.measurement.warmup
-        row = measure_throughput(self._trial, self._context, steps=steps, warmup=warmup)
+        row = measure_throughput(self._trial, self._context, **vars(run.measurement))
         was_stopped = row.status == STOPPED  # by nothing else
         keep_row(run, row, is_chief=self._context.distributed.rank == 0, was_stopped=was_stopped)
         raise SystemExit(0)
@@ -180,6 +192,21 @@ def _check_times(lengths: dict[str, Any]) -> None:
             raise _refused(
                 f"fit.{name}", str(length), "must be more than 0", "use e.g. timedelta(minutes=15)"
             )
+
+
+def profiled_steps(given: ProfiledSteps | Mapping[str, int] | None) -> ProfiledSteps | None:
+    """The argument ``profile`` of :meth:`Trainer.fit`.
+
+    Raises:
+        ConfigError: it is not valid.
+    """
+    if given is None or isinstance(given, ProfiledSteps):
+        return given
+    arguments = Document(name="Trainer.fit", data={"profile": as_plain(given)})
+    steps, problems = read_profiled_steps(arguments, ("profile",))
+    if problems:
+        raise ConfigError(problems)
+    return steps
 
 
 def _refused(key: str, value: Any, message: str, fix: str) -> ConfigError:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import check_callbacks
@@ -26,6 +27,7 @@ from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.settings import LoopOptions
 from determined_ds.runtime.loop.step_end import StepEnd, attach
 from determined_ds.runtime.loop.validation import Validator
+from determined_ds.runtime.profiling.capture import Capture, capture_of
 from determined_ds.trial.engine import print_communication
 
 
@@ -45,6 +47,7 @@ class TrainingLoop(DueAfterStep):
         self._step_end = StepEnd(trial, self.callbacks)
         self._freezing = Freezing(trial, context.models)
         self._generators: dict[str, Any] = {}
+        self._capture: Capture | None = None
         self._closing = contextlib.ExitStack()
 
     # ------------------------------------------------------------------------------------ start to end
@@ -118,7 +121,15 @@ class TrainingLoop(DueAfterStep):
         self._set_status("training")
         self._stops.start(self._state.batches_trained)
         self._catch_up()
+        if self._options.profile is not None:
+            batches = self._record(self._options.profile, batches)
         return batches
+
+    def _record(self, steps: ProfiledSteps, batches: Iterator[Any] | None) -> Iterator[Any] | None:
+        """Have steps recorded by torch's profiler; returns the micro-batches, for which waiting is recorded too."""
+        self._capture = capture = capture_of(steps, self._context, note=self._progress.note)
+        self._closing.callback(capture.close)
+        return None if batches is None else capture.data(batches)
 
     def _catch_up(self) -> None:
         """Validate where that failed at the end of an earlier process."""
@@ -175,6 +186,8 @@ class TrainingLoop(DueAfterStep):
 
     def begin_step(self) -> None:
         """A batch is about to be trained."""
+        if self._capture is not None:
+            self._capture.begin_step()
         index = self._state.batches_trained
         epoch, is_first, _ = self._schedule.epoch_of(index)
         self._context._current_batch_idx = index
@@ -214,6 +227,8 @@ class TrainingLoop(DueAfterStep):
         self._step_end.call(self._state.batches_trained - 1)
         self._progress.step(self._state.batches_trained)
         HEART.step(self._state.batches_trained)
+        if self._capture is not None:
+            self._capture.end_step(self._state.batches_trained)
 
     def _prove_checkpoint(self) -> None:
         load = functools.partial(self._checkpoints.load, self._last_uuid, trial_id=self._state.trial_id)

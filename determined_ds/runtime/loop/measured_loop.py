@@ -27,6 +27,7 @@ def measure_throughput(
     *,
     steps: int = 30,
     warmup: int = 5,
+    profiles: bool = False,
     validation_period: pytorch.TrainUnit | None = None,
 ) -> Row:
     """Train some steps, and measure their speed, memory and loss.
@@ -38,6 +39,7 @@ def measure_throughput(
         context: From :func:`determined_ds.open_context`.
         steps: Optimizer steps to measure, >= 1.
         warmup: Steps before them, whose time does not count, >= 0.
+        profiles: Whether torch's profiler records them.
         validation_period: How often the numbers so far are reported as validation metrics, for a search to go by;
             at the end, if None.
 
@@ -50,7 +52,7 @@ def measure_throughput(
             "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         )
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    length = Measurement(steps=steps, warmup=warmup)
+    length = Measurement(steps=steps, warmup=warmup, profiles=profiles)
     loop = Measuring(trial, context, length=length, validation_period=validation_period)
     loop.run(None)
     return loop.measured()
@@ -83,7 +85,11 @@ class Measuring(TrainingLoop):
         }
         time_metric = str(section_of(context, "searcher").get("time_metric") or "")
         options = LoopOptions(
-            lengths=lengths, checkpoint_policy="none", asynchronous_checkpoints=False, time_metric=time_metric
+            lengths=lengths,
+            checkpoint_policy="none",
+            asynchronous_checkpoints=False,
+            time_metric=time_metric,
+            profile=length.profile,
         )
         super().__init__(trial, context, options, make_progress(False), *more)
         self._measure = StepMeasure(

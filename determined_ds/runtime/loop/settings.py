@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from determined_ds.config.profiled_steps import ProfiledSteps
+
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 
 
@@ -18,6 +20,7 @@ class LoopOptions:
         smaller_is_better: Of that metric.
         trial_id: Of the trial, 0 off-cluster.
         time_metric: Of the searcher: what it reads from each validation as the trial's progress.
+        profile: The steps that torch's profiler records; None: none.
     """
 
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +35,7 @@ class LoopOptions:
     smaller_is_better: bool = True
     trial_id: int = 0
     time_metric: str = ""
+    profile: ProfiledSteps | None = None
 
 
 def section_of(context: Any, name: str) -> dict[str, Any]:

@@ -105,8 +105,8 @@ class StepMeasure:
             self._let_go.append(watch(engine, note))
 
     def _synchronize(self) -> None:
-        """Work that a GPU has yet to do belongs to the step that asked for it."""
-        if self._device.type == "cuda":
+        """Work that a GPU has yet to do belongs to the step that asked for it; in a profile it stays as it is."""
+        if self._device.type == "cuda" and not self.length.profiles:
             torch.cuda.synchronize(self._device)
 
     def row(

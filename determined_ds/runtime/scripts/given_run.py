@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.checkpoint_files import restored_by
 from determined_ds.protocol.run_dir import RunDir
@@ -18,15 +19,24 @@ class Measurement:
     Args:
         steps: Those whose time counts, >= 1.
         warmup: Those before them, >= 0.
+        profiles: Whether torch's profiler records them.
     """
 
     steps: int
     warmup: int
+    profiles: bool = False
 
     @property
     def total(self) -> int:
         """Steps that are trained."""
         return self.warmup + self.steps
+
+    @property
+    def profile(self) -> ProfiledSteps | None:
+        """The steps that are recorded."""
+        warmup = min(2, self.warmup)
+        wait = self.warmup - warmup
+        return ProfiledSteps(wait=wait, warmup=warmup, active=self.steps) if self.profiles else None
 
 
 @dataclass(kw_only=True)

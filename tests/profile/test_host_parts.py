@@ -1,0 +1,155 @@
+"""Steps on a CPU, taken apart: traces written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from determined_ds.errors import ConfigError
+from determined_ds.profile.analysis import analyse
+from determined_ds.profile.step_parts import PARTS
+from determined_ds.protocol.profile_files import traces_in
+from tests.profile.written_trace import OTHER, Raw, event, mark, written
+
+
+def gloo(begin: float, end: float) -> Raw:
+    return event("gloo:all_reduce", begin, end, cat="user_annotation", tid=OTHER)
+
+
+def parts(folder: Path, events: list[Raw], end: float = 100) -> tuple[dict[str, int], int]:
+    """Of one step from 0: the parts that are there, and what is hidden, in microseconds."""
+    [rank] = analyse([written(folder, events, [(0, end)])]).ranks
+    [step] = rank.steps
+    found = {part: round(1e6 * seconds) for part, seconds in step.seconds.items()}
+    assert sum(found.values()) == end
+    return {part: number for part, number in found.items() if number}, round(1e6 * step.overlapped_s)
+
+
+def test_ranges_are_the_parts_and_the_loss_belongs_to_the_forward_pass(tmp_path: Path) -> None:
+    events = [
+        mark("data", 0, 10),
+        mark("forward", 12, 30),
+        event("aten::cross_entropy", 30, 38),
+        mark("backward", 40, 80),
+        mark("optimizer", 85, 95),
+    ]
+    found, hidden = parts(tmp_path, events)
+    assert found == {"data": 10, "forward": 28, "backward": 40, "optimizer": 10, "other": 12}
+    assert hidden == 0
+
+
+def test_of_ranges_within_each_other_the_inner_one_counts(tmp_path: Path) -> None:
+    events = [
+        mark("backward", 0, 100),
+        mark("backward", 10, 90),
+        mark("data", 20, 30),
+        mark("pipeline", 40, 60),
+    ]
+    found, _ = parts(tmp_path, events)
+    assert found == {"backward": 70, "data": 10, "pipeline": 20}
+
+
+def test_a_collective_is_waited_for_where_nothing_is_computed(tmp_path: Path) -> None:
+    events = [
+        mark("backward", 0, 80),
+        event("aten::mm", 0, 40),
+        gloo(30, 60),  # hidden for 10, waited for 20
+        event("aten::mm", 60, 80),
+        mark("optimizer", 80, 100),
+        event("c10d::allgather_", 80, 82),  # the call itself
+        gloo(82, 90),
+    ]
+    found, hidden = parts(tmp_path, events)
+    assert found == {"backward": 60, "communication": 30, "optimizer": 10}
+    assert hidden == 10
+
+
+def test_an_operator_in_whose_hook_a_collective_is_waited_for_does_not_compute(tmp_path: Path) -> None:
+    events = [
+        mark("backward", 0, 100),
+        event("autograd::engine::evaluate_function: AccumulateGrad", 10, 90),
+        event("aten::add_", 10, 20),
+        event("c10d::allreduce_", 20, 25),
+        gloo(25, 70),
+        event("PreBackwardFunctionBackward", 92, 99),
+        event("c10d::_allgather_base_", 93, 95),
+        gloo(95, 98),
+    ]
+    found, hidden = parts(tmp_path, events)
+    assert found == {"backward": 45, "communication": 55}
+    assert hidden == 0
+
+
+def test_what_a_pipeline_waits_for_is_not_communication(tmp_path: Path) -> None:
+    events = [mark("pipeline", 10, 60), gloo(15, 60), mark("communication", 70, 80), gloo(70, 80)]
+    found, hidden = parts(tmp_path, events)
+    assert found == {"pipeline": 50, "communication": 10, "other": 40}
+    assert hidden == 0
+
+
+def test_where_no_engine_has_ranges_those_of_torch_are_taken(tmp_path: Path) -> None:
+    events = [
+        event("DistributedDataParallel.forward", 0, 30, cat="user_annotation"),
+        mark("backward", 30, 70),
+        event("Optimizer.step#AdamW.step", 70, 90, cat="user_annotation"),
+    ]
+    assert parts(tmp_path, events)[0] == {"forward": 30, "backward": 40, "optimizer": 20, "other": 10}
+
+
+def test_other_threads_are_at_nothing(tmp_path: Path) -> None:
+    events = [event("determined_ds.forward", 0, 50, cat="user_annotation", tid=OTHER)]
+    assert parts(tmp_path, events)[0] == {"other": 100}
+
+
+def test_of_a_step_that_has_begun_again_the_last_range_counts(tmp_path: Path) -> None:
+    events = [
+        mark("data", 0, 50),
+        mark("step#1", 100, 130),
+        mark("step#1", 150, 200),
+        mark("forward", 150, 175),
+    ]
+    [rank] = analyse([written(tmp_path, events, [(0, 100), (160, 200)])]).ranks
+    assert [(step.batch, round(1e6 * step.total_s)) for step in rank.steps] == [(11, 100), (12, 40)]
+
+
+def test_means_over_steps_and_ranks(tmp_path: Path) -> None:
+    for rank, data in ((0, 10), (1, 30)):
+        written(tmp_path, [mark("data", 0, data)], [(0, 100), (100, 200)], rank=rank, record={"ranks": 2})
+    profile = analyse(traces_in(tmp_path))
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    assert profile.seconds["data"] == pytest.approx(10e-6)
+    assert profile.ranks[1].seconds["data"] == pytest.approx(15e-6)
+    assert profile.step_s == pytest.approx(100e-6)
+    assert profile.ranks[0].clock_s == pytest.approx(100e-6)
+    assert set(profile.seconds) == set(PARTS)
+
+
+def test_traces_are_found_in_a_run_directory_and_elsewhere_gzipped_or_not(tmp_path: Path) -> None:
+    for rank in (10, 2):
+        written(tmp_path / "run" / "profile", [], [(0, 1)], rank=rank)
+    written(tmp_path / "copied", [], [(0, 1)], plain=True)
+    assert [path.name for path in traces_in(tmp_path / "run")] == ["rank2.json.gz", "rank10.json.gz"]
+    assert [path.name for path in traces_in(tmp_path / "run" / "profile")] == [
+        "rank2.json.gz",
+        "rank10.json.gz",
+    ]
+    [rank] = analyse(traces_in(tmp_path / "copied")).ranks
+    assert len(rank.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b'{"traceEvents": []}', "was not written by a training of this library"),
+        (b"[1, 2]", "cannot be read"),
+        (b"\x1f\x8bdamaged", "cannot be read"),
+    ],
+)
+def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        analyse([path])
