@@ -83,6 +83,7 @@ class Measured:
         ranks: Processes that took part.
         versions: ``torch 2.13.0``, ``deepspeed 0.19.8``, ...
         wall_seconds: What it took.
+        notes: What could not be measured, or not as it was asked.
     """
 
     __pydantic_config__ = KNOWN_KEYS
@@ -94,6 +95,7 @@ class Measured:
     ranks: Count
     versions: tuple[str, ...]
     wall_seconds: NotNegative
+    notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -1,0 +1,66 @@
+"""One measurement, in every rank: meet, measure what is asked for, and sign it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import platform
+import socket
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from determined_ds.devices import detect_accelerator, hardware_here
+from determined_ds.protocol.machine_figures import COMMUNICATION, Measured
+from determined_ds.protocol.machine_file import Machine
+from determined_ds.runtime.benching.group import Group, join
+from determined_ds.runtime.benching.request import BenchRequest
+
+PACKAGES = ("torch", "deepspeed", "determined-ds")
+
+
+def measure(request: BenchRequest, *, say: Callable[[str], None]) -> Machine | None:
+    """Measure with the other ranks that the environment describes.
+
+    Args:
+        request: What.
+        say: Shows a line of progress, on rank 0.
+
+    Returns:
+        What was measured, on rank 0; None on the others.
+
+    Raises:
+        ConfigError: what is asked for cannot be measured here.
+    """
+    started = time.monotonic()
+    group = join(request.accelerator, request.seconds, say)
+    measured = _of_kind(group, request)
+    group.distributed.allgather(None)  # none ends while another needs it
+    if not group.is_chief:
+        return None
+    signed = Measured(
+        bench=request.bench,
+        when=datetime.now().isoformat(timespec="seconds"),
+        command=request.command,
+        hostname=socket.gethostname(),
+        ranks=group.distributed.size,
+        versions=(
+            f"Python {platform.python_version()}",
+            *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES),
+        ),
+        wall_seconds=round(time.monotonic() - started, 1),
+        notes=tuple(group.notes),
+    )
+    hardware = hardware_here(detect_accelerator(request.accelerator))
+    return dataclasses.replace(Machine(hardware=hardware, measured=(signed,)), **measured)
+
+
+def _of_kind(group: Group, request: BenchRequest) -> dict[str, Any]:
+    """The figures by the fields of :class:`Machine`; only the kind that is asked for is loaded."""
+    if request.bench == COMMUNICATION:
+        from determined_ds.runtime.benching.communication import measure_communication
+
+        return {"collectives": measure_communication(group, request)}
+    raise NotImplementedError(request.bench)

@@ -1,0 +1,46 @@
+"""Collectives timed on two ranks: every size has a time, by torch and by DeepSpeed's log, which are alike."""
+
+from __future__ import annotations
+
+from determined_ds.protocol.machine_figures import COLLECTIVES
+from determined_ds.protocol.machine_file import Machine
+from determined_ds.runtime.benching.communication import sizes_to
+from determined_ds.runtime.benching.measuring import measure
+from determined_ds.runtime.benching.request import BenchRequest
+from tests.ranks import Ranks
+
+
+def measured(request: BenchRequest) -> Machine | None:
+    return measure(request, say=lambda _: None)
+
+
+def test_every_collective_has_its_times(two_ranks: Ranks) -> None:
+    request = BenchRequest(bench="communication", accelerator="cpu", seconds=4, largest_bytes=2**20)
+    machine, other = two_ranks.run(measured, request)
+    assert other is None
+    assert [each.name for each in machine.collectives] == list(COLLECTIVES)
+    for each in machine.collectives:
+        assert (each.ranks, each.machines, each.backend, each.dtype) == (2, 1, "gloo", "float32")
+        assert [point.size_bytes for point in each.points] == sizes_to(2**20)
+        assert all(0 < point.fast_seconds <= point.seconds <= point.slow_seconds for point in each.points)
+        # The same calls: what differs is the look at the clock around each, and one rank's time for the slowest's.
+        ratios = sorted(point.deepspeed_seconds / point.seconds for point in each.points)
+        assert 0.3 < ratios[len(ratios) // 2] < 3, each
+        assert each.points[-1].seconds > each.points[0].seconds
+    [signed] = machine.measured
+    assert (signed.bench, signed.ranks, signed.notes) == ("communication", 2, ())
+    assert any(version.startswith("deepspeed 0.") for version in signed.versions)
+
+
+def test_without_time_for_them_the_largest_are_left_out(two_ranks: Ranks) -> None:
+    request = BenchRequest(
+        bench="communication",
+        accelerator="cpu",
+        seconds=0.01,
+        collectives=("all_reduce",),
+        largest_bytes=2**24,
+    )
+    machine, _ = two_ranks.run(measured, request)
+    [collective] = machine.collectives
+    assert 1 <= len(collective.points) < len(sizes_to(2**24))
+    assert machine.measured[0].notes[0].startswith("all_reduce: no time was left for")
