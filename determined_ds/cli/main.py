@@ -8,6 +8,7 @@ import sys
 import click
 
 from determined_ds.cli.autotune import autotune
+from determined_ds.cli.bench import bench
 from determined_ds.cli.check import check
 from determined_ds.cli.checkpoint import checkpoint
 from determined_ds.cli.compare import compare
@@ -70,6 +71,7 @@ def main() -> None:
 
 
 main.add_command(autotune)
+main.add_command(bench)
 main.add_command(check)
 main.add_command(checkpoint)
 main.add_command(compare)

@@ -114,6 +114,7 @@ class Transfer:
         slow_seconds: Their upper quartile.
         deepspeed_seconds: What DeepSpeed's communication log says of the same call, in the same run; None where it
             has none.
+        deepspeed_bus_bytes_per_s: The same of its bus bandwidth, by DeepSpeed's own formula.
     """
 
     __pydantic_config__ = KNOWN_KEYS
@@ -123,6 +124,7 @@ class Transfer:
     fast_seconds: Positive
     slow_seconds: Positive
     deepspeed_seconds: Positive | None = None
+    deepspeed_bus_bytes_per_s: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,12 @@ def write_machine(path: Path, machine: Machine) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    write_files({path: json_text(machine, kind=KIND, version=FORMAT)}, overwrite=True)
+    write_files({path: machine_text(machine)}, overwrite=True)
+
+
+def machine_text(machine: Machine) -> str:
+    """The text of ``machine.json``."""
+    return json_text(machine, kind=KIND, version=FORMAT)
 
 
 def _of_nearest(figures: Sequence[Any], ranks: int, value: Callable[[Any], Figure]) -> Figure | None:

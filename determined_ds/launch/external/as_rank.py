@@ -90,10 +90,7 @@ def be_rank(placed: Placement, options: RunOptions, *, before_ranks: BeforeRanks
 
 def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
     """The environment of this rank. Problems of the configuration are reported once the ranks have met."""
-    if placed.launcher == TORCHRUN and not _stated_by_user("OMP_NUM_THREADS"):
-        os.environ.pop("OMP_NUM_THREADS", None)
-    if threads := _threads_given(placed):
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    take_threads(placed)
     own = {**placed.variables(), LAUNCHED_BY: f"{os.getpid()} {placed.launcher}"}
     if options.hang_timeout is not None:
         own[HANG_TIMEOUT] = f"{options.hang_timeout:g}"
@@ -104,6 +101,14 @@ def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
     folder = options.context_dir.resolve()
     environment = environment_of_ranks(placed.local_size, accelerator, folder, variables)
     return {**environment, **secrets_of(document.data, used=(STORAGE,) if options.storage else ()), **own}
+
+
+def take_threads(placed: Placement) -> None:
+    """Set this process's ``OMP_NUM_THREADS`` to the cores that the launcher has bound it to, unless the user has."""
+    if placed.launcher == TORCHRUN and not _stated_by_user("OMP_NUM_THREADS"):
+        os.environ.pop("OMP_NUM_THREADS", None)
+    if threads := _threads_given(placed):
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 def _read(options: RunOptions) -> tuple[Accelerator, Document, Mapping[str, str | None]]:

@@ -36,8 +36,9 @@ from determined_ds.runtime.benching.request import BenchRequest
 
 SMALLEST_BYTES = 2**10
 APART = 4  # times as large as the one before
-WARMUP = 2
-ROUNDS = (5, 60)  # at least and at most, at each size
+TRIED = 4  # calls before them, of which the first warms up
+AT_A_TIME = 5  # rounds between two looks at what time is left
+MOST_ROUNDS = 60
 ROUND_S = 0.003  # about how long calls are repeated between two looks at the clock
 MOST_CALLS = 100
 # Names in DeepSpeed's log.
@@ -108,43 +109,45 @@ def _refusal(group: Group, name: str, dtype: str) -> str:
 
 def _points(group: Group, name: str, request: BenchRequest, budget_s: float) -> list[Transfer]:
     sizes = sizes_to(request.largest_bytes)
+    end_s = group.left_s() - budget_s  # what is left for other collectives
     points: list[Transfer] = []
     for index, size in enumerate(sizes):
         calls = _Calls(group, name, request.dtype, size)
-        for _ in range(WARMUP):
-            calls.by_torch()
-            calls.by_deepspeed()
-        [call_s] = group.slowest([group.timed(calls.by_torch)])
+        calls.by_deepspeed()
+        tried = [group.timed(calls.by_torch) for _ in range(TRIED)]
+        call_s = min(group.slowest(tried)[1:])
         num_calls = max(1, min(MOST_CALLS, int(ROUND_S / call_s)))
-        least_s = 2 * ROUNDS[0] * num_calls * call_s
-        if points and least_s > budget_s:
-            left_out = ", ".join(f"{each // 2**20} MiB" for each in sizes[index:])
+        round_s = 2 * num_calls * call_s
+        budget_s = group.left_s() - end_s
+        if points and AT_A_TIME * round_s > budget_s:
+            left_out = ", ".join(f"{each / 2**20:g} MiB" for each in sizes[index:])
             group.notes.append(f"{name}: no time was left for {left_out}")
             break
-        rounds = int(budget_s / (len(sizes) - index) / least_s * ROUNDS[0])
-        rounds = max(ROUNDS[0], min(ROUNDS[1], rounds))
-        points.append(_timed(group, calls, rounds, num_calls))
-        budget_s -= least_s * rounds / ROUNDS[0]
+        points.append(_timed(group, calls, num_calls, end_s + budget_s * (1 - 1 / (len(sizes) - index + 1))))
     return points
 
 
-def _timed(group: Group, calls: _Calls, rounds: int, num_calls: int) -> Transfer:
-    """The times of a size: rounds of calls by torch and by DeepSpeed, in turns."""
+def _timed(group: Group, calls: _Calls, num_calls: int, until_left_s: float) -> Transfer:
+    """The times of a size: rounds of calls by torch and by DeepSpeed, in turns, until so much time is left."""
     log = _Log()
-    own = []
-    for _ in range(rounds):
-        own.append(group.timed(lambda: [calls.by_torch() for _ in range(num_calls)]) / num_calls)
-        with log:
-            group.timed(lambda: [log.alone(calls.by_deepspeed) for _ in range(num_calls)])
+    own: list[float] = []
+    while not own or (len(own) < MOST_ROUNDS and group.left_s() > until_left_s):
+        for _ in range(AT_A_TIME):
+            own.append(group.timed(lambda: [calls.by_torch() for _ in range(num_calls)]) / num_calls)
+            with log:
+                group.timed(lambda: [log.alone(calls.by_deepspeed) for _ in range(num_calls)])
     there_and_back = 2 if calls.name == SEND_RECV else 1
     low, median, high = quartiles([each / there_and_back for each in group.slowest(own)])
-    theirs = log.seconds(LOGGED[calls.name]) / there_and_back
+    logged = log.summary(LOGGED[calls.name])
+    theirs_s = sum(each["avg_latency_ms"] for each in logged) / 1000 / there_and_back
+    bus = logged[0]["busbw_avg_gbps"] * 1e9 / 8 if len(logged) == 1 else calls.size_bytes / (theirs_s or 1)
     return Transfer(
         size_bytes=calls.size_bytes,
         seconds=median,
         fast_seconds=low,
         slow_seconds=high,
-        deepspeed_seconds=theirs or None,
+        deepspeed_seconds=theirs_s or None,
+        deepspeed_bus_bytes_per_s=bus or None,
     )
 
 
@@ -165,21 +168,19 @@ class _Log:
     def __exit__(self, *_: object) -> None:
         self._log.enabled = self._log.prof_all = False
 
-    def alone(self, call: Callable[[], object]) -> None:
+    def alone(self, call: Callable[[], object]) -> object:
         """Make a call that is logged with its own time.
 
         DeepSpeed 0.19.8 logs the sum of all calls so far: ``timed_op`` in ``comm/comm.py`` reads its timer with
         ``reset=False``, and the timer adds up. Here every call has a new one.
         """
         self._timers.clear()
-        call()
+        return call()
 
-    def seconds(self, names: tuple[str, ...]) -> float:
-        """What its summary says that calls of these names take together, on this rank; 0 where it has none."""
-        summaries = [self._log.get_operation_summary(name) for name in names]
-        return (
-            sum(float(size["avg_latency_ms"]) for each in summaries if each for size in each.values()) / 1000
-        )
+    def summary(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """What it says of calls of these names on this rank, of the one size that was called."""
+        found = [self._log.get_operation_summary(name) for name in names]
+        return [size for each in found if each for size in each.values()]
 
 
 @dataclass(init=False)

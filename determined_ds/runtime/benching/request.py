@@ -53,5 +53,8 @@ class BenchRequest:
     @classmethod
     def from_text(cls, text: str) -> BenchRequest:
         """What :meth:`to_text` wrote."""
-        given: dict[str, Any] = json.loads(text)
-        return cls(**{name: tuple(each) if isinstance(each, list) else each for name, each in given.items()})
+        given = json.loads(text)
+        fields: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in given.items()
+        }
+        return cls(**fields)

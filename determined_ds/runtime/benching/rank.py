@@ -1,6 +1,6 @@
 """A rank of ``det-ds bench``::
 
-    python3 -m determined_ds.runtime.benching --run-dir DIR --request JSON
+    python3 -m determined_ds.runtime.benching.rank --run-dir DIR --request JSON
 
 Rank 0 writes what was measured to ``machine.json`` in the run directory.
 """
@@ -18,7 +18,7 @@ from determined_ds.runtime.rank_process import RankProcess, end_process
 
 def main(argv: list[str] | None = None) -> int:
     """Measure as one rank. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.runtime.benching")
+    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.runtime.benching.rank")
     parser.add_argument("--run-dir", type=Path, required=True, help="of det-ds bench")
     parser.add_argument("--request", type=BenchRequest.from_text, required=True, help="what to measure")
     options = parser.parse_args(argv)
