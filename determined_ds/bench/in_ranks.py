@@ -1,7 +1,7 @@
 """A measurement in ranks: started here, or this process as one of another launcher's. Loads no torch here.
 
-Ours are processes of ``determined_ds.runtime.benching.rank``; rank 0 of them leaves its figures in the run directory. Under
-another launcher this process measures itself, and rank 0 goes on with the figures.
+Ours are processes of ``determined_ds.runtime.benching.bench_rank``; their rank 0 leaves its figures in the run
+directory. Under another launcher this process is a rank itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.bench.plan import Where
+from determined_ds.bench.plan import BenchPlace
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED, TrainingError
 from determined_ds.launch.external.as_rank import take_threads
 from determined_ds.launch.interrupts import Interrupts
@@ -21,13 +21,13 @@ from determined_ds.launch.ranks.group import Ranks
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.launch.ranks.run_ranks import environment_of_ranks
 from determined_ds.protocol.handed_on import LAUNCHED_BY
-from determined_ds.protocol.machine_file import NAME, Machine, read_machine
+from determined_ds.protocol.machine_file import NAME, MachineFigures, read_machine
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.protocol.run_lock import RunLock
-from determined_ds.runtime.benching.request import BenchRequest
+from determined_ds.runtime.benching.bench_request import BenchRequest
 
-MODULE = "determined_ds.runtime.benching.rank"
-# Beside the time that is asked for: starting, compiling, and a machine that is busy with something else.
+MODULE = "determined_ds.runtime.benching.bench_rank"
+# Beside the time that is requested: starting, compiling, and a machine that is busy with something else.
 START_S, SLOWER = 300.0, 4.0
 
 
@@ -40,11 +40,11 @@ class Ended:
         code: Exit code of the command.
     """
 
-    machine: Machine | None = None
+    machine: MachineFigures | None = None
     code: int = 0
 
 
-def measure_in_ranks(where: Where, request: BenchRequest) -> Ended:
+def measure_in_ranks(where: BenchPlace, request: BenchRequest) -> Ended:
     """Measure; why it failed is shown.
 
     Raises:
@@ -94,7 +94,7 @@ def _code(failure: Failure) -> int:
     return EXIT_CONFIG if failure.exit_code == EXIT_CONFIG else EXIT_TRAINING_FAILED
 
 
-def _as_rank(where: Where, request: BenchRequest) -> Ended:
+def _as_rank(where: BenchPlace, request: BenchRequest) -> Ended:
     """Be one of another launcher's ranks. Torch is not loaded yet, and finds what it needs in the environment."""
     placed = where.placed
     assert placed is not None

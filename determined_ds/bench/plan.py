@@ -21,13 +21,13 @@ LARGEST_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class BenchPlace:
     """On what is measured.
 
     Args:
         accelerator: The devices of this machine.
         slots: Ranks in all.
-        run_dir: Where everything is written.
+        run_dir: BenchPlace everything is written.
         placed: This process's place, where another launcher has started the ranks.
     """
 
@@ -48,14 +48,14 @@ class Where:
 
 def decide_where(
     bench: str, *, slots: int | None, accelerator: str | None, run_dir: Path | None, alone: str = ""
-) -> Where:
+) -> BenchPlace:
     """Decide on what to measure.
 
     Args:
         bench: The kind.
         slots: Ranks; if None, a rank for each GPU, and two on a CPU.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
-        run_dir: Where to write; ``runs/bench_<kind>/<time>``, if None.
+        run_dir: BenchPlace to write; ``runs/bench_<kind>/<time>``, if None.
         alone: Why it cannot be one of another launcher's ranks; "" where it can.
 
     Raises:
@@ -71,7 +71,7 @@ def decide_where(
         problems = _too_many(slots, devices)
     if bench == COMMUNICATION and slots < 2:
         fix = "use --slots 2 or more" if devices.max_ranks > 1 else "use --accelerator cpu --slots 2"
-        problems.append(_slots(slots, "one rank communicates with nobody", fix))
+        problems.append(_slots(slots, "a single rank has no peer to communicate with", fix))
     run_dir = run_dir or new_run_dir(RUNS / f"bench_{bench}", datetime.now())
     try:
         check_run_dir(run_dir)
@@ -79,7 +79,7 @@ def decide_where(
         problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return Where(accelerator=devices, slots=slots, run_dir=run_dir.resolve(), placed=placed)
+    return BenchPlace(accelerator=devices, slots=slots, run_dir=run_dir.resolve(), placed=placed)
 
 
 def _too_many(slots: int, devices: Accelerator) -> list[Problem]:

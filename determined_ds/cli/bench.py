@@ -13,8 +13,8 @@ import click
 from determined_ds.cli.options import Names
 
 if TYPE_CHECKING:
-    from determined_ds.bench.plan import Where
-    from determined_ds.protocol.machine_file import Machine
+    from determined_ds.bench.plan import BenchPlace
+    from determined_ds.protocol.machine_file import MachineFigures
 
 SECONDS = 60
 DTYPES = ("float32", "bfloat16", "float16")
@@ -75,7 +75,7 @@ def communication(
     from determined_ds.bench.plan import LARGEST_BYTES, check_words, decide_where
     from determined_ds.memory import parse_bytes
     from determined_ds.protocol.machine_figures import COLLECTIVES, COMMUNICATION
-    from determined_ds.runtime.benching.request import BenchRequest
+    from determined_ds.runtime.benching.bench_request import BenchRequest
 
     names = list(COLLECTIVES) if collectives is None else collectives
     check_words("--collectives", names, COLLECTIVES)
@@ -99,10 +99,10 @@ def _command() -> str:
     return masked_command(["det-ds", *sys.argv[1:]])
 
 
-def _measure(where: Where, request: Any, as_json: bool) -> None:
+def _measure(where: BenchPlace, request: Any, as_json: bool) -> None:
     """Measure in ranks, keep the figures and show them."""
+    from determined_ds.bench.figures_kept import check_kept
     from determined_ds.bench.in_ranks import measure_in_ranks
-    from determined_ds.bench.kept import check_kept
     from determined_ds.devices import hardware_here
     from determined_ds.protocol.machine_file import machine_path
 
@@ -121,9 +121,9 @@ def _measure(where: Where, request: Any, as_json: bool) -> None:
     sys.exit(ended.code)
 
 
-def _show(machine: Machine, run_dir: Path, as_json: bool) -> None:
-    from determined_ds.bench.kept import keep
-    from determined_ds.bench.tables import lines_of
+def _show(machine: MachineFigures, run_dir: Path, as_json: bool) -> None:
+    from determined_ds.bench.figures_kept import keep
+    from determined_ds.bench.shown import lines_of
     from determined_ds.protocol.machine_file import machine_text
     from determined_ds.protocol.run_dir import short
 

@@ -72,14 +72,14 @@ class Hardware:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class BenchRun:
     """A measurement of a kind.
 
     Args:
         bench: One of :data:`KINDS`.
         when: Date and time, ISO 8601.
         command: As it was typed.
-        hostname: Where.
+        hostname: BenchPlace.
         ranks: Processes that took part.
         versions: ``torch 2.13.0``, ``deepspeed 0.19.8``, ...
         wall_seconds: What it took.
@@ -155,7 +155,7 @@ class Collective:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.name, self.ranks, self.machines, self.backend, self.dtype
 
     def seconds(self, size_bytes: float, *, ranks: int | None = None) -> float:
@@ -201,7 +201,7 @@ class Peak:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.precision, self.ranks, self.threads
 
 
@@ -223,7 +223,7 @@ class Bandwidth:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.place, self.ranks
 
 
@@ -257,7 +257,7 @@ class HeldStates:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.model, self.strategy, self.precision, self.ranks
 
     @property
@@ -302,7 +302,7 @@ class TimedStep:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.model, self.strategy, self.precision, self.ranks, self.micro_batch_size
 
     @property
@@ -344,7 +344,7 @@ class TimedCheckpoint:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """As of :class:`Measured`."""
+        """As of :class:`BenchRun`."""
         return self.storage, self.strategy, self.ranks
 
     @property

@@ -20,10 +20,10 @@ from determined_ds.errors import ConfigError
 from determined_ds.protocol.machine_figures import (
     KNOWN_KEYS,
     Bandwidth,
+    BenchRun,
     Collective,
     Hardware,
     HeldStates,
-    Measured,
     Peak,
     TimedCheckpoint,
     TimedStep,
@@ -37,7 +37,7 @@ Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineFigures:
     """All that was measured of a machine.
 
     Args:
@@ -54,7 +54,7 @@ class Machine:
     __pydantic_config__ = KNOWN_KEYS
 
     hardware: Hardware
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[BenchRun, ...] = ()
     collectives: tuple[Collective, ...] = ()
     peaks: tuple[Peak, ...] = ()
     bandwidths: tuple[Bandwidth, ...] = ()
@@ -82,7 +82,7 @@ class Machine:
         alike = [each for each in self.collectives if (each.name, each.machines) == (name, machines)]
         return _of_nearest(alike, ranks, lambda each: each)
 
-    def merged(self, newer: Machine) -> Machine:
+    def merged(self, newer: MachineFigures) -> MachineFigures:
         """These figures, with newer ones in the place of those that they repeat."""
         lists = [field.name for field in dataclasses.fields(self) if field.name != "hardware"]
         both: dict[str, Any] = {name: _replaced(getattr(self, name), getattr(newer, name)) for name in lists}
@@ -97,13 +97,13 @@ class Figures:
     """What is known of a machine.
 
     Args:
-        path: Where its file is, or would be.
+        path: BenchPlace its file is, or would be.
         machine: None where nothing was measured of it.
         note: Why a file that is there is not used; "" otherwise.
     """
 
     path: Path
-    machine: Machine | None = None
+    machine: MachineFigures | None = None
     note: str = ""
 
 
@@ -137,17 +137,17 @@ def figures_of(hardware: Hardware, path: Path | None = None) -> Figures:
     return Figures(path=path, machine=machine)
 
 
-def read_machine(path: Path) -> Machine:
+def read_machine(path: Path) -> MachineFigures:
     """Read a machine's figures.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or is another program's.
     """
-    return from_json(Machine, path, kind=KIND, version=FORMAT, file=NAME)
+    return from_json(MachineFigures, path, kind=KIND, version=FORMAT, file=NAME)
 
 
-def write_machine(path: Path, machine: Machine) -> None:
-    """Write a machine's figures; :meth:`Machine.merged` keeps those that are there. Folders that are missing are made.
+def write_machine(path: Path, machine: MachineFigures) -> None:
+    """Write a machine's figures. Folders that are missing are made.
 
     Raises:
         ConfigError: it cannot be written.
@@ -155,7 +155,7 @@ def write_machine(path: Path, machine: Machine) -> None:
     write_files({path: machine_text(machine)}, overwrite=True)
 
 
-def machine_text(machine: Machine) -> str:
+def machine_text(machine: MachineFigures) -> str:
     """The text of ``machine.json``."""
     return json_text(machine, kind=KIND, version=FORMAT)
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from determined_ds.protocol.machine_figures import (
     COLLECTIVES,
+    BenchRun,
     Collective,
     Hardware,
-    Measured,
     Transfer,
     bus_factor,
 )
-from determined_ds.protocol.machine_file import Machine
+from determined_ds.protocol.machine_file import MachineFigures
 
 HARDWARE = Hardware(accelerator="cpu", device="A CPU", num_devices=2, cores=2, host_memory_bytes=2**34)
 
 
-def signed(bench: str, *notes: str) -> Measured:
-    return Measured(
+def signed(bench: str, *notes: str) -> BenchRun:
+    return BenchRun(
         bench=bench,
         when="2026-01-02T03:04:05",
         command=f"det-ds bench {bench}",
@@ -52,11 +52,11 @@ def collective(name: str) -> Collective:
     )
 
 
-def communication() -> Machine:
+def communication() -> MachineFigures:
     note = (
         "all_to_all is not offered by gloo: a reason that is long enough to be wrapped over more than a line"
     )
-    return Machine(
+    return MachineFigures(
         hardware=HARDWARE,
         measured=(signed("communication", note),),
         collectives=tuple(collective(name) for name in COLLECTIVES),

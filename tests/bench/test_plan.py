@@ -27,7 +27,7 @@ def test_each_measurement_has_a_run_directory(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
-        (1, r"--slots = 1: one rank communicates with nobody\n  fix: use --slots 2 or more"),
+        (1, r"--slots = 1: a single rank has no peer to communicate with\n  fix: use --slots 2 or more"),
         (
             10**6,
             rf"--slots = 1000000: this machine has .*\n  fix: use --slots {RANKS_PER_CPU_CORE * num_cores()}",

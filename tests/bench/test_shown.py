@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.bench.kept import check_kept, keep
-from determined_ds.bench.pictures import picture_of
-from determined_ds.bench.tables import lines_of
+from determined_ds.bench.charts import picture_of
+from determined_ds.bench.figures_kept import check_kept, keep
+from determined_ds.bench.shown import lines_of
 from determined_ds.errors import ConfigError
 from determined_ds.protocol.machine_figures import Peak
-from determined_ds.protocol.machine_file import LOCATION, Machine, read_machine, write_machine
+from determined_ds.protocol.machine_file import LOCATION, MachineFigures, read_machine, write_machine
 from tests.bench import making
 
-MADE: dict[str, Callable[[], Machine]] = {"communication": making.communication}
+MADE: dict[str, Callable[[], MachineFigures]] = {"communication": making.communication}
 
 
 @pytest.mark.parametrize("bench", MADE)
@@ -38,7 +38,7 @@ def test_every_size_of_a_collective_is_shown() -> None:
 def test_each_kind_has_a_picture(bench: str) -> None:
     machine = MADE[bench]()
     assert (picture_of(machine, bench) or b"").startswith(b"\x89PNG")
-    assert picture_of(Machine(hardware=machine.hardware), bench) is None
+    assert picture_of(MachineFigures(hardware=machine.hardware), bench) is None
 
 
 class TestKept:
@@ -50,7 +50,9 @@ class TestKept:
 
     def test_beside_other_kinds(self, file: Path, tmp_path: Path) -> None:
         peak = Peak(precision="fp32", ranks=2, threads=1, flops_per_s=1e11)
-        before = Machine(hardware=making.HARDWARE, measured=(making.signed("training"),), peaks=(peak,))
+        before = MachineFigures(
+            hardware=making.HARDWARE, measured=(making.signed("training"),), peaks=(peak,)
+        )
         write_machine(file, before)
         path, note = keep(making.communication(), tmp_path / "run")
         assert (path, note) == (file, "")

@@ -42,7 +42,7 @@ def test_as_json(tmp_path: Path, environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["communication", "--slots", "1"], "one rank communicates with nobody"),
+        (["communication", "--slots", "1"], "a single rank has no peer to communicate with"),
         (["communication", "--slots", "100000"], "--slots = 100000: this machine has"),
         (["communication", "--collectives", "gather"], "--collectives = 'gather': unknown name"),
         (["communication", "--largest", "many"], "--largest = 'many'"),

@@ -18,10 +18,10 @@ from determined_ds.protocol.machine_figures import (
     COLLECTIVES,
     DEVICE,
     Bandwidth,
+    BenchRun,
     Collective,
     Hardware,
     HeldStates,
-    Measured,
     Peak,
     TimedCheckpoint,
     TimedStep,
@@ -30,7 +30,7 @@ from determined_ds.protocol.machine_figures import (
 )
 from determined_ds.protocol.machine_file import (
     LOCATION,
-    Machine,
+    MachineFigures,
     figures_of,
     machine_path,
     read_machine,
@@ -98,8 +98,8 @@ def all_reduce(ranks: int = 2, latency_s: float = 1e-3) -> Collective:
     )
 
 
-def measured(bench: str, when: str = "2026-01-02T03:04:05") -> Measured:
-    return Measured(
+def measured(bench: str, when: str = "2026-01-02T03:04:05") -> BenchRun:
+    return BenchRun(
         bench=bench,
         when=when,
         command="det-ds bench",
@@ -110,7 +110,7 @@ def measured(bench: str, when: str = "2026-01-02T03:04:05") -> Measured:
     )
 
 
-WHOLE = Machine(
+WHOLE = MachineFigures(
     hardware=HERE,
     measured=(measured("communication"), measured("training")),
     collectives=(all_reduce(),),
@@ -131,7 +131,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_a_later_measurement_keeps_what_it_does_not_repeat() -> None:
     slower = all_reduce(latency_s=2e-3)
-    newer = Machine(
+    newer = MachineFigures(
         hardware=HERE,
         measured=(measured("communication", "2026-02-02T00:00:00"),),
         collectives=(slower, all_reduce(4)),

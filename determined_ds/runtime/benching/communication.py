@@ -30,9 +30,9 @@ from determined_ds.protocol.machine_figures import (
     Transfer,
     bus_factor,
 )
-from determined_ds.runtime.benching.fits import latency_and_slope, quartiles
-from determined_ds.runtime.benching.group import Group
-from determined_ds.runtime.benching.request import BenchRequest
+from determined_ds.runtime.benching.bench_request import BenchRequest
+from determined_ds.runtime.benching.latency import latency_and_slope, quartiles
+from determined_ds.runtime.benching.timing import Group
 
 SMALLEST_BYTES = 2**10
 APART = 4  # times as large as the one before
@@ -53,7 +53,7 @@ LOGGED = {
 
 
 def measure_communication(group: Group, request: BenchRequest) -> tuple[Collective, ...]:
-    """Time the collectives that are asked for; those that the backend has not are left out, with a note.
+    """Time the requested collectives; those that the backend has not are left out, with a note.
 
     Args:
         group: Two ranks or more.

@@ -1,4 +1,4 @@
-"""One measurement, in every rank: meet, measure what is asked for, and sign it."""
+"""One measurement, in every rank: meet, measure, and sign."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from datetime import datetime
 from typing import Any
 
 from determined_ds.devices import detect_accelerator, hardware_here
-from determined_ds.protocol.machine_figures import COMMUNICATION, Measured
-from determined_ds.protocol.machine_file import Machine
-from determined_ds.runtime.benching.group import Group, join
-from determined_ds.runtime.benching.request import BenchRequest
+from determined_ds.protocol.machine_figures import COMMUNICATION, BenchRun
+from determined_ds.protocol.machine_file import MachineFigures
+from determined_ds.runtime.benching.bench_request import BenchRequest
+from determined_ds.runtime.benching.timing import Group, join
 
 PACKAGES = ("torch", "deepspeed", "determined-ds")
 
 
-def measure(request: BenchRequest, *, say: Callable[[str], None]) -> Machine | None:
+def measure(request: BenchRequest, *, say: Callable[[str], None]) -> MachineFigures | None:
     """Measure with the other ranks that the environment describes.
 
     Args:
@@ -32,7 +32,7 @@ def measure(request: BenchRequest, *, say: Callable[[str], None]) -> Machine | N
         What was measured, on rank 0; None on the others.
 
     Raises:
-        ConfigError: what is asked for cannot be measured here.
+        ConfigError: the request cannot be measured here.
     """
     started = time.monotonic()
     group = join(request.accelerator, request.seconds, say)
@@ -40,7 +40,7 @@ def measure(request: BenchRequest, *, say: Callable[[str], None]) -> Machine | N
     group.distributed.allgather(None)  # none ends while another needs it
     if not group.is_chief:
         return None
-    signed = Measured(
+    signed = BenchRun(
         bench=request.bench,
         when=datetime.now().isoformat(timespec="seconds"),
         command=request.command,
@@ -54,11 +54,11 @@ def measure(request: BenchRequest, *, say: Callable[[str], None]) -> Machine | N
         notes=tuple(group.notes),
     )
     hardware = hardware_here(detect_accelerator(request.accelerator))
-    return dataclasses.replace(Machine(hardware=hardware, measured=(signed,)), **measured)
+    return dataclasses.replace(MachineFigures(hardware=hardware, measured=(signed,)), **measured)
 
 
 def _of_kind(group: Group, request: BenchRequest) -> dict[str, Any]:
-    """The figures by the fields of :class:`Machine`; only the kind that is asked for is loaded."""
+    """The figures by the fields of :class:`MachineFigures`; only the module of the requested kind is loaded."""
     if request.bench == COMMUNICATION:
         from determined_ds.runtime.benching.communication import measure_communication
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from determined_ds.protocol.machine_figures import COLLECTIVES
-from determined_ds.protocol.machine_file import Machine
+from determined_ds.protocol.machine_file import MachineFigures
+from determined_ds.runtime.benching.bench_request import BenchRequest
 from determined_ds.runtime.benching.communication import sizes_to
 from determined_ds.runtime.benching.measuring import measure
-from determined_ds.runtime.benching.request import BenchRequest
 from tests.ranks import Ranks
 
 
-def measured(request: BenchRequest) -> Machine | None:
+def measured(request: BenchRequest) -> MachineFigures | None:
     return measure(request, say=lambda _: None)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from determined_ds.bench.pictures import picture_of
+from determined_ds.bench.charts import picture_of
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.machine_file import (
     LOCATION,
     NAME,
-    Machine,
+    MachineFigures,
     figures_of,
     machine_path,
     write_machine,
@@ -33,7 +33,7 @@ def check_kept(path: Path) -> None:
         ) from None
 
 
-def keep(measured: Machine, run_dir: Path) -> tuple[Path, str]:
+def keep(measured: MachineFigures, run_dir: Path) -> tuple[Path, str]:
     """Merge what was measured into the machine's file; in the run directory, write it alone, and a picture of it.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from determined_ds.bench.words import aligned, milliseconds, rate, signed_percent, size
+from determined_ds.bench.quantities import aligned, milliseconds, rate, signed_percent, size
 
 
 @pytest.mark.parametrize(

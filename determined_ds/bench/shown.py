@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 import textwrap
 
-from determined_ds.bench.words import aligned, milliseconds, rate, size
+from determined_ds.bench.quantities import aligned, milliseconds, rate, size
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.machine_figures import COMMUNICATION, REDUCE_SCATTER, Collective, bus_factor
-from determined_ds.protocol.machine_file import Machine
+from determined_ds.protocol.machine_file import MachineFigures
 
 WIDTH = 80
 
 
-def lines_of(machine: Machine) -> list[str]:
+def lines_of(machine: MachineFigures) -> list[str]:
     """The tables of all kinds that were measured, and the notes below them."""
     lines = []
     for signed in machine.measured:
@@ -23,7 +23,7 @@ def lines_of(machine: Machine) -> list[str]:
     return lines
 
 
-def communication_lines(machine: Machine) -> list[str]:
+def communication_lines(machine: MachineFigures) -> list[str]:
     """A table for each collective, and how it was counted."""
     lines: list[str] = []
     for collective in machine.collectives:

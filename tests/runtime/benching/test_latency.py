@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.runtime.benching.fits import latency_and_slope, quartiles
+from determined_ds.runtime.benching.latency import latency_and_slope, quartiles
 
 SIZES = [2.0**power for power in range(10, 27, 2)]
 LATENCIES = st.floats(1e-6, 1e-2)

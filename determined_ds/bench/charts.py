@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.machine_figures import COMMUNICATION, bus_factor
-from determined_ds.protocol.machine_file import Machine
+from determined_ds.protocol.machine_file import MachineFigures
 from determined_ds.report.style import GROUND, PALETTE, drawing, figure_of, png_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def picture_of(machine: Machine, bench: str) -> bytes | None:
+def picture_of(machine: MachineFigures, bench: str) -> bytes | None:
     """The picture of a kind as PNG; None where nothing of it was measured."""
-    drawn: dict[str, Callable[[Machine], Figure | None]] = {COMMUNICATION: communication_picture}
+    drawn: dict[str, Callable[[MachineFigures], Figure | None]] = {COMMUNICATION: communication_picture}
     with drawing():
         figure = drawn[bench](machine)
     return None if figure is None else png_of(figure)
 
 
-def communication_picture(machine: Machine) -> Figure | None:
+def communication_picture(machine: MachineFigures) -> Figure | None:
     """Bus bandwidth and time over the size, a line a collective; DeepSpeed's as dots of the same colour."""
     if not machine.collectives:
         return None

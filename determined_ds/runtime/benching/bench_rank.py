@@ -1,6 +1,6 @@
 """A rank of ``det-ds bench``::
 
-    python3 -m determined_ds.runtime.benching.rank --run-dir DIR --request JSON
+    python3 -m determined_ds.runtime.benching.bench_rank --run-dir DIR --request JSON
 
 Rank 0 writes what was measured to ``machine.json`` in the run directory.
 """
@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 from determined_ds.protocol.machine_file import NAME, write_machine
-from determined_ds.runtime.benching.request import BenchRequest
+from determined_ds.runtime.benching.bench_request import BenchRequest
 from determined_ds.runtime.rank_process import RankProcess, end_process
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure as one rank. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.runtime.benching.rank")
+    parser = argparse.ArgumentParser(prog="python3 -m determined_ds.runtime.benching.bench_rank")
     parser.add_argument("--run-dir", type=Path, required=True, help="of det-ds bench")
     parser.add_argument("--request", type=BenchRequest.from_text, required=True, help="what to measure")
     options = parser.parse_args(argv)
