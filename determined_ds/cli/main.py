@@ -16,6 +16,7 @@ from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
 from determined_ds.cli.new import new
 from determined_ds.cli.render import render
+from determined_ds.cli.report import report
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
 from determined_ds.config.aliases import option_instead
@@ -80,5 +81,6 @@ main.add_command(estimate)
 main.add_command(generate)
 main.add_command(new)
 main.add_command(render)
+main.add_command(report)
 main.add_command(run)
 main.add_command(search)
