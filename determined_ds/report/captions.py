@@ -27,7 +27,7 @@ def _throughput(results: Results) -> str:
     if fastest is not slowest and fastest.samples_per_second and slowest.samples_per_second:
         times = number(fastest.samples_per_second / slowest.samples_per_second, 3)
         text += f" {label(fastest, results)} does {times} times as much as {label(slowest, results)}."
-    if max(len(row.repetitions) for row in rows) > 1:
+    if max(row.num_repetitions for row in rows) > 1:
         return f"{text} Where whiskers overlap, these measurements do not show which is faster."
     return f"{text} Each was measured once, so how far such numbers scatter is not known."
 
@@ -85,6 +85,7 @@ _CAPTIONS: dict[str, Callable[[Results], str]] = {
     "throughput": _throughput,
     "memory": _memory,
     "loss": _loss,
+    "final": lambda _: "Of the last step, or the last validation, as the table has it.",
     "scaling": _scaling,
     "bubble": _bubble,
 }

@@ -6,6 +6,7 @@ What was not measured is named below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,10 +59,11 @@ def memory_picture(results: Results) -> Figure | None:
         figure, panels = figure_of([height_of(each, results) for each in (rows, with_states) if each])
         if rows:
             name, size = byte_unit(row.peak_memory_bytes for row in rows)
-            kind = "resident" if results.accelerator == "cpu" else "device"
+            kind = "resident " if results.accelerator == "cpu" else "device "
+            kind *= any(row.repetitions for row in rows)  # of a given table that is not known
             bars(panels[0], results, rows, [(row.peak_memory_bytes or 0) / size for row in rows])
             panels[0].set_title("Peak memory of a rank")
-            panels[0].set_xlabel(f"{name} of {kind} memory")
+            panels[0].set_xlabel(f"{name} of {kind}memory")
         if with_states:
             _states(panels[-1], results, with_states)
         note_missing(figure, results)
@@ -84,7 +86,7 @@ def throughput_picture(results: Results) -> Figure | None:
         ]
         bars(panel, results, rows, values, spreads)
         panel.set_title("Throughput")
-        repeated = max(len(row.repetitions) for row in rows) > 1
+        repeated = max(row.num_repetitions for row in rows) > 1
         panel.set_xlabel("samples per second" + ("; whiskers: repetitions" if repeated else ""))
         note_missing(figure, results)
     return figure
@@ -96,9 +98,10 @@ def loss_picture(results: Results) -> Figure | None:
     None where no loss is known.
     """
     rows = [row for row in results.measured if row.loss_curve]
-    target = results.target_loss
-    if not rows or target is None:
+    ends = [loss for row in rows if math.isfinite(loss := row.loss_curve[-1][1])]
+    if not ends:
         return None
+    target = max(ends)
     with drawing():
         figure, (curves, times) = figure_of([2.1, height_of(rows, results)])
         colour = colours(results)
@@ -113,7 +116,8 @@ def loss_picture(results: Results) -> Figure | None:
             if seconds is not None:
                 curves.plot(seconds, target, "o", color=colour[row.name], **DOT)
         curves.set_title(f"Loss; the dots are at {number(target)}")
-        curves.set_ylabel(f"loss, mean of {WINDOW} steps")
+        is_mean = any(row.repetitions for row in rows)
+        curves.set_ylabel(f"loss, mean of {WINDOW} steps" if is_mean else "loss")
         if any(row.slots < most for row in rows):
             curves.set_xlabel(f"dashed: on fewer than {slots_text(most)}")
         curves.grid(axis="y")
@@ -122,6 +126,27 @@ def loss_picture(results: Results) -> Figure | None:
         for panel in (curves, times):
             panel.set_xlim(0, longest * 1.16)
             panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
+        note_missing(figure, results)
+    return figure
+
+
+def final_picture(results: Results) -> Figure | None:
+    """Loss and accuracy at the end, of results without curves.
+
+    None where all that is known of it is in :func:`loss_picture`.
+    """
+    losses = [(row, row.loss) for row in results.measured if row.loss is not None and math.isfinite(row.loss)]
+    accuracies = [(row, row.accuracy) for row in results.measured if row.accuracy is not None]
+    if not accuracies and all(row.loss_curve for row, _ in losses):
+        return None
+    wanted = [("Loss", losses), ("Accuracy", accuracies)]
+    shown = [(title, known) for title, known in wanted if known]
+    with drawing():
+        figure, panels = figure_of([height_of([row for row, _ in known], results) for _, known in shown])
+        for panel, (title, known) in zip(panels, shown, strict=True):
+            bars(panel, results, [row for row, _ in known], [value or 0 for _, value in known])
+            panel.set_title(f"{title} at the end")
+            panel.set_xlabel("longer is better" if title == "Accuracy" else "shorter is better")
         note_missing(figure, results)
     return figure
 
@@ -194,6 +219,7 @@ PICTURES = (
     Picture(name="throughput", title="Throughput", draw=throughput_picture),
     Picture(name="memory", title="Memory", draw=memory_picture),
     Picture(name="loss", title="Time to a loss", draw=loss_picture),
+    Picture(name="final", title="Loss and accuracy at the end", draw=final_picture),
     Picture(name="scaling", title="Scaling over slots", draw=scaling_picture),
     Picture(name="bubble", title="A pipeline's bubble", draw=bubble_picture),
 )

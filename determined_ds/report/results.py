@@ -128,6 +128,16 @@ class Row:
         return (self.pipe_parallel_size or 1) > 1
 
     @property
+    def num_repetitions(self) -> int:
+        """Times that it was measured."""
+        return len(self.repetitions)
+
+    @property
+    def accuracy(self) -> float | None:
+        """At the end of a training; a measurement of speed has none."""
+        return None
+
+    @property
     def num_steps(self) -> int:
         """Steps that were timed, of all repetitions."""
         return sum(len(repetition.step_seconds) for repetition in self.repetitions)

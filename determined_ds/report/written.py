@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from determined_ds.documents.writing import write_files, write_whole
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.given_rows import results_of_table
 from determined_ds.report.pictures import PICTURES
 from determined_ds.report.results import Results, load_results, results_text
 from determined_ds.report.style import png_of
@@ -39,7 +42,9 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
     return list(texts)
 
 
-def create_performance_visualizations(results: Results | str | Path, output_dir: str | Path) -> list[Path]:
+def create_performance_visualizations(
+    results: Results | str | Path | Sequence[Mapping[str, Any]] | Any, output_dir: str | Path
+) -> list[Path]:
     """Draw results as PNG files, those that make sense for them.
 
     ==================  ==============================================================  ====================
@@ -47,6 +52,8 @@ def create_performance_visualizations(results: Results | str | Path, output_dir:
     ``memory.png``      peak memory of a rank; model states measured and estimated      where it is known
     ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
                         come to
+    ``final.png``       loss and accuracy at the end                                    of a table without
+                                                                                        curves
     ``scaling.png``     efficiency over slots                                           of two slots or more
     ``bubble.png``      share of time that a pipeline's stages wait, measured and       of pipelines
                         ideal
@@ -55,17 +62,25 @@ def create_performance_visualizations(results: Results | str | Path, output_dir:
     A strategy has the same colour in all of them, and those that were not measured are named below.
 
     Args:
-        results: From :func:`determined_ds.compare`, or the path of a ``results.json``.
+        results: From :func:`determined_ds.compare`, or the path of a ``results.json``. Or a table that was measured
+            elsewhere: a list of mappings, one for each strategy, or a pandas DataFrame; several rows of a strategy
+            are repetitions. Columns: ``strategy`` (or ``name``, ``method``), ``slots``, ``samples_per_second`` (or
+            ``throughput``), ``step_seconds`` or ``step_time_ms``, ``global_batch_size``, ``peak_memory_gb`` (10**9
+            bytes) or ``peak_memory_gib``, ``final_loss``, ``losses`` with ``total_time`` or ``step_seconds``,
+            ``final_accuracy``, ``error``; and those of ``results.csv``.
         output_dir: Made where it is missing. Pictures of these names in it are replaced.
 
     Returns:
         The files that were written, in the order above.
 
     Raises:
-        ConfigError: ``results.json`` cannot be read, nothing in it was measured, or the folder cannot be written to.
+        ConfigError: ``results.json`` cannot be read, a table has an unknown column or a value that cannot be drawn,
+            nothing was measured, or the folder cannot be written to.
     """
-    if not isinstance(results, Results):
+    if isinstance(results, str | Path):
         results = load_results(results)
+    elif not isinstance(results, Results):
+        results = results_of_table(results)
     if not results.measured:
         problem = Problem(
             key="results",

@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from determined_ds.report.captions import caption
+from determined_ds.report.given_rows import results_of_table
 from determined_ds.report.pictures import (
     PICTURES,
     Picture,
     bubble_picture,
+    final_picture,
     loss_picture,
     memory_picture,
     scaling_picture,
@@ -26,6 +28,7 @@ from determined_ds.report.pictures import (
 from determined_ds.report.style import PALETTE, WIDTH_IN, colours, drawing, svg_of
 from tests.report.making import MIB, comparison, failed, repetition, results, row
 
+OF_MEASURED = [each for each in PICTURES if each.draw is not final_picture]  # that is of given tables
 NAMES = ["zero0, 1 slot", "zero1, 1 slot", "zero0, 2 slots", "zero1, 2 slots", "pipeline, 2 slots"]
 
 
@@ -147,12 +150,22 @@ def test_pictures_are_drawn_where_they_make_sense() -> None:
         assert picture.draw(nothing) is None, picture.name
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda each: each.name)
+@pytest.mark.parametrize("picture", OF_MEASURED, ids=lambda each: each.name)
 def test_what_was_not_measured_is_named_below(picture: Picture) -> None:
     text = words(picture.draw(comparison()))
     assert "pipeline, 1 slot (cannot run)" in text
     assert "(measured)" not in text
     assert ("zero3, 1 slot (out of memory)" in text) == (picture is not PICTURES[-1])  # it is no pipeline
+
+
+def test_loss_and_accuracy_of_a_given_table() -> None:
+    table = [{"name": "zero1", "loss": 2.1, "accuracy": 0.8}, {"name": "zero2", "loss": 2.2}]
+    losses, accuracies = drawn(
+        final_picture(results_of_table([*table, {"name": "zero3", "error": "out of memory"}]))
+    )
+    assert (names(losses), widths(losses)) == (["zero1", "zero2"], [2.1, 2.2])
+    assert (names(accuracies), widths(accuracies)) == (["zero1"], [0.8])
+    assert "zero3 (failed)" in words(losses.get_figure())  # type: ignore[arg-type]
 
 
 def test_a_strategy_has_one_colour_in_all_pictures() -> None:
@@ -183,7 +196,7 @@ def everything(figure: Figure | None) -> Figure:
     return figure
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda each: each.name)
+@pytest.mark.parametrize("picture", OF_MEASURED, ids=lambda each: each.name)
 def test_nothing_is_cut_off(picture: Picture) -> None:
     """Long names and large numbers: every text lies within its figure."""
     name = "zero3, micro 4, activation checkpointing, compiled"

@@ -149,6 +149,7 @@ def test_where_nothing_was_measured_nothing_is_known() -> None:
     kept = {each.name for each in fields(Row)} | {
         "is_measured",
         "is_pipeline",
+        "num_repetitions",
         "num_steps",
         "losses",
         "loss_curve",
