@@ -54,9 +54,15 @@ NAMES: dict[str, dict[str, float]] = {
 }
 FIELDS = {name: (field, unit) for field, names in NAMES.items() for name, unit in names.items()}
 # Known, and in no picture: other columns of results.csv, and what a result of a training has beside them.
-NOT_DRAWN = {*CSV, "tokens_per_second", "val_losses", "seconds_per_epoch", "run_dir", "final_metrics"} - set(
-    FIELDS
-)
+NOT_DRAWN = {
+    *CSV,
+    "tokens_per_second",
+    "val_losses",
+    "final_val_loss",
+    "seconds_per_epoch",
+    "run_dir",
+    "final_metrics",
+} - set(FIELDS)
 WITHOUT_UNIT = {"memory": "memory_gb", "peak_memory": "peak_memory_gb", "gpu_memory": "gpu_memory_gb"}
 TEXTS = ("name", "status", "reason")
 WHOLE = ("slots", "samples_per_step")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,36 @@ from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.tune.choice import read_base
+from determined_ds.tune.in_place_of_objects import experiments_only
 from determined_ds.tune.variants import Variant, decided, named_variants
 from determined_ds.tune.workbench import check_names
 
 POLL_S = 0.25
 AS_IT_IS = "as_it_is"
+ACCURACIES = ("validation_accuracy", "val_accuracy", "eval_accuracy", "accuracy")
+LOSSES = ("validation_loss", "val_loss", "eval_loss", "loss")
+DERIVED = (
+    *("final_loss", "final_val_loss", "final_accuracy", "train_losses"),
+    *("peak_memory_gb", "total_time", "throughput"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
     """What a training gave.
 
+    Beside what it holds, it has the names of other trainers' results: ``final_loss``, ``final_accuracy``,
+    ``train_losses``, ``peak_memory_gb``, ``total_time``, ``throughput``. :meth:`to_dict` has all of them, as a row for
+    :func:`determined_ds.create_performance_visualizations`, which also takes a list of these results.
+
     Args:
         method: The strategy.
+        slots: Ranks.
         run_dir: Its run directory.
         final_metrics: Of the last validation; numbers that are not finite are floats too.
         losses_per_epoch: The mean training loss of each epoch; the last one may be a part of an epoch; nan where it
             was not finite.
+        val_losses: The loss of each validation; empty where none has one.
         seconds_per_epoch: Time spent in training batches, of each.
         peak_memory_bytes: Of the rank that took most: device memory, or resident memory on a CPU.
         samples_per_second: Over all epochs.
@@ -47,15 +60,66 @@ class TrainingResult:
     """
 
     method: str
+    slots: int
     run_dir: Path
     final_metrics: Mapping[str, Any]
     losses_per_epoch: tuple[float, ...]
+    val_losses: tuple[float, ...]
     seconds_per_epoch: tuple[float, ...]
     peak_memory_bytes: int
     samples_per_second: float
     tokens_per_second: float | None
 
+    @property
+    def final_loss(self) -> float:
+        """The mean training loss of the last epoch."""
+        return self.losses_per_epoch[-1]
 
+    @property
+    def final_val_loss(self) -> float | None:
+        """The loss of the last validation."""
+        return self.val_losses[-1] if self.val_losses else None
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """Of the last validation, e.g. its ``validation_accuracy``; None where no one metric is an accuracy."""
+        return named(self.final_metrics, ACCURACIES, ending="accuracy")
+
+    @property
+    def train_losses(self) -> tuple[float, ...]:
+        """:attr:`losses_per_epoch`."""
+        return self.losses_per_epoch
+
+    @property
+    def peak_memory_gb(self) -> float:
+        """:attr:`peak_memory_bytes` in 10**9 bytes."""
+        return self.peak_memory_bytes / 10**9
+
+    @property
+    def total_time(self) -> float:
+        """Seconds in training batches, of all epochs."""
+        return sum(self.seconds_per_epoch)
+
+    @property
+    def throughput(self) -> float:
+        """:attr:`samples_per_second`."""
+        return self.samples_per_second
+
+    def to_dict(self) -> dict[str, Any]:
+        """One row of a table: what is held, and what follows from it."""
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**held, **{name: getattr(self, name) for name in DERIVED}}
+
+
+def named(metrics: Mapping[str, Any], names: Sequence[str], *, ending: str) -> float | None:
+    """The first metric of these names; else the only one with this ending; None where there is none."""
+    found = [metrics[name] for name in names if name in metrics]
+    found = found or [value for name, value in metrics.items() if name.endswith(ending)]
+    is_clear = bool(found) and (len(found) == 1 or any(name in metrics for name in names))
+    return float(found[0]) if is_clear else None
+
+
+@experiments_only
 def run_training_experiment(
     config: str | os.PathLike[str],
     context_dir: str | os.PathLike[str] = ".",
@@ -81,7 +145,7 @@ def run_training_experiment(
         What the training gave, from the metrics of its run directory.
 
     Raises:
-        ConfigError: it cannot run; every reason at once.
+        ConfigError: it cannot run, or a model, a loader or another object is given; every reason at once.
         TrainingError: it failed, or was interrupted.
     """
     found = Problems()
@@ -162,11 +226,14 @@ def _result(variant: Variant, run_dir: Path) -> TrainingResult:
     rate = sum(samples) / sum(seconds)
     tokens = [r["metrics"]["tokens_per_second"] for r in training if "tokens_per_second" in r["metrics"]]
     per_sample = tokens[0] / training[0]["metrics"]["samples_per_second"] if tokens else None
+    val_losses = (named(metrics, LOSSES, ending="_loss") for metrics in validation)
     return TrainingResult(
         method=variant.name,
+        slots=variant.choice.slots,
         run_dir=run_dir,
         final_metrics=validation[-1] if validation else {},
         losses_per_epoch=tuple(record["metrics"]["loss"] for record in training),
+        val_losses=tuple(loss for loss in val_losses if loss is not None),
         seconds_per_epoch=tuple(seconds),
         peak_memory_bytes=round(GIB * max(record["metrics"]["peak_memory_gib"] for record in training)),
         samples_per_second=rate,

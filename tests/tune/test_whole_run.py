@@ -14,6 +14,7 @@ import pytest
 import determined_ds
 from determined_ds.errors import ConfigError, TrainingError
 from determined_ds.search.trials import processes_below
+from determined_ds.tune.whole_run import ACCURACIES, named
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds
 
@@ -65,6 +66,33 @@ def test_it_is_the_training_that_det_ds_run_does(
     assert result.peak_memory_bytes > 2**26
     assert processes_below(own_model) == []
     assert asdict(result)["method"] == "zero0"
+
+    assert (result.final_loss, result.train_losses) == (result.losses_per_epoch[-1], result.losses_per_epoch)
+    assert result.val_losses == tuple(each["validation_loss"] for each in validation)
+    assert (result.final_val_loss, result.final_accuracy) == (validation[-1]["validation_loss"], None)
+    assert result.peak_memory_gb == result.peak_memory_bytes / 1e9
+    assert (result.total_time, result.throughput) == (
+        sum(result.seconds_per_epoch),
+        result.samples_per_second,
+    )
+    drawn = determined_ds.create_performance_visualizations(
+        [result, result.to_dict()], own_model / "pictures"
+    )
+    assert [path.name for path in drawn] == ["throughput.png", "memory.png", "loss.png"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "accuracy"),
+    [
+        ({"validation_loss": 1.0, "validation_accuracy": 0.5}, 0.5),
+        ({"accuracy": 0.7, "top5_accuracy": 0.9}, 0.7),
+        ({"validation_pixel_accuracy": 0.6}, 0.6),
+        ({"a_accuracy": 0.1, "b_accuracy": 0.2}, None),
+        ({"validation_loss": 1.0}, None),
+    ],
+)
+def test_the_accuracy_is_the_one_that_is_clear(metrics: dict[str, float], accuracy: float | None) -> None:
+    assert named(metrics, ACCURACIES, ending="accuracy") == accuracy
 
 
 @pytest.mark.long("a run that fails; cli/test_run has failures")
