@@ -94,7 +94,7 @@ def results_of_table(table: object) -> Results:
         table: A list of mappings or a DataFrame; its names are those of :data:`given_tables.NAMES`.
 
     Raises:
-        ConfigError: it is no such table; every reason at once.
+        ConfigError: it is another kind of table; every reason at once.
     """
     groups: dict[tuple[str, int], list[Values]] = {}
     for values in values_of(table):
