@@ -15,6 +15,7 @@ from determined_ds.cli.compare import compare
 from determined_ds.cli.estimate import estimate
 from determined_ds.cli.generate import generate
 from determined_ds.cli.new import new
+from determined_ds.cli.profile import profile
 from determined_ds.cli.render import render
 from determined_ds.cli.report import report
 from determined_ds.cli.run import run
@@ -80,6 +81,7 @@ main.add_command(doctor)
 main.add_command(estimate)
 main.add_command(generate)
 main.add_command(new)
+main.add_command(profile)
 main.add_command(render)
 main.add_command(report)
 main.add_command(run)

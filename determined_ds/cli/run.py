@@ -69,7 +69,7 @@ def run(**given: Any) -> None:
     options = RunOptions(**given)
     placed = None if options.parent is not None else placement_here()
     if placed is not None:
-        be_rank(placed, options, before_ranks=_before_ranks, train=_be_rank)
+        be_rank(placed, options, before_ranks=before_ranks, train=_be_rank)
     if options.hostfile is not None:
         run_on_hosts(options.hostfile, options)
     if options.parent is not None:
@@ -85,7 +85,7 @@ def run(**given: Any) -> None:
         os.environ[REPORT] = "1"
     with _result_for_parent(options):
         prepared = prepare_run(options)
-        warnings = [*prepared.start.damages, *_before_ranks(prepared)]
+        warnings = [*prepared.start.damages, *before_ranks(prepared)]
         for line in prepared.header():
             click.echo(line)
         # A command that starts many runs has shown what applies to all of them.
@@ -130,7 +130,7 @@ def _result_for_parent(options: RunOptions) -> Iterator[None]:
         raise
 
 
-def _before_ranks(prepared: LocalRun) -> list[str]:
+def before_ranks(prepared: LocalRun) -> list[str]:
     """Check that this machine can build what DeepSpeed will, before a rank tries. Returns warnings.
 
     Raises:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from determined_ds.profile.device_parts import device_steps
 from determined_ds.profile.host_parts import host_steps
 from determined_ds.profile.phases import phases_of
 from determined_ds.profile.step_parts import Profile, RankProfile
 from determined_ds.profile.trace_file import Trace, read_trace
+
+TOLERANCE = 0.02  # of a step, between its parts and the clock
 
 
 def analyse(paths: Sequence[Path]) -> Profile:
@@ -26,6 +29,7 @@ def analyse(paths: Sequence[Path]) -> Profile:
         ranks.append(of_rank(trace))
         first = first or trace.record
     assert first is not None
+    warnings = tuple(oddities(ranks, first.ranks))
     return Profile(
         ranks=sorted(ranks, key=lambda rank: rank.rank),
         num_ranks=first.ranks,
@@ -36,7 +40,24 @@ def analyse(paths: Sequence[Path]) -> Profile:
         wait=first.wait,
         warmup=first.warmup,
         ds_config=first.ds_config or {},
+        warnings=warnings,
     )
+
+
+def oddities(ranks: Sequence[RankProfile], num_ranks: int) -> Iterator[str]:
+    """What is missing or odd in traces, each a sentence."""
+    missing = sorted(set(range(num_ranks)) - {rank.rank for rank in ranks})
+    if missing:
+        names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        yield f"the traces of {len(missing)} of {num_ranks} ranks are missing ({names}): means are over the others"
+    for rank in ranks:
+        if not rank.steps:
+            yield f"the trace of rank {rank.rank} holds no whole step"
+        elif rank.clock_s and abs(rank.step_s / rank.clock_s - 1) > TOLERANCE:
+            yield (
+                f"the parts of rank {rank.rank} add up to {1000 * rank.step_s:.1f} ms a step, and the loop's clock "
+                f"says {1000 * rank.clock_s:.1f} ms"
+            )
 
 
 def of_rank(trace: Trace) -> RankProfile:
@@ -50,5 +71,5 @@ def of_rank(trace: Trace) -> RankProfile:
         device=record.device,
         device_name=record.device_name,
         pipe_stage=record.pipe_stage,
-        steps=host_steps(trace, phases),
+        steps=device_steps(trace, phases) if trace.device_events else host_steps(trace, phases),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 PROFILE_DIR = "profile"  # in a run directory
 PROFILE_JSON = "profile.json"  # in it: what was read from the traces
+PROFILE_PNG = "profile.png"
 META = "determined_ds"  # top-level key of a trace
 
 PREFIX = "determined_ds."

@@ -1,0 +1,124 @@
+"""``det-ds profile``: where the time of a training step goes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from determined_ds.config.profiled_steps import MOST_ACTIVE
+from determined_ds.errors import ConfigError, Problem
+
+EPILOG = """\b
+Examples:
+  det-ds profile experiments/gpt2/const.yaml .
+  det-ds profile experiments/gpt2/const.yaml . --set hyperparameters.zero_stage=3 --steps 10
+  det-ds profile runs/gpt2_const/20260101-120000
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", metavar="CONFIG|DIR", type=click.Path(path_type=Path, exists=True))
+@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MOST_ACTIVE),
+    default=5,
+    show_default=True,
+    help="Steps to record.",
+)
+@click.option("--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Steps before them.")
+@click.option("--slots", type=click.IntRange(min=1), help="Ranks.  [default: the experiment's]")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Default: runs/<name>/<time>.")
+@click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where available.")
+@click.option("--json", "as_json", is_flag=True, help="Print profile.json, and nothing else, on stdout.")
+def profile(config: Path, as_json: bool, **options: Any) -> None:
+    """Record some steps of the experiment CONFIG by torch's profiler, and take a step apart.
+
+    Nothing is validated or saved. Each rank writes a trace to RUN_DIR/profile, which trace viewers such as Perfetto
+    open; profile.json and profile.png beside the traces hold what was found. DIR instead of CONFIG: a run directory, or
+    a folder of traces, that det-ds profile or fit.profile has written, here or on another machine.
+    """
+    folder = config
+    if not config.is_dir():
+        folder = _recorded(config, quiet=as_json, **options)
+    _analysed(folder, as_json=as_json)
+
+
+def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
+    """Train the steps; returns the run directory."""
+    from determined_ds.cli.run import before_ranks
+    from determined_ds.launch.options import RunOptions
+    from determined_ds.launch.prepare import prepare_run
+    from determined_ds.protocol.terminal import outlive_readers
+
+    outlive_readers()
+    prepared = prepare_run(RunOptions(config=config, measure=steps, profile=True, **options))
+    warnings = [*before_ranks(prepared), *prepared.warnings]
+    for line in prepared.header():
+        click.echo(line, err=quiet)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    sys.stdout.flush()
+    code = prepared.launch()
+    if code:
+        sys.exit(code)
+    return prepared.run_dir
+
+
+def _analysed(folder: Path, *, as_json: bool) -> None:
+    """Read the traces of a folder, write and print what is found."""
+    from rich.console import Console
+
+    from determined_ds.profile.analysis import analyse
+    from determined_ds.profile.profile_file import as_json as content_of
+    from determined_ds.profile.profile_file import write_profile
+    from determined_ds.profile.shown import parts_table
+    from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
+    from determined_ds.protocol.run_dir import short
+
+    traces = traces_in(folder)
+    if not traces:
+        message, fix = (
+            "holds no traces (rank<R>.json.gz)",
+            "record some: det-ds profile CONFIG, or fit.profile",
+        )
+        raise ConfigError(Problem(key="DIR", value=str(folder), message=message, fix=fix, code="trace"))
+    found = analyse(traces)
+    there = traces[0].parent
+    try:
+        write_profile(found, there / PROFILE_JSON)
+        written = [there / PROFILE_JSON, *_pictures(found, there)]
+    except OSError as error:  # traces that another user has brought here
+        click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
+        written = []
+    if as_json:
+        click.echo(json.dumps(content_of(found), indent=1))
+        return
+    click.echo()
+    Console().print(parts_table(found))
+    click.echo()
+    for path in written:
+        click.echo(short(path))
+    size = sum(path.stat().st_size for path in traces) / 2**20
+    click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for https://ui.perfetto.dev and other viewers")
+
+
+def _pictures(found: Any, folder: Path) -> list[Path]:
+    """The pictures, where matplotlib is there."""
+    import importlib.util
+
+    from determined_ds.protocol.profile_files import PROFILE_PNG
+
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    from determined_ds.profile.picture import parts_picture
+    from determined_ds.report.style import png_of
+
+    path = folder / PROFILE_PNG
+    path.write_bytes(png_of(parts_picture(found)))
+    return [path]

@@ -1,0 +1,31 @@
+"""A profile as ``profile.json``, for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from determined_ds.documents.writing import write_whole
+from determined_ds.profile.step_parts import VERSION, Profile, RankProfile
+
+
+def as_json(profile: Profile) -> dict[str, Any]:
+    """All fields of a profile by their names, and the means that it derives; seconds and bytes, as names say.
+
+    Args:
+        profile: What was found.
+    """
+    ranks = [{**asdict(rank), **_means(rank)} for rank in profile.ranks]
+    return {"version": VERSION, **_means(profile), **asdict(profile), "ranks": ranks}
+
+
+def _means(one: Profile | RankProfile) -> dict[str, Any]:
+    found = {"step_s": one.step_s, "seconds": one.seconds, "overlapped_s": one.overlapped_s}
+    return found if isinstance(one, Profile) else {**found, "clock_s": one.clock_s, "median_s": one.median_s}
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write it, whole or not at all."""
+    write_whole(path, json.dumps(as_json(profile), indent=1) + "\n")

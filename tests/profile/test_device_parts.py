@@ -1,0 +1,171 @@
+"""Steps on a GPU, taken apart: traces written by hand, with kernels on streams and the calls that launched them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from determined_ds.profile.analysis import analyse
+from determined_ds.profile.step_parts import PARTS, RankProfile, StepParts
+from tests.profile.written_trace import OTHER, Raw, event, mark, written
+
+COMPUTE, NCCL = 7, 20  # streams
+_correlations = itertools.count(1)
+
+
+def kernel(
+    name: str, begin: float, end: float, *, launched: float, stream: int = COMPUTE, tid: int = 100
+) -> list[Raw]:
+    """A kernel and the call that launched it, on a thread of the host."""
+    number = next(_correlations)
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    return [
+        event("cudaLaunchKernel", launched, launched + 1, cat="cuda_runtime", tid=tid, correlation=number),
+        event(name, begin, end, cat=cat, tid=stream, correlation=number, stream=stream),
+    ]
+
+
+def nccl(name: str, begin: float, end: float, *, launched: float) -> list[Raw]:
+    return kernel(f"ncclDevKernel_{name}", begin, end, launched=launched, stream=NCCL)
+
+
+def rank_of(
+    folder: Path, events: list[list[Raw]], steps: list[tuple[float, float]], **record: object
+) -> RankProfile:
+    flat = [raw for each in events for raw in each]
+    [rank] = analyse([written(folder, flat, steps, record={"device": "cuda", **record})]).ranks
+    return rank
+
+
+def in_us(step: StepParts) -> tuple[dict[str, int], int]:
+    found = {part: round(1e6 * seconds) for part, seconds in step.seconds.items()}
+    assert sum(found.values()) == round(step.end_us - step.begin_us)
+    return {part: number for part, number in found.items() if number}, round(1e6 * step.overlapped_s)
+
+
+def one(folder: Path, *events: list[Raw], end: float = 100, **record: object) -> tuple[dict[str, int], int]:
+    """The parts of one step from 0, and what is hidden, in microseconds."""
+    return in_us(rank_of(folder, list(events), [(0, end)], **record).steps[0])
+
+
+def test_kernels_belong_to_the_phase_that_launched_them(tmp_path: Path) -> None:
+    found, _ = one(
+        tmp_path,
+        [mark("data", 0, 5), mark("forward", 5, 20), mark("backward", 20, 30), mark("optimizer", 30, 35)],
+        kernel("Memcpy HtoD (Pinned -> Device)", 2, 6, launched=1),
+        kernel("ampere_sgemm", 8, 40, launched=10),
+        kernel("ampere_sgemm", 40, 80, launched=22, tid=OTHER),  # by autograd's thread
+        kernel("multi_tensor_apply", 80, 95, launched=31),
+    )
+    # 0-2 the host was at the data; 6-8 and 95-100 it was at something else.
+    assert found == {"data": 6, "forward": 32, "backward": 40, "optimizer": 15, "idle": 7}
+
+
+def test_a_collective_is_hidden_where_kernels_compute_beside_it(tmp_path: Path) -> None:
+    found, hidden = one(
+        tmp_path,
+        [mark("backward", 0, 10), mark("optimizer", 10, 12)],
+        kernel("gemm", 0, 60, launched=1),
+        nccl("AllReduce_Sum_f32_RING_LL", 40, 90, launched=5),
+        kernel("adam", 90, 100, launched=11),
+    )
+    assert found == {"backward": 60, "communication": 30, "optimizer": 10}
+    assert hidden == 20
+
+
+def test_what_a_pipeline_sends_and_receives_is_its_waiting(tmp_path: Path) -> None:
+    found, hidden = one(
+        tmp_path,
+        [mark("forward", 0, 2), mark("pipeline", 2, 4), mark("backward", 4, 6)],
+        kernel("gemm", 0, 20, launched=1),
+        nccl("SendRecv", 20, 70, launched=3),
+        kernel("gemm", 70, 100, launched=5),
+    )
+    assert found == {"forward": 20, "pipeline": 50, "backward": 30}
+    assert hidden == 0
+
+
+def test_a_device_without_work_waits_for_what_the_host_is_at(tmp_path: Path) -> None:
+    found, _ = one(
+        tmp_path,
+        [mark("data", 0, 50), mark("forward", 50, 60)],
+        kernel("gemm", 55, 75, launched=52),
+    )
+    assert found == {"data": 50, "forward": 20, "idle": 30}
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "optimizer"), (None, "idle")])
+def test_an_offloaded_optimizer_computes_on_the_host(
+    tmp_path: Path, device: str | None, expected: str
+) -> None:
+    ds_config = {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": device} if device else None}
+    }
+    events = [mark("backward", 0, 20), mark("optimizer", 20, 100)]
+    found, _ = one(tmp_path, events, kernel("gemm", 0, 20, launched=1), ds_config=ds_config)
+    assert found == {"backward": 20, expected: 80}
+
+
+def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(tmp_path: Path) -> None:
+    steps = [
+        (0.0, 20.0),
+        (21.0, 40.0),
+        (41.0, 130.0),
+    ]  # the host waits for the device at the end of the last one
+    events = [
+        [mark("forward", begin, begin + 10) for begin, _ in steps],
+        kernel("gemm", 1, 41, launched=1),
+        kernel("gemm", 41, 81, launched=22),
+        kernel("gemm", 81, 121, launched=42),
+    ]
+    rank = rank_of(tmp_path, events, steps)
+    assert [(step.begin_us, step.end_us) for step in rank.steps] == [(0, 41), (41, 81), (81, 130)]
+    assert [in_us(step)[0] for step in rank.steps] == [
+        {"forward": 40, "idle": 1},
+        {"forward": 40},
+        {"forward": 40, "idle": 9},
+    ]
+    assert rank.clock_s is not None
+    assert rank.step_s == pytest.approx(rank.clock_s, rel=0.02)  # but for the 2 between them
+
+
+def test_a_slow_host_is_seen_as_idle_time_of_its_own_steps(tmp_path: Path) -> None:
+    steps = [(0.0, 50.0), (50.0, 100.0)]
+    events = [
+        [mark("forward", begin, begin + 10) for begin, _ in steps],
+        kernel("gemm", 2, 12, launched=1),
+        kernel("gemm", 52, 62, launched=51),
+    ]
+    rank = rank_of(tmp_path, events, steps)
+    assert [in_us(step)[0] for step in rank.steps] == [{"forward": 10, "idle": 40}] * 2
+
+
+MARKS = ["data", "forward", "backward", "optimizer", "pipeline"]
+SPAN = st.tuples(st.floats(0, 300), st.floats(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(
+    marks=st.lists(st.tuples(st.sampled_from(MARKS), SPAN), max_size=6),
+    kernels=st.lists(st.tuples(st.booleans(), SPAN, st.floats(0, 60)), min_size=1, max_size=10),
+)
+def test_parts_are_disjoint_and_add_up_to_the_steps(marks: list, kernels: list, tmp_path: Path) -> None:
+    ends = itertools.accumulate([100.0, 100.0, 100.0])
+    steps = [(end - 100, end) for end in ends]
+    events = [[mark(name, *span) for name, span in marks]]
+    for communicates, (begin, end), earlier in kernels:
+        make = nccl if communicates else kernel
+        events.append(
+            make("AllReduce" if communicates else "gemm", begin, end, launched=max(0.0, begin - earlier))
+        )
+    rank = rank_of(tmp_path, events, steps)
+    for step in rank.steps:
+        assert set(step.seconds) == set(PARTS)
+        assert all(seconds >= 0 for seconds in step.seconds.values())
+        assert 1e6 * step.total_s == pytest.approx(step.end_us - step.begin_us, abs=1e-3)
+        assert step.overlapped_s <= step.total_s + 1e-9
+    for before, after in itertools.pairwise(rank.steps):
+        assert before.end_us <= after.begin_us
