@@ -75,9 +75,9 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     from rich.console import Console
 
     from determined_ds.profile.analysis import analyse
-    from determined_ds.profile.profile_file import as_json as content_of
-    from determined_ds.profile.profile_file import write_profile
-    from determined_ds.profile.shown import parts_table
+    from determined_ds.profile.for_programs import as_json as content_of
+    from determined_ds.profile.for_programs import write_profile
+    from determined_ds.profile.in_text import parts_table
     from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
     from determined_ds.protocol.run_dir import short
 
@@ -116,7 +116,7 @@ def _pictures(found: Any, folder: Path) -> list[Path]:
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
-    from determined_ds.profile.picture import parts_picture
+    from determined_ds.profile.rank_bars import parts_picture
     from determined_ds.report.style import png_of
 
     path = folder / PROFILE_PNG

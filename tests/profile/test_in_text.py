@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from determined_ds.profile.analysis import analyse
-from determined_ds.profile.picture import MOST_RANKS, ink_on, parts_picture, shown_ranks
-from determined_ds.profile.profile_file import write_profile
-from determined_ds.profile.shown import parts_table
+from determined_ds.profile.for_programs import write_profile
+from determined_ds.profile.in_text import parts_table
+from determined_ds.profile.rank_bars import MOST_RANKS, ink_on, parts_picture, shown_ranks
 from determined_ds.profile.step_parts import PARTS, Profile
 from determined_ds.protocol.profile_files import traces_in
 from determined_ds.report.style import png_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.profile.shown import COLOURS
+from determined_ds.profile.in_text import COLOURS
 from determined_ds.profile.step_parts import PARTS, Profile, RankProfile
 from determined_ds.report.formatting import percent
 from determined_ds.report.style import GROUND, INK, MUTED, ROW_IN, SMALL_PT, drawing, figure_of
