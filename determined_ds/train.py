@@ -90,6 +90,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     from determined_ds.runtime.opening import open_context
     from determined_ds.runtime.upstream import debugging
 
+    trains = options.measure is None and options.evaluate is None and options.predict is None
     with (
         debugging(rank.debug),
         open_context(
@@ -98,6 +99,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             accelerator=options.accelerator,
             engine=options.engine,
             storage=options.storage,
+            trains=trains,
         ) as context,
     ):
         context.resets_optimizer = options.reset_optimizer
@@ -106,11 +108,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         trial = load_trial(spec)(context)
-        if options.measure is not None:
-            _measure(trial, context, options)
-            return
-        if options.evaluate is not None or options.predict is not None:
-            _evaluate(trial, context, options)
+        if not trains:
+            (_measure if options.measure is not None else _evaluate)(trial, context, options)
             return
         if experiment is not None and experiment.is_legacy:  # its engine may decide all but the length
             fit = parse_hyperparameters(experiment.hyperparameters).fit

@@ -26,6 +26,7 @@ from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import SHORTHANDS, read_hyperparameters
 from determined_ds.config.keys import CLUSTER
+from determined_ds.config.loggers import missing_loggers
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
@@ -231,6 +232,7 @@ def _search_findings(experiment: Experiment, context_dir: Path) -> list[Finding]
     reported = metrics.names if metrics and metrics.prefix is None else None
     errors, warnings = search_problems(experiment, middle.fit, reported=reported)
     warnings += exponents(experiment.space.axes, experiment.document)
+    warnings += missing_loggers(experiment.hyperparameters)  # the cluster's image may have them
     warnings += filter(None, [limit_problem(experiment.document, middle.fit.save_total_limit)])
     return [*findings, *findings_of(errors, warnings)]
 

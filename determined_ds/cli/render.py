@@ -44,6 +44,7 @@ def render(
     Of a hyperparameter search it shows the middle point, which `det-ds run` trains.
     """
     from determined_ds.config.accelerator import assumed_cuda
+    from determined_ds.config.loggers import missing_loggers
     from determined_ds.config.resolve import Where
     from determined_ds.devices import detect_accelerator
     from determined_ds.errors import ConfigError
@@ -57,7 +58,7 @@ def render(
     resolved = decide_stated(experiment, point, Where(context_dir=context_dir, accelerator=devices))
     if resolved is None:
         raise ConfigError(left_open(experiment))
-    for warning in resolved.warnings:
+    for warning in (*resolved.warnings, *missing_loggers(point)):
         click.echo(f"{click.style('warning', fg='yellow')}: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(resolved.ds_config, indent=2))

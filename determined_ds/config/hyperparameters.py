@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from determined_ds.config.loggers import LOGGING, read_loggers
 from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
 from determined_ds.documents.document import (
     Document,
@@ -98,6 +99,7 @@ class Hyperparameters:
     sdpa_kernel: str | None = None
     fit: FitOptions = field(default_factory=FitOptions)
     trial_seed: int | None = None
+    logging: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def shorthands(self) -> dict[str, int]:
@@ -134,6 +136,7 @@ OWN_KEYS = (
     "sdpa_kernel",
     "fit",
     TRIAL_SEED,
+    LOGGING,
 )
 SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
 
@@ -188,6 +191,7 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         message = "is not a valid attention kernel of torch"
         problems.append(document.problem(("sdpa_kernel",), message, fix, "wrong-type"))
     values["fit"] = _fit(document, problems)
+    values[LOGGING] = read_loggers(document, problems)
     read = Hyperparameters(
         **values,
         deepspeed_config=ds_config,

@@ -10,6 +10,7 @@ from typing import Any
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.extensions import CXX, NVCC, ops_of
 from determined_ds.config.deepspeed.packages import missing_packages
+from determined_ds.config.loggers import missing_loggers
 from determined_ds.config.resolve import Where
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import is_prebuilt
@@ -77,7 +78,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requi
         slots=experiment.slots,
         workers=workers if isinstance(workers, int) else 0,
         tools=tools,
-        packages=tuple(missing_packages(resolved.ds)) if resolved else (),
+        packages=(*(missing_packages(resolved.ds) if resolved else ()), *missing_loggers(point)),
         storage=storage if isinstance(storage, dict) else None,
         variables=variables_for(document, kind_of_device(accelerator)).values,
     )

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.loggers import missing_loggers
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
@@ -139,6 +140,7 @@ def decide(
     resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
     if here and resolved is not None:
         found.problems += missing_packages(resolved.ds)
+        found.problems += missing_loggers(hyperparameters)
     found.raise_any()
     assert resolved is not None
     odd = exponents(experiment.space.axes, experiment.document)
@@ -167,6 +169,8 @@ def decide_stated(
         given = found.of(lambda: parse_hyperparameters(hyperparameters))
         if given is not None and given.fit.max_length is None:
             found.problems.append(no_length(hyperparameters))
+    if here:
+        found.problems += missing_loggers(hyperparameters)
     found.raise_any()
     return None
 

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from determined_ds.config.loggers import LOGGING, is_secret_option
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.errors import ConfigError, Problem
@@ -169,6 +170,8 @@ def secret_problems(document: Document) -> list[Problem]:
 
 def _shown(document: Document) -> Iterator[Problem]:
     for path, name, _ in _masked(document.data)[1]:
+        if path[:2] == ("hyperparameters", LOGGING) and is_secret_option(path[-1], document.get(path)):
+            continue  # refused, with the hyperparameters
         is_variable = path[:2] == VARIABLES
         what = f"{name} looks like a secret" if is_variable else "looks like a secret"
         fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"

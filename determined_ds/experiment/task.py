@@ -8,6 +8,7 @@ from typing import Any
 
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import stated_seed
+from determined_ds.config.loggers import missing_loggers
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document
@@ -110,7 +111,7 @@ def decide_task(task: Task, where: Where) -> ResolvedConfig:
         ConfigError: every reason why it cannot run.
     """
     resolved = resolve(task.hyperparameters, where)
-    missing = missing_packages(resolved.ds)
+    missing = [*missing_packages(resolved.ds), *missing_loggers(task.hyperparameters)]
     if missing:
         raise ConfigError(missing)
     # Elsewhere det-ds run has reported them.

@@ -215,7 +215,7 @@ class LocalRun:
             write_whole(there.experiment, stored_yaml(self._config))
             write_whole(there.metrics, "")
             write_whole(there.launches, self._launches(there if self.restarted else None))
-            for path in (there.result, there.master):
+            for path in (there.result, there.master, *(() if self.restarted else (there.loggers,))):
                 path.unlink(missing_ok=True)
             if self.experiment.script is not None:
                 there.new_trial(RunDir(checkpoint.path.parent.parent) if checkpoint else None)

@@ -28,7 +28,17 @@ from determined_ds.protocol.metrics_file import jsonable
 START, RESUME, RESTART, FORK = "start", "resume", "restart", "fork"
 # Named above a run, and others that a run may depend on.
 PACKAGES = ("determined", "deepspeed", "torch")
-MORE_PACKAGES = ("transformers", "datasets", "peft", "numpy", "triton", "wandb", "mlflow", "comet-ml")
+MORE_PACKAGES = (
+    "transformers",
+    "datasets",
+    "peft",
+    "numpy",
+    "triton",
+    "wandb",
+    "mlflow",
+    "mlflow-skinny",
+    "comet-ml",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +132,13 @@ def launch_of(
         hyperparameters=jsonable(config),
         versions=versions(),
         machine=machine_facts(accelerator),
-        **(_decided(resolved) if resolved is not None else {}),
+        **(decided_fields(resolved) if resolved is not None else {}),
         **more,
     )
 
 
-def _decided(resolved: ResolvedConfig) -> dict[str, Any]:
+def decided_fields(resolved: ResolvedConfig) -> dict[str, Any]:
+    """The fields of a :class:`Launch` that say what was decided."""
     batch = resolved.batch
     return {
         "machines": resolved.machines,

@@ -30,6 +30,7 @@ from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import TorchDistributedContext, join_process_group
 from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
+from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
@@ -51,6 +52,7 @@ def open_context(
     engine: str = "deepspeed",
     storage: bool = False,
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    trains: bool = True,
 ) -> Iterator[DeepSpeedTrialContext]:
     """Open a context for a ``DeepSpeedTrial``, on a cluster or off it, on CPUs or GPUs.
 
@@ -69,8 +71,8 @@ def open_context(
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
         engine: ``deepspeed``, or ``ddp`` to train by torch's own DistributedDataParallel.
         storage: Write checkpoints to the experiment's ``checkpoint_storage`` off-cluster too.
-        checkpoint_dir: For checkpoints, off-cluster, beside those of other runs; ``checkpoints`` in ``run_dir`` if
-            None.
+        checkpoint_dir: For checkpoints beside those of other runs, off-cluster; None: ``checkpoints`` in ``run_dir``.
+        trains: Whether reports go to the tools of ``hyperparameters.logging`` too.
 
     Yields:
         The context, until the block ends.
@@ -95,8 +97,25 @@ def open_context(
         context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
         context.engine = engine
         context.resets_optimizer = run is not None and run.resets_optimizer
-        yield context
-        leave_peers()  # a rank that fails shows signs of life to its end
+        with _to_tools(context, task, devices) if trains else contextlib.nullcontext():
+            yield context
+            leave_peers()  # a rank that fails shows signs of life to its end
+
+
+def _to_tools(
+    context: DeepSpeedTrialContext, task: Task, devices: Accelerator
+) -> contextlib.AbstractContextManager[None]:
+    run = script_run()
+    if run is not None and run.measurement is not None:
+        return contextlib.nullcontext()
+    return reported_to_tools(
+        context._core,
+        task,
+        devices,
+        run_dir=None if task.on_cluster else context._run_dir,
+        resolved=lambda: context.resolved,
+        writes_events=context.get_enable_tensorboard_logging(),
+    )
 
 
 def _context(

@@ -10,6 +10,7 @@ from determined import core
 from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.group.peers import leave_peers
+from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.transformers.here import accelerator_here, trial_here
 
@@ -26,10 +27,16 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
         of the master, and stops where the searcher stops the trial.
     """
     trial = trial_here()
-    distributed = join_process_group(accelerator_here(use_cpu=use_cpu))
+    devices = accelerator_here(use_cpu=use_cpu)
+    distributed = join_process_group(devices)
     if trial is not None:
         seed_everything(trial.task.seed)
     on_cluster = trial is not None and trial.run is None
-    with cluster_core_context(distributed) if on_cluster else core.init(distributed=distributed) as context:
+    with contextlib.ExitStack() as stack:
+        if trial is not None and on_cluster:
+            context = stack.enter_context(cluster_core_context(distributed))
+            stack.enter_context(reported_to_tools(context, trial.task, devices))
+        else:
+            context = stack.enter_context(core.init(distributed=distributed))
         yield context
         leave_peers()  # a rank that fails shows signs of life to its end

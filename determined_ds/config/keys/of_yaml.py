@@ -61,6 +61,7 @@ EXPERIMENT = table_of(
         "hyperparameters.trial_seed", "HHHH C", "the trial's seed, instead of the one that a searcher draws"
     ),
     rows("hyperparameters.{torch_compile,sdpa_kernel}", "HHHH E", "autotune also tries others"),
+    rows("hyperparameters.logging", "HHHD E", "a measurement is reported to no tool"),
     rows("hyperparameters.fit", "HHHD E", MEASURED),
     rows("hyperparameters.fit.{max_length,validation_period,checkpoint_period}", "HHHD E", MEASURED),
     rows("hyperparameters.fit.{reporting_period,checkpoint_policy}", "HHHD E", MEASURED),

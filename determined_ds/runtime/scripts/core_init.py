@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -13,7 +14,10 @@ from typing import Any
 import determined as det
 from determined import core
 
+from determined_ds.config.loggers import read_loggers
+from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.task import Task
 from determined_ds.protocol.checkpoint_files import (
     METADATA,
     files_of,
@@ -32,6 +36,7 @@ from determined_ds.runtime.local_core import (
     LocalTrainContext,
     SignalPreemptContext,
 )
+from determined_ds.runtime.logs.attached import TENSORBOARD, reported_to_tools
 from determined_ds.runtime.scalars import write_batches, write_scalars
 from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.system_metrics import LocalProfiler
@@ -81,7 +86,8 @@ def core_init(
     checkpoint: Any = ScriptCheckpointContext(run, distributed)
     if run.storage:
         checkpoint = ScriptStoredElsewhere(run, distributed, config["checkpoint_storage"])
-    return core.Context(
+    return ScriptContext(
+        run,
         distributed=distributed,
         checkpoint=checkpoint,
         preempt=SignalPreemptContext(distributed, core.PreemptMode(preempt_mode)),
@@ -90,6 +96,36 @@ def core_init(
         profiler=LocalProfiler(run.run_dir, distributed),
         info=det.get_cluster_info(),
     )
+
+
+class ScriptContext(core.Context):
+    """The core context of a script, whose reports go to the tools of ``hyperparameters.logging`` too.
+
+    Args:
+        run: The run.
+        parts: Of Determined's core context.
+    """
+
+    def __init__(self, run: ScriptRun, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._tools = contextlib.ExitStack()
+        if run.measurement is None:
+            experiment = run.experiment
+            task = Task(
+                hyperparameters=experiment.hyperparameters,
+                exp_conf=experiment.config,
+                seed=experiment.trial_seed,
+            )
+            devices = detect_accelerator(run.accelerator)
+            self._tools.enter_context(reported_to_tools(self, task, devices, run_dir=run.there))
+            atexit.register(self._tools.close)  # of a script that does not close it
+
+    def close(self, exc_type: Any = None, exc_val: Any = None, exc_tb: Any = None) -> None:
+        try:
+            error = exc_val or sys.exc_info()[1]  # a script may close it in a finally
+            self._tools.__exit__(None if error is None else type(error), error, None)
+        finally:
+            super().close(exc_type, exc_val, exc_tb)
 
 
 def begun(run: ScriptRun, steps: int) -> None:
@@ -230,6 +266,8 @@ class ScriptTrainContext(LocalTrainContext):
         self._run = run
         self._distributed = distributed
         self._tensorboard_mode = mode
+        own_names = TENSORBOARD in read_loggers(run.experiment.hyperparameters, [])
+        self._writes_scalars = mode == core.TensorboardMode.AUTO and not own_names
         self._writer: Any = None
         self._last_validation: int | None = None
 
@@ -253,7 +291,7 @@ class ScriptTrainContext(LocalTrainContext):
         if group == "validation":
             self._last_validation = steps_completed
             self._note_best(metrics)
-        if self._tensorboard_mode == core.TensorboardMode.AUTO:
+        if self._writes_scalars:
             self._write(group, steps_completed, metrics, batch_metrics)
 
     def _write(self, group: str, steps_completed: int, metrics: dict[str, Any], batch_metrics: Any) -> None:

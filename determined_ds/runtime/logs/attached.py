@@ -1,0 +1,106 @@
+"""A training's reports sent to the tools of its configuration: where every way of training begins that."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from determined import core
+
+from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.loggers import read_loggers
+from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.experiment.task import Task
+from determined_ds.protocol.launches import RESTART, START, Launch, decided_fields, launch_of, read_launches
+from determined_ds.protocol.run_dir import RunDir
+from determined_ds.runtime.logs.sender import TeamTools
+from determined_ds.runtime.logs.shown_run import RunHere, RunOnCluster, shown_run
+from determined_ds.runtime.logs.sink import sent_on
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+
+logger = logging.getLogger("determined_ds")
+CSV, TENSORBOARD = "csv", "tensorboard"
+
+
+@contextlib.contextmanager
+def reported_to_tools(
+    core_context: core.Context,
+    task: Task,
+    accelerator: Accelerator,
+    *,
+    run_dir: RunDir | None = None,
+    resolved: Callable[[], ResolvedConfig | None] = lambda: None,
+    writes_events: bool = False,
+) -> Iterator[None]:
+    """Within, what is reported to a core context goes to the tools of ``hyperparameters.logging`` too.
+
+    Args:
+        core_context: Of this rank; only rank 0 sends.
+        task: What is trained.
+        accelerator: What the ranks compute on.
+        run_dir: Of a run off a cluster.
+        resolved: Says what was decided, once training begins; None where the code has decided it.
+        writes_events: Whether scalars for TensorBoard are written anyway, under the same names.
+    """
+    tools = read_loggers(task.hyperparameters, [])
+    if writes_events:
+        tools.pop(TENSORBOARD, None)
+    if core_context.distributed.rank != 0 or not tools:
+        yield
+        return
+    # On a cluster what lies there is uploaded to checkpoint_storage.
+    events = Path(core_context.train.get_tensorboard_path())
+    launch = partial(_launch, task, accelerator, run_dir, resolved, core_context.distributed.size)
+    if run_dir is not None:
+        about = partial(shown_run, run=RunHere(there=run_dir), folder=run_dir.path, events=events)
+        log = run_dir.logs / "logging.log"
+        log.parent.mkdir(exist_ok=True)
+    else:
+        about = partial(shown_run, run=RunOnCluster(info=cluster_info()), folder=events, events=events)
+        log = Path(tempfile.mkdtemp()) / "logging.log"
+    sink = TeamTools(partial(about, exp_conf=task.exp_conf or {}, tools=tools), log)
+    with contextlib.ExitStack() as stack:
+        if run_dir is None and {CSV, TENSORBOARD} & tools.keys():  # with the last lines, too
+            stack.callback(_uploaded, core_context)
+        stack.enter_context(sent_on(core_context, [sink], launch))
+        yield
+
+
+def _uploaded(core_context: core.Context) -> None:
+    try:
+        core_context.train.upload_tensorboard_files()
+    except Exception as error:  # what is only shown fails no training
+        logger.warning("warning: files of %s and %s were not uploaded: %s", CSV, TENSORBOARD, error)
+
+
+def _launch(
+    task: Task,
+    accelerator: Accelerator,
+    run_dir: RunDir | None,
+    resolved: Callable[[], ResolvedConfig | None],
+    size: int,
+) -> Launch:
+    """What the launcher has written of this start of the ranks; on a cluster this writes it."""
+    written = read_launches(run_dir.current(run_dir.launches)) if run_dir is not None else ()
+    decided = resolved()
+    if written:
+        by_code = not written[-1].strategy and decided is not None  # known by now
+        return replace(written[-1], **decided_fields(decided)) if by_code and decided else written[-1]
+    config, info = task.exp_conf or {}, cluster_info()
+    is_again = info is not None and task.on_cluster and info.trial._trial_run_id > 1
+    return launch_of(
+        name=str(config.get("name") or ""),
+        runs=str(config.get("entrypoint") or ""),
+        hyperparameters=task.hyperparameters.data,
+        resolved=decided,
+        accelerator=accelerator,
+        slots=size,
+        trial_seed=task.seed,
+        kind=RESTART if is_again else START,
+        steps_completed=task.steps_completed if is_again else 0,
+    )

@@ -1,0 +1,122 @@
+"""What tools have written, by their own readers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# A step, and the value of a metric there.
+Points = list[tuple[int, float]]
+
+BLOCK, HEADER = 2**15, 7  # of LevelDB's log format, which a file of Weights & Biases is
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """The records of a ``run-ID.wandb``. Its client ships their types, and no reader of the file in Python."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, record = file.read_bytes(), HEADER, b""
+    assert content.startswith(b":W&B")
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        at += HEADER
+        record += content[at : at + length]
+        at += length
+        if kind in (1, 4):  # whole, or the last part
+            read = wandb_internal_pb2.Record()
+            read.ParseFromString(record)
+            record = b""
+            yield read
+
+
+def wandb_runs(folder: Path) -> list[dict[str, Any]]:
+    """Each start of an offline run: ``id``, ``project``, ``tags``, ``config``, ``rows``, ``summary``, ``exit_code``."""
+    found = []
+    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        run: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "exit_code": None}
+        for record in wandb_records(file):
+            if record.HasField("run"):
+                run |= {"id": record.run.run_id, "project": record.run.project}
+                run |= {"name": record.run.display_name, "group": record.run.run_group}
+                run["tags"] = list(record.run.tags)
+                run["config"] |= _items(record.run.config.update)
+            elif record.HasField("config"):
+                run["config"] |= _items(record.config.update)
+            elif record.HasField("history"):
+                run["rows"].append(_items(record.history.item))
+            elif record.HasField("summary"):
+                run["summary"] |= _items(record.summary.update)
+            elif record.HasField("exit"):
+                run["exit_code"] = record.exit.exit_code
+        found.append(run)
+    return found
+
+
+def _items(items: Any) -> dict[str, Any]:
+    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+
+def points_of(rows: list[dict[str, Any]], name: str, step: str) -> Points:
+    """A metric of rows."""
+    return [(int(row[step]), float(row[name])) for row in rows if row.get(name) not in (None, "")]
+
+
+def comet_archives(folder: Path, key: str) -> list[dict[str, Any]]:
+    """Each start of an offline experiment: ``experiment``, ``metrics`` by name, ``others`` and ``parameters``."""
+    found = []
+    for file in sorted(folder.glob(f"{key}*.zip"), key=lambda path: path.stat().st_mtime):
+        with zipfile.ZipFile(file) as archive:
+            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
+            read: dict[str, Any] = {"experiment": json.loads(archive.read("experiment.json"))}
+        read |= {"metrics": {}, "others": {}, "parameters": {}}
+        for message in messages:
+            payload = message["payload"]
+            if message["type"] == "metric_msg":
+                metric = payload["metric"]
+                value = (metric["step"], float(metric["metricValue"]))
+                read["metrics"].setdefault(metric["metricName"], []).append(value)
+            elif message["type"] == "log_other":
+                read["others"][payload["key"]] = payload["value"]
+            elif message["type"] == "parameter_msg":
+                read["parameters"][payload["param"]["paramName"]] = payload["param"]["paramValue"]
+        found.append(read)
+    return found
+
+
+def csv_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.csv``."""
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def scalars(folder: Path, tag: str) -> Points:
+    """A scalar as TensorBoard shows it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def mlflow_run(uri: str, experiment: str, key: str) -> tuple[Any, Any]:
+    """The client, and the one run of a key in an experiment."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([found.experiment_id], f"tags.`determined_ds.run` = '{key}'")
+    assert len(runs) == 1
+    return client, runs[0]
+
+
+def mlflow_points(client: Any, run: Any, name: str) -> Points:
+    """A metric there, in the order of logging."""
+    history = client.get_metric_history(run.info.run_id, name)
+    return [(point.step, point.value) for point in history]
