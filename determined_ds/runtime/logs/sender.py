@@ -38,7 +38,7 @@ MOST_WAITING = 10_000  # messages that the process has not read
 LAST_S, LAST_OF_FAILED_S = 30.0, 4.0
 # Beyond that, for the process itself.
 MORE_S = 2.0
-# The folder with this package stands for the current one: a user's csv.py is no module of a client.
+# With this package's folder in place of the current one, no client imports a user's csv.py.
 PROGRAM = "import sys; sys.path[0] = sys.argv.pop(1); from determined_ds.runtime.logs.tools_process import main; main()"
 
 
