@@ -17,6 +17,7 @@ from determined_ds.cli.generate import generate
 from determined_ds.cli.new import new
 from determined_ds.cli.profile import profile
 from determined_ds.cli.render import render
+from determined_ds.cli.report import report
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
 from determined_ds.config.aliases import option_instead
@@ -82,5 +83,6 @@ main.add_command(generate)
 main.add_command(new)
 main.add_command(profile)
 main.add_command(render)
+main.add_command(report)
 main.add_command(run)
 main.add_command(search)

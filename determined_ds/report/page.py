@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from determined_ds.report.captions import caption
@@ -26,31 +22,13 @@ from determined_ds.report.formatting import (
 )
 from determined_ds.report.pictures import PICTURES
 from determined_ds.report.results import WINDOW, Results, Row
+from determined_ds.report.self_contained import self_contained
 from determined_ds.report.strengths import without_winner
-from determined_ds.report.style import (
-    FONTS,
-    GRID,
-    GROUND,
-    INK,
-    MUTED,
-    PALETTE,
-    colours,
-    palette_index,
-    svg_of,
-)
+from determined_ds.report.style import colours, palette_index, svg_of
 from determined_ds.report.texts import printable, shortened
 
 LONGEST_NAME = 120
 LONGEST_REASON = 160  # the whole reason stands below the table
-LIGHT = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
-DARK = {
-    "ink": "#e8ebef",
-    "muted": "#a3adb8",
-    "grid": "#39424d",
-    "ground": "#1a2027",
-    "page": "#11161b",
-    "accent": "#7ab8f5",
-}
 # Columns of the table, each with what stands below its values.
 CELLS = (
     ("step_median_s", "spread"),
@@ -77,8 +55,6 @@ def report_page(results: Results) -> str:
     Args:
         results: What was measured, or could not be.
     """
-    here = Path(__file__).parent
-    script = (here / "page.js").read_text(encoding="utf-8")
     pairs = [(COLUMNS[name], COLUMNS.get(below)) for name, below in CELLS]
     pairs = [pair for pair in pairs if pair[0].is_known(results)]
     slots: Pair = (COLUMNS["slots"], None)
@@ -87,14 +63,9 @@ def report_page(results: Results) -> str:
     best = [_best(column, results) for column, _ in pairs]
     heads = [(COLUMNS["name"], None), slots, *pairs]
     note = memory_note(results)
-    environment = Environment(
-        loader=FileSystemLoader(here),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.jinja").render(
+    return self_contained(
+        "page.html.jinja",
+        ["page.js"],
         title=printable(results.title),
         verdict=verdict(results),
         facts=_facts(results),
@@ -109,18 +80,7 @@ def report_page(results: Results) -> str:
         memory_note=f"{note[0].upper()}{note[1:]}",
         window=WINDOW,
         target="" if results.target_loss is None else loss_text(results.target_loss),
-        script=Markup(script),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        light=_variables(LIGHT, dark=False),
-        dark=_variables(DARK, dark=True),
-        fonts=Markup(FONTS),
-        num_colours=len(PALETTE),
     )
-
-
-def _variables(page: dict[str, str], *, dark: bool) -> Markup:
-    strategies = {f"s{index}": pair[dark] for index, pair in enumerate(PALETTE)}
-    return Markup(" ".join(f"--{name}: {colour};" for name, colour in {**page, **strategies}.items()))
 
 
 def _facts(results: Results) -> dict[str, str]:

@@ -1,0 +1,344 @@
+// The curves of the page: every picture shows the same part of the same axis.
+(() => {
+  const PER_SECOND = 100, HEIGHT = 240, MOST_TOLD = 12;
+  const read = (page) => JSON.parse(page.getElementById("data").textContent);
+  let data = read(document);
+  const figures = () => [...document.querySelectorAll("figure[data-chart]")];
+  const plots = new Map();   // figure -> uPlot
+  const visible = new Set();
+  const hidden = new Set();  // labels of runs
+  let axis = "batch", logarithmic = false, zoom = null;
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+
+  // ---------------------------------------------------------------------------------------- numbers
+
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+  function number(value) {
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-4 || size >= 1e12)) return value.toExponential(2);
+    return size >= 1e5 ? short.format(value) : String(+value.toPrecision(6));
+  }
+  function duration(seconds) {
+    if (seconds < 60) return +seconds.toFixed(1) + " s";
+    if (seconds < 3600) return Math.floor(seconds / 60) + ":" + String(Math.round(seconds % 60)).padStart(2, "0") + " min";
+    return Math.floor(seconds / 3600) + ":" + String(Math.floor(seconds / 60) % 60).padStart(2, "0") + " h";
+  }
+  const place = (x) => axis === "time" ? duration(x) : axis === "samples" ? short.format(x) + " samples" : "batch " + whole.format(x);
+  const SECONDS = [1, 2, 5, 10, 15, 30].flatMap((n) => [n, 60 * n]).concat([1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 960].map((h) => 3600 * h));
+  const TIMES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5].concat(SECONDS).sort((a, b) => a - b);
+  const COUNTS = Array.from({ length: 45 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+
+  // ------------------------------------------------------------------------------------------ data
+
+  function sums(steps) {
+    let at = 0;
+    return steps.map((step) => (at += step));
+  }
+  function across(run, curve) {
+    if (axis === "time") return curve.t && sums(curve.t).map((t) => t / PER_SECOND);
+    const steps = sums(curve.s);
+    if (axis === "batch") return steps;
+    return run.samples ? steps.map((step) => step * run.samples) : undefined;
+  }
+  const whereIs = (run, mark) =>
+    axis === "time" ? mark.seconds : axis === "batch" ? mark.step : run.samples ? mark.step * run.samples : null;
+
+  // The lines of a picture, each with its x and y; what is not finite is a gap, and remembered.
+  function linesOf(chart) {
+    const lines = [];
+    for (const run of data.runs) {
+      if (hidden.has(run.label)) continue;
+      let plain = 0;
+      for (const name of chart.curves) {
+        const curve = run.curves[name], dots = name.startsWith("validation/");
+        const dash = !dots && plain++ ? [3 * plain, 4] : undefined;
+        const xs = curve && across(run, curve);
+        if (!xs) continue;
+        const odd = [];
+        const ys = curve.v.map((value, i) => {
+          const bad = typeof value !== "number";
+          if (bad) odd.push([xs[i], value]);
+          return bad || (logarithmic && value <= 0) ? null : value;
+        });
+        lines.push({ run, name, dots, dash, xs, ys, odd });
+      }
+    }
+    return lines;
+  }
+
+  // ---------------------------------------------------------------------------------------- drawing
+
+  function options(figure, chart, lines, width) {
+    const muted = colour("muted"), grid = colour("grid"), several = data.runs.length > 1;
+    const side = { stroke: muted, font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: grid, width: 1 } };
+    const series = lines.map((line) => ({
+      label: (several ? line.run.label + "  " : "") + line.name,
+      stroke: colour("s" + line.run.colour),
+      width: line.dots ? 1.2 : 1.6,
+      dash: line.dash,
+      spanGaps: false,
+      points: line.dots || line.xs.length === 1 ? { show: true, size: 6, fill: colour("s" + line.run.colour) } : { show: false },
+    }));
+    return {
+      width, height: HEIGHT, series: [{}, ...series],
+      legend: { show: false },
+      scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : {} },
+      axes: [
+        { ...side, size: 30, incrs: axis === "time" ? TIMES : COUNTS, space: 70,
+          values: (_, splits) => splits.map((x) => axis === "time" ? duration(x) : short.format(x)) },
+        { ...side, size: 62, values: (_, splits) => splits.map((y) => y === null ? "" : number(y)) },
+      ],
+      cursor: {
+        drag: { x: true, y: false, setScale: false },
+        sync: { key: "runs", setSeries: false },
+        points: { size: 6 },
+        bind: { dblclick: () => () => { show(null); return null; } },
+      },
+      hooks: {
+        draw: [(plot) => marks(plot, lines)],
+        setSelect: [(plot) => {
+          if (plot.select.width < 4) return;
+          const ends = [plot.select.left, plot.select.left + plot.select.width].map((x) => plot.posToVal(x, "x"));
+          plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          show(ends);
+        }],
+        setCursor: [(plot) => tell(figure, plot, lines)],
+      },
+    };
+  }
+
+  function marks(plot, lines) {
+    const context = plot.ctx, box = plot.bbox, ratio = devicePixelRatio;
+    const inside = (x) => x !== null && x !== undefined && x >= plot.scales.x.min && x <= plot.scales.x.max;
+    const at = (x) => plot.valToPos(x, "x", true);
+    context.save();
+    context.font = 11 * ratio + "px system-ui, sans-serif";
+    context.textAlign = "center";
+    for (const run of new Set(lines.map((line) => line.run))) {
+      context.strokeStyle = context.fillStyle = colour(data.runs.length > 1 ? "s" + run.colour : "muted");
+      for (const mark of run.marks) {
+        const x = whereIs(run, mark);
+        if (!inside(x)) continue;
+        context.setLineDash([4 * ratio, 4 * ratio]);
+        context.beginPath();
+        context.moveTo(at(x), box.top);
+        context.lineTo(at(x), box.top + box.height);
+        context.stroke();
+        context.textAlign = at(x) < box.left + 30 * ratio ? "left" : at(x) > box.left + box.width - 30 * ratio ? "right" : "center";
+        context.fillText(mark.text, at(x), box.top + 9 * ratio);
+      }
+      context.setLineDash([]);
+      for (const checkpoint of run.checkpoints) {
+        const x = whereIs(run, checkpoint), low = box.top + box.height;
+        if (!inside(x)) continue;
+        context.beginPath();
+        context.moveTo(at(x), low - 7 * ratio);
+        context.lineTo(at(x) - 4 * ratio, low);
+        context.lineTo(at(x) + 4 * ratio, low);
+        context.fill();
+      }
+    }
+    context.textAlign = "center";
+    context.font = "bold " + 14 * ratio + "px system-ui, sans-serif";
+    for (const line of lines) {
+      context.fillStyle = colour("s" + line.run.colour);
+      for (const [x] of line.odd) if (inside(x)) context.fillText("×", at(x), box.top + 22 * ratio);
+    }
+    context.restore();
+  }
+
+  // What is under the cursor: of each line the point that is nearest to it.
+  function tell(figure, plot, lines) {
+    let tip = figure.querySelector(".tip");
+    const { left, top } = plot.cursor;
+    if (left === undefined || left < 0) {
+      if (tip) tip.remove();
+      return;
+    }
+    if (!figure.matches(":hover")) return;
+    if (!tip) figure.querySelector(".plot").append(tip = Object.assign(document.createElement("div"), { className: "tip" }));
+    const x = plot.posToVal(left, "x"), rows = [];
+    for (const line of lines) {
+      const near = nearest(line.xs, x);
+      if (near < 0) continue;
+      const odd = line.odd.find(([at]) => at === line.xs[near]);
+      const value = odd ? odd[1] : line.ys[near] === null ? "≤ 0" : line.dots ? String(line.ys[near]) : number(line.ys[near]);
+      rows.push([line, (data.runs.length > 1 ? line.run.label + " " : "") + (line.dots ? "• " : "") + value]);
+    }
+    tip.replaceChildren(...[[null, place(x)], ...rows.slice(0, MOST_TOLD)].map(([line, text]) => {
+      const row = document.createElement("div");
+      if (line) {
+        const dot = document.createElement("span");
+        dot.className = "dot c" + line.run.colour;
+        row.append(dot);
+      }
+      row.append(text);
+      return row;
+    }));
+    if (rows.length > MOST_TOLD) tip.append(Object.assign(document.createElement("div"), { textContent: "and " + (rows.length - MOST_TOLD) + " more" }));
+    const shift = plot.over.offsetLeft + left, room = plot.root.clientWidth - tip.offsetWidth;
+    tip.style.left = Math.max(0, shift + 14 > room ? Math.min(room, shift - tip.offsetWidth - 14) : shift + 14) + "px";
+    tip.style.top = Math.max(0, Math.min(top, HEIGHT - tip.offsetHeight)) + "px";
+  }
+  function nearest(xs, x) {
+    let low = 0, high = xs.length - 1;
+    if (high < 0) return -1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (xs[middle] < x) low = middle; else high = middle;
+    }
+    return Math.abs(xs[low] - x) <= Math.abs(xs[high] - x) ? low : high;
+  }
+
+  function draw(figure) {
+    const chart = data.charts[figure.dataset.chart], box = figure.querySelector(".plot");
+    if (!chart) return;
+    const lines = linesOf(chart).filter((line) => line.ys.some((y) => y !== null));
+    const old = plots.get(figure);
+    if (old) old.destroy();
+    plots.delete(figure);
+    box.replaceChildren();
+    if (!lines.length) {
+      box.append(Object.assign(document.createElement("p"), { className: "empty", textContent: "nothing to draw on this axis" }));
+      return;
+    }
+    const tables = lines.map((line) => [line.xs, line.ys]);
+    const joined = tables.length > 1 ? uPlot.join(tables) : tables[0];
+    const plot = new uPlot(options(figure, chart, lines, box.clientWidth), joined, box);
+    if (zoom) plot.setScale("x", { min: zoom[0], max: zoom[1] });
+    plots.set(figure, plot);
+  }
+  const redraw = () => figures().filter((figure) => visible.has(figure)).forEach(draw);
+
+  function show(ends) {
+    zoom = ends;
+    document.getElementById("whole").hidden = !ends;
+    for (const plot of plots.values()) {
+      const xs = plot.data[0];
+      plot.setScale("x", ends ? { min: ends[0], max: ends[1] } : { min: xs[0], max: xs[xs.length - 1] });
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------- the page
+
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting && !visible.has(entry.target)) {
+        visible.add(entry.target);
+        draw(entry.target);
+      }
+    }
+  }, { rootMargin: "300px" });
+
+  function press(buttons, pressed) {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
+  }
+  function begin() {
+    for (const figure of figures()) seen.observe(figure);
+    const controls = document.querySelector(".controls");
+    if (!controls) return;
+    controls.hidden = false;
+    const axes = [...controls.querySelectorAll("[data-axis]")];
+    for (const button of axes) {
+      button.addEventListener("click", () => {
+        axis = button.dataset.axis;
+        press(axes, button);
+        show(null);
+        redraw();
+      });
+    }
+    enable();
+    const log = document.getElementById("logarithmic");
+    log.addEventListener("click", () => {
+      logarithmic = !logarithmic;
+      log.setAttribute("aria-pressed", String(logarithmic));
+      redraw();
+    });
+    document.getElementById("whole").addEventListener("click", () => show(null));
+  }
+  function enable() {
+    const curves = data.runs.flatMap((run) => Object.values(run.curves));
+    const known = { batch: true, time: curves.some((curve) => curve.t), samples: data.runs.some((run) => run.samples) };
+    for (const button of document.querySelectorAll("[data-axis]")) button.disabled = !known[button.dataset.axis];
+  }
+  function pressDots() {
+    for (const button of document.querySelectorAll("[data-run]")) {
+      button.setAttribute("aria-pressed", String(!hidden.has(data.runs[button.dataset.run].label)));
+    }
+  }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-run]");
+    if (!button) return;
+    const label = data.runs[button.dataset.run].label;
+    if (!hidden.delete(label)) hidden.add(label);
+    pressDots();
+    redraw();
+  });
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;  // the bar of a telephone's browser that comes and goes
+    width = innerWidth;
+    for (const [figure, plot] of plots) plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: HEIGHT });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  begin();
+
+  // --------------------------------------------------------------------------------------------- live
+
+  const connection = document.getElementById("connection");
+  if (!connection) return;
+  const every = parseFloat(connection.textContent.match(/[\d.]+/)[0]) * 1000;
+  let tag = "", shape = shapeOf(data);
+  function shapeOf(data) {
+    return JSON.stringify([data.charts, data.runs.map((run) => run.label)]);
+  }
+  async function look() {
+    try {
+      const answer = await fetch(location.href, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+      if (answer.status === 200) {
+        tag = answer.headers.get("ETag") || "";
+        take(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      }
+      connection.textContent = answer.ok || answer.status === 304
+        ? "New data every " + every / 1000 + " seconds; looked at " + new Date().toLocaleTimeString() + "."
+        : "det-ds watch answered " + answer.status + ".";
+    } catch {
+      connection.textContent = "det-ds watch has ended; this is what it showed last.";
+    }
+    setTimeout(look, every);
+  }
+  function take(page) {
+    const next = read(page);
+    if (shapeOf(next) !== shape) {  // a metric, a run: other pictures
+      const there = page.querySelector(".charts"), here = document.querySelector(".charts");
+      if (!there || !here) return location.reload();
+      for (const plot of plots.values()) plot.destroy();
+      plots.clear();
+      visible.clear();
+      seen.disconnect();
+      here.replaceWith(there);
+      data = next;
+      shape = shapeOf(next);
+      for (const figure of figures()) seen.observe(figure);
+    }
+    data = next;
+    enable();
+    for (const fresh of page.querySelectorAll(".live")) {
+      const stale = document.getElementById(fresh.id);
+      if (!stale || stale.dataset.was === fresh.innerHTML) continue;
+      const sorted = [...stale.querySelectorAll("thead th")].findIndex((head) => head.hasAttribute("aria-sort"));
+      const down = sorted >= 0 && stale.querySelectorAll("thead th")[sorted].getAttribute("aria-sort") === "descending";
+      const box = ".wide", across = (stale.querySelector(box) || stale).scrollLeft;
+      fresh.dataset.was = fresh.innerHTML;
+      stale.replaceWith(fresh);
+      sortable(fresh);
+      (fresh.querySelector(box) || fresh).scrollLeft = across;
+      for (let i = 0; sorted >= 0 && i < 1 + down; i++) fresh.querySelectorAll("thead th button")[sorted].click();
+    }
+    pressDots();
+    redraw();  // what was zoomed to stays
+  }
+  setTimeout(look, every);
+})();
