@@ -80,6 +80,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     from determined_ds.profile.in_text import parts_table
     from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
     from determined_ds.protocol.run_dir import short
+    from determined_ds.report.profile_text import profile_lines
 
     traces = traces_in(folder)
     if not traces:
@@ -89,18 +90,20 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
         )
         raise ConfigError(Problem(key="DIR", value=str(folder), message=message, fix=fix, code="trace"))
     found = analyse(traces)
-    there = traces[0].parent
+    content, there = content_of(found), traces[0].parent
     try:
         write_profile(found, there / PROFILE_JSON)
-        written = [there / PROFILE_JSON, *_pictures(found, there)]
+        written = [there / PROFILE_JSON, *_pictures(found, content, there)]
     except OSError as error:  # traces that another user has brought here
         click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
         written = []
     if as_json:
-        click.echo(json.dumps(content_of(found), indent=1))
+        click.echo(json.dumps(content, indent=1))
         return
     click.echo()
     Console().print(parts_table(found))
+    for line in profile_lines(content):
+        click.echo(line)
     click.echo()
     for path in written:
         click.echo(short(path))
@@ -108,17 +111,24 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for https://ui.perfetto.dev and other viewers")
 
 
-def _pictures(found: Any, folder: Path) -> list[Path]:
-    """The pictures, where matplotlib is there."""
+def _pictures(found: Any, content: dict[str, Any], folder: Path) -> list[Path]:
+    """The pictures of a profile, which is also given as programs read it, where matplotlib is there."""
     import importlib.util
 
-    from determined_ds.protocol.profile_files import PROFILE_PNG
+    from determined_ds.protocol.profile_files import MEMORY_PNG, OPERATORS_PNG, PROFILE_PNG
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
     from determined_ds.profile.rank_bars import parts_picture
+    from determined_ds.report.profile_pictures import memory_picture, operators_picture
     from determined_ds.report.style import png_of
 
-    path = folder / PROFILE_PNG
-    path.write_bytes(png_of(parts_picture(found)))
-    return [path]
+    figures = {
+        PROFILE_PNG: parts_picture(found),
+        MEMORY_PNG: memory_picture(content),
+        OPERATORS_PNG: operators_picture(content),
+    }
+    drawn = [(folder / name, figure) for name, figure in figures.items() if figure is not None]
+    for path, figure in drawn:
+        path.write_bytes(png_of(figure))
+    return [path for path, _ in drawn]

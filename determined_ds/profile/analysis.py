@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from determined_ds.profile.arrivals import arrivals_of
+from determined_ds.profile.causes import with_findings
 from determined_ds.profile.device_parts import device_steps
 from determined_ds.profile.host_parts import host_steps
+from determined_ds.profile.memory_of_step import memory_of_step
+from determined_ds.profile.nesting import operators_of
+from determined_ds.profile.operators import operator_costs
 from determined_ds.profile.phases import phases_of
 from determined_ds.profile.step_parts import Profile, RankProfile
 from determined_ds.profile.trace_file import Trace, read_trace
+from determined_ds.profile.waiting_calls import waiting_calls_of
 
 TOLERANCE = 0.02  # of a step, between its parts and the clock
 
@@ -30,7 +36,7 @@ def analyse(paths: Sequence[Path]) -> Profile:
         first = first or trace.record
     assert first is not None
     warnings = tuple(oddities(ranks, first.ranks))
-    return Profile(
+    profile = Profile(
         ranks=sorted(ranks, key=lambda rank: rank.rank),
         num_ranks=first.ranks,
         zero_stage=first.zero_stage,
@@ -42,6 +48,7 @@ def analyse(paths: Sequence[Path]) -> Profile:
         ds_config=first.ds_config or {},
         warnings=warnings,
     )
+    return with_findings(profile)
 
 
 def oddities(ranks: Sequence[RankProfile], num_ranks: int) -> Iterator[str]:
@@ -62,7 +69,7 @@ def oddities(ranks: Sequence[RankProfile], num_ranks: int) -> Iterator[str]:
 
 def of_rank(trace: Trace) -> RankProfile:
     """What the trace of a rank says."""
-    record, phases = trace.record, phases_of(trace)
+    record, phases, operators = trace.record, phases_of(trace), operators_of(trace)
     return RankProfile(
         rank=record.rank,
         trace=trace.path.name,
@@ -72,4 +79,8 @@ def of_rank(trace: Trace) -> RankProfile:
         device_name=record.device_name,
         pipe_stage=record.pipe_stage,
         steps=device_steps(trace, phases) if trace.device_events else host_steps(trace, phases),
+        operators=operator_costs(trace, operators),
+        memory=memory_of_step(trace, operators),
+        arrivals=arrivals_of(trace),
+        waiting_calls=waiting_calls_of(trace),
     )

@@ -14,10 +14,14 @@ from determined_ds.profile.step_parts import VERSION, Profile, RankProfile
 def as_json(profile: Profile) -> dict[str, Any]:
     """All fields of a profile by their names, and the means that it derives; seconds and bytes, as names say.
 
+    The moments at which ranks come to collectives are left out: there may be thousands.
+
     Args:
         profile: What was found.
     """
     ranks = [{**asdict(rank), **_means(rank)} for rank in profile.ranks]
+    for rank in ranks:
+        del rank["arrivals"]
     return {"version": VERSION, **_means(profile), **asdict(profile), "ranks": ranks}
 
 

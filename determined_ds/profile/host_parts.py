@@ -14,9 +14,8 @@ import itertools
 from determined_ds.profile.intervals import Span, difference, intersection, length, shared_out, union
 from determined_ds.profile.phases import Phases
 from determined_ds.profile.step_parts import PARTS, StepParts
-from determined_ds.profile.trace_file import Event, Trace
+from determined_ds.profile.trace_file import BACKENDS, Event, Trace
 
-BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")
 CALLS = ("c10d::", "_c10d_functional::")
 US_PER_S = 1e6
 

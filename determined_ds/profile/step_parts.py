@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from determined_ds.profile.arrivals import Arrival
+from determined_ds.profile.memory_of_step import MemoryOfStep
+from determined_ds.profile.operators import OperatorCosts
+from determined_ds.profile.waiting_calls import WaitingCall
+
+if TYPE_CHECKING:
+    from determined_ds.profile.lost_time import LostTime
+    from determined_ds.profile.straggler import Straggler
 
 VERSION = 1  # of profile.json: raised where a key changes its meaning
 
@@ -68,6 +77,10 @@ class RankProfile:
         device_name: Of the GPU; empty on a CPU.
         pipe_stage: Of the pipeline; 0 without one.
         steps: Those that were recorded.
+        operators: What they cost.
+        memory: Of the last step; None where the trace has no allocations.
+        arrivals: At the collectives of all steps.
+        waiting_calls: Of the user's code.
     """
 
     rank: int
@@ -78,6 +91,10 @@ class RankProfile:
     device_name: str = ""
     pipe_stage: int = 0
     steps: Sequence[StepParts] = ()
+    operators: OperatorCosts = field(default_factory=OperatorCosts)
+    memory: MemoryOfStep | None = None
+    arrivals: Sequence[Arrival] = ()
+    waiting_calls: Sequence[WaitingCall] = ()
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -120,6 +137,8 @@ class Profile:
         wait: Steps that were trained before the warm-up.
         warmup: Steps that the profiler ran for without a record.
         ds_config: What DeepSpeed was given; empty where the traces do not say.
+        straggler: The rank that the others wait for; None where there is none.
+        findings: What could be faster, by the time that it could save at most.
         warnings: What is missing or odd in the traces, as sentences.
     """
 
@@ -132,6 +151,8 @@ class Profile:
     wait: int = 0
     warmup: int = 0
     ds_config: Mapping[str, Any] = field(default_factory=dict)
+    straggler: Straggler | None = None
+    findings: Sequence[LostTime] = ()
     warnings: Sequence[str] = ()
 
     @property

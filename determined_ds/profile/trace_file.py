@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.profile_files import META, STEP, CaptureRecord
+from determined_ds.protocol.profile_files import HELD, META, STEP, CaptureRecord
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host
 GZIPPED = b"\x1f\x8b"
 
 
@@ -80,6 +81,7 @@ class Trace:
         events: Those with a duration, in the order of their begin; of equal ones the longest first.
         allocations: In the order of time; empty where memory was not recorded.
         main_thread: The thread that trains; None where there is no step.
+        held: Of each look at what engines hold: kind -> address and bytes of each storage.
     """
 
     path: Path
@@ -87,6 +89,7 @@ class Trace:
     events: Sequence[Event]
     allocations: Sequence[Allocation] = ()
     main_thread: int | str | None = None
+    held: Sequence[Mapping[str, Sequence[Sequence[int]]]] = ()
 
     @property
     def steps(self) -> list[Event]:
@@ -126,7 +129,14 @@ def read_trace(path: Path) -> Trace:
     allocations.sort(key=lambda allocation: allocation.at)
     main = next((event.tid for event in events if event.name.startswith(f"{STEP}#")), None)
     record = CaptureRecord.from_json(found[META])
-    return Trace(path=path, record=record, events=events, allocations=allocations, main_thread=main)
+    return Trace(
+        path=path,
+        record=record,
+        events=events,
+        allocations=allocations,
+        main_thread=main,
+        held=found.get(HELD) or (),
+    )
 
 
 def _event(raw: Mapping[str, Any]) -> Event:

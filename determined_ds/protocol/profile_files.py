@@ -15,6 +15,8 @@ from typing import Any
 PROFILE_DIR = "profile"  # in a run directory
 PROFILE_JSON = "profile.json"  # in it: what was read from the traces
 PROFILE_PNG = "profile.png"
+MEMORY_PNG = "memory.png"
+OPERATORS_PNG = "operators.png"
 META = "determined_ds"  # top-level key of a trace
 
 PREFIX = "determined_ds."
@@ -28,6 +30,9 @@ OPTIMIZER = PREFIX + "optimizer"  # with the communication of the optimizer, whi
 COMMUNICATION = PREFIX + "communication"  # a collective that is waited for; not all are marked
 PIPELINE = PREFIX + "pipeline"  # sends to and receives from neighbouring stages, waiting for them included
 MODULE = PREFIX + "module."  # and the qualified name of a module: its forward pass
+WAIT = PREFIX + "wait."  # and ``barrier model_def.py:88``: a call of the user's code that may wait
+HELD_LOOK = PREFIX + "held."  # and a number: when what an engine holds was looked at
+HELD = PREFIX + "held"  # top-level key of a trace: of each look, kind -> address and bytes of each storage
 MARKS = (STEP, DATA, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, PIPELINE)
 
 

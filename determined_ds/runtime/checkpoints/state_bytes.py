@@ -15,15 +15,21 @@ def walk(engine: Any) -> dict[str, int]:
     Args:
         engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
     """
+    found = dict.fromkeys(KINDS, 0)
+    for kind, _, num_bytes in storages(engine):
+        found[kind] += num_bytes
+    return found
+
+
+def storages(engine: Any) -> Iterator[tuple[str, int, int]]:
+    """Kind, address and bytes of each storage that :func:`walk` counts."""
     seen: set[int] = set()
-    return {
-        kind: sum(_new_bytes(tensor, seen) for tensor in tensors)
-        for kind, tensors in (
-            ("parameters", _parameters(engine)),
-            ("gradients", _gradients(engine)),
-            ("optimizer_states", _optimizer_states(engine)),
-        )
-    }
+    for kind, tensors in KINDS.items():
+        for tensor in tensors(engine):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen and storage.nbytes():
+                seen.add(storage.data_ptr())
+                yield kind, storage.data_ptr(), int(storage.nbytes())
 
 
 def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
@@ -61,14 +67,6 @@ def base_optimizer(engine: Any) -> Any:
     return getattr(engine.optimizer, "optimizer", None) or engine.optimizer
 
 
-def _new_bytes(tensor: Any, seen: set[int]) -> int:
-    storage = tensor.untyped_storage()
-    if storage.data_ptr() in seen or not storage.nbytes():
-        return 0
-    seen.add(storage.data_ptr())
-    return int(storage.nbytes())
-
-
 def _parameters(engine: Any) -> Iterator[Any]:
     for parameter in engine.module.parameters():
         yield getattr(parameter, "ds_tensor", parameter.data)
@@ -94,3 +92,6 @@ def _optimizer_states(engine: Any) -> Iterator[Any]:
     yield from getattr(engine.optimizer, "fp32_partitioned_groups_flat", ())
     for state in base.state.values():
         yield from (value for value in state.values() if hasattr(value, "untyped_storage") and value.ndim)
+
+
+KINDS = {"parameters": _parameters, "gradients": _gradients, "optimizer_states": _optimizer_states}

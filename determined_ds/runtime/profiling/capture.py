@@ -29,6 +29,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.protocol.profile_files import (
     DATA,
+    HELD,
     META,
     PROFILE_DIR,
     STEP,
@@ -38,6 +39,7 @@ from determined_ds.protocol.profile_files import (
 )
 from determined_ds.protocol.run_dir import PARTIAL_FILE
 from determined_ds.runtime.profiling.marks import marked
+from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 
 logger = logging.getLogger("determined_ds")
 # What a record may add to this process's memory before it is ended early. A trace takes a tenth of it on a disk.
@@ -53,6 +55,7 @@ class Capture:
         record: What is known of the run.
         device: Where the rank computes.
         marks: Makes the context in which the ranges of a step are there.
+        looks: Looks at what engines hold in memory.
         note: Shows a line.
     """
 
@@ -64,6 +67,7 @@ class Capture:
         record: CaptureRecord,
         device: torch.device,
         marks: Callable[[], contextlib.AbstractContextManager[None]],
+        looks: MemoryLooks,
         note: Callable[[str], None],
     ) -> None:
         self._steps = steps
@@ -71,6 +75,7 @@ class Capture:
         self._record = replace(record, wait=steps.wait, warmup=steps.warmup)
         self._device = device
         self._marks = marks
+        self._looks = looks
         self._note = note
         self._begun = 0
         self._profiler: Any = None
@@ -98,10 +103,14 @@ class Capture:
             self._start()
         if self._begun == steps.wait + steps.warmup:
             self._undo.enter_context(self._marks())
+            self._undo.callback(self._looks.stop)
+            self._looks.look()
             self._memory_before = psutil.Process().memory_info().rss
             self._synchronize()  # what earlier steps have left to a GPU is theirs
         self._begun += 1
         if self._begun > steps.wait + steps.warmup:
+            if self._is_last:
+                self._looks.watch()
             self._open()
 
     def begin_again(self) -> None:
@@ -171,6 +180,7 @@ class Capture:
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=steps.warmup, active=steps.active, repeat=1),
+            record_shapes=True,
             profile_memory=True,
         )
         self._profiler.start()
@@ -190,10 +200,12 @@ class Capture:
     def _finish(self) -> None:
         """Write the trace."""
         self._is_over = True
+        self._looks.look()
         self._undo.close()
         record = replace(self._record, steps=tuple(self._taken))
         # Before the end: torch gives what is added later to the next trace.
         self._profiler.add_metadata_json(META, json.dumps(record.as_json(), default=str))
+        self._profiler.add_metadata_json(HELD, self._looks.as_json())
         self._profiler.stop()
         path = self._folder / trace_name(record.rank)
         try:
@@ -298,6 +310,7 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         record=record,
         device=device,
         marks=lambda: marked(engines, mover=context._mover),
+        looks=MemoryLooks(engines),
         note=note,
     )
 
