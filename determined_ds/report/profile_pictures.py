@@ -38,8 +38,8 @@ OWNERS = {
     "other": "other",
 }
 OWNER_COLOURS = dict(zip(OWNERS, (0, 8, 2, 4, 1, 5, 7, 9), strict=True))
-PHASE_COLOURS = {"forward": 0, "recomputed": 5, "backward": 1, "optimizer": 2, "other": 7}
-LEAST = 0.005  # of the peak: what holds less is not in the legend
+PHASE_COLOURS = {"data": 0, "forward": 1, "recomputed": 5, "backward": 2, "optimizer": 4, "other": 7}
+LEAST = 0.01  # of the peak: what holds less is drawn with the rest
 LONGEST_NAME = 34
 
 
@@ -76,12 +76,14 @@ def memory_picture(profile: Mapping[str, Any]) -> Figure | None:
     with drawing():
         figure, [panel] = figure_of([2.0])
         below = [0.0] * len(at_ms)
-        for owner, name in OWNERS.items():
-            values = memory["bytes_by_owner"].get(owner) or [0] * len(at_ms)
+        for owner, values in _stacked(memory["bytes_by_owner"], LEAST * peak):
             above = [low + value / size for low, value in zip(below, values, strict=True)]
-            if max(values) >= LEAST * peak:
-                colour = PALETTE[OWNER_COLOURS[owner]][0]
-                panel.fill_between(at_ms, below, above, color=colour, step="post", linewidth=0, label=name)
+            style: dict[str, Any] = {
+                "color": PALETTE[OWNER_COLOURS[owner]][0],
+                "step": "post",
+                "linewidth": 0,
+            }
+            panel.fill_between(at_ms, below, above, label=OWNERS[owner], **style)
             below = above
         _mark_peak(panel, 1000 * memory["peak_at_s"], peak / size, f"peak {format_bytes(peak)}")
         panel.set_xlim(0, max(at_ms))
@@ -89,11 +91,27 @@ def memory_picture(profile: Mapping[str, Any]) -> Figure | None:
         panel.set_title(f"Memory over a step, rank {rank['rank']}")
         panel.set_xlabel("ms since the step began")
         panel.set_ylabel(f"{unit} of tensors")
-        handles, names = panel.get_legend_handles_labels()
-        options: dict[str, Any] = {"loc": "outside lower center", "ncols": 4, "frameon": False}
-        figure.legend(handles, names, fontsize=SMALL_PT, handlelength=1, **options)
-        figure.set_figheight(figure.get_figheight() + 0.2 * ((len(names) + 3) // 4))
+        _legend(figure, panel)
     return figure
+
+
+def _legend(figure: Figure, panel: Axes) -> None:
+    handles, names = panel.get_legend_handles_labels()
+    options: dict[str, Any] = {"loc": "outside lower left", "ncols": 3, "frameon": False}
+    figure.legend(handles, names, fontsize=SMALL_PT, handlelength=1, labelcolor=MUTED, **options)
+    figure.set_figheight(figure.get_figheight() + 0.2 * ((len(names) + 2) // 3))
+
+
+def _stacked(bytes_by_owner: Mapping[str, Sequence[int]], least: float) -> list[tuple[str, Sequence[int]]]:
+    """What holds memory and how much over the step, from below; those that never hold much are part of the rest."""
+    large = {
+        owner: bytes_by_owner[owner] for owner in OWNERS if max(bytes_by_owner.get(owner, (0,))) >= least
+    }
+    small = [values for owner, values in bytes_by_owner.items() if owner not in large]
+    if small:
+        together = [*small, *([large.pop("other")] if "other" in large else [])]
+        large["other"] = [sum(values) for values in zip(*together, strict=True)]
+    return list(large.items())
 
 
 def fullest_rank(profile: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -145,10 +163,10 @@ def operators_picture(profile: Mapping[str, Any]) -> Figure | None:
         names = [operator_name(each) for each in operators]
         panel.set_yticks(range(len(names)), names, color=INK, fontsize=SMALL_PT)
         panel.set_ylim(len(names) - 0.4, -0.6)
-        panel.set_xlim(0, 1.5 * max(1000 * each["seconds"] for each in operators) or 1)
+        panel.set_xlim(0, 1.8 * max(1000 * each["seconds"] for each in operators) or 1)
         panel.set_title(f"What costs most, rank {rank['rank']}")
         panel.set_xlabel("ms of a step, without what it calls")
-        panel.legend(loc="lower right", frameon=False, fontsize=SMALL_PT, handlelength=1, labelcolor=MUTED)
+        _legend(figure, panel)
     return figure
 
 

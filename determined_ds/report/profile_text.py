@@ -16,13 +16,13 @@ LONGEST = 54  # of an operator's name, or a module's
 
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """Findings, operators and memory, an empty line before each.
+    """Findings, operators and memory, an empty line after each.
 
     Args:
         profile: Of ``profile.json``.
     """
     found = (findings_lines(profile), operators_lines(profile), memory_lines(profile))
-    return [line for lines in found if lines for line in ("", *lines)]
+    return [line for lines in found if lines for line in (*lines, "")][:-1]
 
 
 def findings_lines(profile: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,10 @@ def test_it_records_a_run_without_checkpoints_and_takes_a_step_apart(tmp_path: P
     assert "A step taken apart: 2 ranks on cpu, ZeRO 1; mean of 2 steps" in done.stdout
     assert not list((run_dir / "checkpoints").iterdir())
     names = sorted(path.name for path in (run_dir / "profile").iterdir())
-    assert names == ["profile.json", "profile.png", "rank0.json.gz", "rank1.json.gz"]
+    pictures = ["memory.png", "operators.png"]
+    assert names == [*pictures, "profile.json", "profile.png", "rank0.json.gz", "rank1.json.gz"]
+    assert "transformer.h.*.mlp" in done.stdout
+    assert "Memory of tensors on rank" in done.stdout
     found = json.loads((run_dir / "profile" / "profile.json").read_text())
     for rank in found["ranks"]:
         assert [step["batch"] for step in rank["steps"]] == [3, 4]
