@@ -10,7 +10,7 @@ from typing import Any
 from determined_ds.protocol.launches import Launch, launch_line
 from determined_ds.protocol.metrics_file import append_record
 from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.runs.shown import ShownRun
+from determined_ds.report.runs.run_view import RunView
 
 BEGAN = 1_795_400_000.0  # seconds since the epoch
 
@@ -101,7 +101,7 @@ def recorded(
     return path
 
 
-def shown(path: Path, label: str = "run") -> ShownRun:
+def shown(path: Path, label: str = "run") -> RunView:
     """A run directory as it is shown."""
     from determined_ds.report.runs.located_runs import read_one
 

@@ -2,7 +2,7 @@
 
 The way of the data::
 
-    folders -> run directories -> RecordedRun of each -> ShownRun: curves, marks, figures
+    folders -> run directories -> RecordedRun of each -> RunView: curves, marks, figures
                                                       -> what differs between them
             -> one page, which is written as report.html, or served again and again by det-ds watch --page
 """

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from determined_ds.protocol.metrics_file import jsonable
-from determined_ds.report.runs.figures import figure_columns
+from determined_ds.report.runs.final_figures import figure_columns
 from determined_ds.report.runs.given_values import configuration, differences, environment, with_sections
-from determined_ds.report.runs.shown import ShownRun
+from determined_ds.report.runs.run_view import RunView
 
 
-def runs_as_json(runs: Sequence[ShownRun]) -> dict[str, Any]:
+def runs_as_json(runs: Sequence[RunView]) -> dict[str, Any]:
     """The runs, whole: no curve is thinned. Numbers that JSON lacks are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
     each = [
         {
@@ -33,7 +33,7 @@ def runs_as_json(runs: Sequence[ShownRun]) -> dict[str, Any]:
     return found
 
 
-def _run(shown: ShownRun, runs: Sequence[ShownRun]) -> dict[str, Any]:
+def _run(shown: RunView, runs: Sequence[RunView]) -> dict[str, Any]:
     run = shown.run
     return {
         "label": shown.label,

@@ -89,10 +89,12 @@ def curves_of(run: RecordedRun, clock: Clock) -> list[Curve]:
     """The curves of a run, in the order in which their metrics came. Values that are not numbers are left out."""
     found: dict[tuple[str, str], Curve] = {}
     for record in run.records:
-        step, seconds = record["steps_completed"], clock.seconds(_time(record))
+        group, step, seconds = record["group"], record["steps_completed"], clock.seconds(_time(record))
         for metric, value in _numbers(record["metrics"]):
-            curve = found.setdefault((record["group"], metric), Curve(group=record["group"], metric=metric))
-            if curve.steps and step <= curve.steps[-1]:
+            curve = found.get((group, metric))
+            if curve is None:
+                curve = found[group, metric] = Curve(group=group, metric=metric)
+            elif step <= curve.steps[-1]:
                 if step < curve.steps[-1]:
                     continue
                 del curve.steps[-1], curve.seconds[-1], curve.values[-1]  # reported again
@@ -108,6 +110,6 @@ def _time(record: Mapping[str, Any]) -> float | None:
 
 def _numbers(metrics: Any) -> Iterator[tuple[str, float]]:
     for metric, value in metrics.items() if isinstance(metrics, Mapping) else ():
-        number = as_number(value)
+        number = value if type(value) is float else as_number(value)
         if number is not None and metric not in POSITIONS:
             yield metric, number

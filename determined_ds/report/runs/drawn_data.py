@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.protocol.launches import START
 from determined_ds.protocol.metrics_file import jsonable
-from determined_ds.report.runs.charts import LineChart
 from determined_ds.report.runs.curves import VALIDATION, Curve
-from determined_ds.report.runs.shown import ShownRun
+from determined_ds.report.runs.line_charts import LineChart
+from determined_ds.report.runs.run_view import RunView
 from determined_ds.report.runs.thinning import thinned
 from determined_ds.report.style import PALETTE
 
 MOST_POINTS = 90_000  # of all curves of a page together: one and a half megabytes
 MOST_OF_A_CURVE, LEAST_OF_A_CURVE = 3000, 100
+MOST_PARTS, POINTS_OF_A_PART, LEAST_SMOOTHED = 150, 5, 20
 PER_SECOND = 100  # times are whole numbers of hundredths
 
 
@@ -38,7 +39,7 @@ class DrawnData:
     exact: bool = True
 
 
-def drawn_data(runs: Sequence[ShownRun], charts: Sequence[LineChart]) -> DrawnData:
+def drawn_data(runs: Sequence[RunView], charts: Sequence[LineChart]) -> DrawnData:
     """The data of a page.
 
     Args:
@@ -55,7 +56,10 @@ def drawn_data(runs: Sequence[ShownRun], charts: Sequence[LineChart]) -> DrawnDa
                 "samples": shown.launch.global_batch_size if shown.launch else 0,
                 "marks": _marks(shown),
                 "checkpoints": _checkpoints(shown),
-                "curves": {name: _compact(curve) for name, curve in thin[index].items()},
+                "curves": {
+                    name: {**_compact(curve), **_smooth(shown.curves[name])}
+                    for name, curve in thin[index].items()
+                },
             }
             for index, shown in enumerate(runs)
         ],
@@ -95,11 +99,28 @@ def _compact(curve: Curve) -> dict[str, list[Any]]:
     return found
 
 
+def _smooth(curve: Curve) -> dict[str, Any]:
+    """``m``: the means of equal parts of a whole training curve, each at its last point."""
+    count = len(curve.values)
+    if curve.group == VALIDATION or count < LEAST_SMOOTHED:
+        return {}
+    parts = min(MOST_PARTS, count // POINTS_OF_A_PART)
+    ends = [(part + 1) * count // parts for part in range(parts)]
+    means = [_mean(curve.values[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    at = curve.taken([end - 1 for end in ends])
+    return {"m": _compact(replace(at, values=means))}
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(value / len(finite) for value in finite) if finite else math.nan
+
+
 def _steps_between(numbers: Sequence[int]) -> list[int]:
     return [number - before for number, before in zip(numbers, [0, *numbers], strict=False)]
 
 
-def _marks(shown: ShownRun) -> list[dict[str, Any]]:
+def _marks(shown: RunView) -> list[dict[str, Any]]:
     """Where the run was resumed or restarted, or began with another's weights."""
     return [
         {"text": launch.kind, "step": launch.steps_completed, "seconds": seconds}
@@ -108,7 +129,7 @@ def _marks(shown: ShownRun) -> list[dict[str, Any]]:
     ]
 
 
-def _checkpoints(shown: ShownRun) -> list[dict[str, Any]]:
+def _checkpoints(shown: RunView) -> list[dict[str, Any]]:
     """Each with the time of the last report before it, which mostly is at its batch."""
     longest = max(shown.curves.values(), key=lambda curve: len(curve.steps), default=None)
     found = []

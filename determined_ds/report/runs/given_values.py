@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.report.runs.shown import ShownRun
+from determined_ds.report.runs.run_view import RunView
 
 # Facts of a launch that are decided, in the order of the page.
 DECIDED = (
@@ -54,7 +54,7 @@ class DifferingKey:
     values: tuple[str | None, ...]
 
 
-def configuration(shown: ShownRun) -> dict[str, Settings]:
+def configuration(shown: RunView) -> dict[str, Settings]:
     """Section -> dotted key -> what the run was given: what was decided, hyperparameters, what DeepSpeed gets."""
     launch = shown.launch
     ds_config: Any = (launch.ds_config if launch else None) or shown.run.ds_config
@@ -73,7 +73,7 @@ def configuration(shown: ShownRun) -> dict[str, Settings]:
     return {name: settings for name, settings in sections.items() if settings}
 
 
-def environment(shown: ShownRun) -> Settings:
+def environment(shown: RunView) -> Settings:
     """Versions and facts of the machine, as recorded at the last launch."""
     launch = shown.launch
     if launch is None:
@@ -110,7 +110,7 @@ def with_sections(sections: Mapping[str, Settings]) -> Settings:
     }
 
 
-def _settings(tree: Any, origins: Mapping[str, str], shown: ShownRun) -> Settings:
+def _settings(tree: Any, origins: Mapping[str, str], shown: RunView) -> Settings:
     """Leaves of a tree by their dotted keys. A path in the run directory is the same in every run."""
     folder = str(shown.run.path.resolve())
     return {

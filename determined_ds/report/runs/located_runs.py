@@ -9,7 +9,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.kept_warnings import read_warnings
 from determined_ds.protocol.recorded_run import is_run, read_run
 from determined_ds.protocol.run_dir import RunDir, short
-from determined_ds.report.runs.shown import ShownRun, labels
+from determined_ds.report.runs.run_view import RunView, labels
 
 # Of det-ds search; of compare and autotune; of runs that lie in one folder.
 WITHIN = ("trials/*", "runs/*/*", "*")
@@ -57,7 +57,7 @@ def _runs_of(folder: Path) -> list[Path]:
     return [folder] if is_run(folder) else sorted(path for path in folder.glob(WITHIN[2]) if is_run(path))
 
 
-def read_runs(paths: Sequence[Path]) -> list[ShownRun]:
+def read_runs(paths: Sequence[Path]) -> list[RunView]:
     """Read run directories for a page.
 
     Raises:
@@ -66,12 +66,12 @@ def read_runs(paths: Sequence[Path]) -> list[ShownRun]:
     return [read_one(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 
-def read_one(path: Path, label: str) -> ShownRun:
+def read_one(path: Path, label: str) -> RunView:
     """Read a run directory under a name.
 
     Raises:
         ConfigError: it is not a run directory.
     """
-    return ShownRun(
+    return RunView(
         run=read_run(path), label=label, warnings=read_warnings(RunDir(path)), place=short(path.resolve())
     )

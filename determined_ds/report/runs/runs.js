@@ -7,7 +7,7 @@
   const plots = new Map();   // figure -> uPlot
   const visible = new Set();
   const hidden = new Set();  // labels of runs
-  let axis = "batch", logarithmic = false, zoom = null;
+  let axis = "batch", logarithmic = false, smooth = false, zoom = null;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
@@ -52,7 +52,7 @@
       if (hidden.has(run.label)) continue;
       let plain = 0;
       for (const name of chart.curves) {
-        const curve = run.curves[name], dots = name.startsWith("validation/");
+        const known = run.curves[name], curve = smooth && known && known.m ? known.m : known, dots = name.startsWith("validation/");
         const dash = !dots && plain++ ? [3 * plain, 4] : undefined;
         const xs = curve && across(run, curve);
         if (!xs) continue;
@@ -79,7 +79,7 @@
       width: line.dots ? 1.2 : 1.6,
       dash: line.dash,
       spanGaps: false,
-      points: line.dots || line.xs.length === 1 ? { show: true, size: 6, fill: colour("s" + line.run.colour) } : { show: false },
+      points: line.dots || line.xs.length === 1 ? { show: true, size: line.xs.length > 60 ? 3 : 6, fill: colour("s" + line.run.colour) } : { show: false },
     }));
     return {
       width, height: HEIGHT, series: [{}, ...series],
@@ -227,10 +227,18 @@
     for (const entry of entries) {
       if (entry.isIntersecting && !visible.has(entry.target)) {
         visible.add(entry.target);
-        draw(entry.target);
+        waiting.push(entry.target);
       }
     }
+    drawNext();
   }, { rootMargin: "300px" });
+  const waiting = [];
+  function drawNext() {  // one picture a frame: the first one is there soon
+    const figure = waiting.shift();
+    if (!figure) return;
+    if (figure.isConnected && !plots.has(figure)) draw(figure);
+    requestAnimationFrame(drawNext);
+  }
 
   function press(buttons, pressed) {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
@@ -250,13 +258,16 @@
       });
     }
     enable();
-    const log = document.getElementById("logarithmic");
-    log.addEventListener("click", () => {
-      logarithmic = !logarithmic;
-      log.setAttribute("aria-pressed", String(logarithmic));
+    toggle("logarithmic", () => (logarithmic = !logarithmic));
+    toggle("smooth", () => (smooth = !smooth));
+    document.getElementById("whole").addEventListener("click", () => show(null));
+  }
+  function toggle(name, turn) {
+    const button = document.getElementById(name);
+    button.addEventListener("click", () => {
+      button.setAttribute("aria-pressed", String(turn()));
       redraw();
     });
-    document.getElementById("whole").addEventListener("click", () => show(null));
   }
   function enable() {
     const curves = data.runs.flatMap((run) => Object.values(run.curves));

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from determined_ds.documents.writing import write_files
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.report.runs.run_view import RunView
 from determined_ds.report.runs.runs_page import runs_page
-from determined_ds.report.runs.shown import ShownRun
 from determined_ds.report.written import PAGE, RESULTS
 
 RUNS_PAGE = "runs.html"  # beside the report of det-ds compare or autotune
@@ -37,7 +37,7 @@ def page_path(folders: Sequence[Path], output: Path | None) -> Path:
     return path
 
 
-def save_page(runs: Sequence[ShownRun], path: Path) -> int:
+def save_page(runs: Sequence[RunView], path: Path) -> int:
     """Write the page, whole at any moment. Returns its bytes.
 
     Raises:

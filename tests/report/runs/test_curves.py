@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from determined_ds.report.runs.charts import charts_of
 from determined_ds.report.runs.curves import Curve, clock_of, curves_of
+from determined_ds.report.runs.line_charts import charts_of
 from tests.report.recorded import BEGAN, course, launch, recorded, shown, training, validation
 
 

@@ -15,16 +15,16 @@ from determined_ds.protocol.kept_warnings import KeptWarning, append_warning
 from determined_ds.protocol.launches import Launch
 from determined_ds.protocol.metrics_file import append_record
 from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.runs.drawn_data import MOST_OF_A_CURVE
+from determined_ds.report.runs.drawn_data import MOST_OF_A_CURVE, MOST_PARTS
+from determined_ds.report.runs.run_view import RunView
 from determined_ds.report.runs.runs_page import runs_page
-from determined_ds.report.runs.shown import ShownRun
 from tests.report.recorded import BEGAN, course, launch, recorded, shown, training
 from tests.report.test_page import EVIL, Page, loads
 
 COMPLETED = {"status": "completed", "steps_completed": 40, "slots": 2}
 
 
-def page_of(*runs: ShownRun) -> Page:
+def page_of(*runs: RunView) -> Page:
     return Page(runs_page(runs))
 
 
@@ -95,16 +95,30 @@ def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
         runs.append(shown(recorded(tmp_path / name, course(40, slope=slope), launches=[given]), name))
     page = page_of(*runs)
     assert page.texts["p"][0] == "Best validation_loss 1.1235: quick, after batch 40."
-    assert page.rows[:3] == [["run", "learning_rate"], ["slow", "0.001"], ["quick", "0.123457"]]
-    assert page.rows[3:6] == [["run", "torch"], ["slow", "0.001"], ["quick", "0.123457"]]
-    assert [row[0] for row in page.rows[6:9]] == ["run", "slow", "quick"]
+    consequences, figures = page.rows[:2], page.rows[2:5]
+    assert consequences == [["key", "slow", "quick"], ["torch", "0.001", "0.123457"]]
+    assert [row[:3] for row in figures] == [
+        ["run", "learning_rate", "status"],
+        ["slow", "0.001", "not finished"],
+        ["quick", "0.123457", "not finished"],
+    ]
     assert ["depth", "3"] in page.rows
     assert [run["colour"] for run in data_of(page)["runs"]] == [0, 1]
 
 
+def test_many_keys_that_differ_are_rows(tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "two"):
+        given = launch(hyperparameters={f"key_{index}": f"{name} {index}" for index in range(20)})
+        runs.append(shown(recorded(tmp_path / name, course(10), launches=[given]), name))
+    page = page_of(*runs)
+    assert page.rows[:2] == [["key", "one", "two"], ["key_0", "one 0", "two 0"]]
+    assert page.texts["summary"][0] == "Hyperparameters and what was decided: 20 keys"
+
+
 def test_runs_that_are_alike_say_so_by_no_table(tmp_path: Path) -> None:
     page = page_of(*(shown(recorded(tmp_path / name, course(10)), name) for name in ("one", "two")))
-    assert "What differs" not in page.texts["h2"]
+    assert page.texts["h2"][0] == "final figures"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +177,7 @@ def test_warnings_of_the_configuration_and_of_ranks_are_listed(tmp_path: Path) -
 # ------------------------------------------------------------------------------------ nothing from outside
 
 
-def evil(path: Path, text: str) -> ShownRun:
+def evil(path: Path, text: str) -> RunView:
     """A run in which all that comes from outside is this text."""
     given = launch(
         **dict.fromkeys(("name", "runs", "command", "strategy", "reason", "kind"), text),
@@ -231,6 +245,8 @@ def test_long_curves_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
     curve = data_of(page)["runs"][0]["curves"]["training/loss"]
     assert len(curve["v"]) <= MOST_OF_A_CURVE
     assert 99.0 in curve["v"]
+    assert len(curve["m"]["v"]) == MOST_PARTS
+    assert curve["m"]["v"][0] == 1.0
     assert curve["v"][-1] == 0.5
     assert sum(curve["s"]) == 10_001
     assert any("of its 10,001 points" in item for item in page.texts["li"])

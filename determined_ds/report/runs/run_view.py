@@ -37,7 +37,7 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownRun:
+class RunView:
     """A run on the page.
 
     Args:

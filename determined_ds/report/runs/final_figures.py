@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from determined_ds.report.columns import UNKNOWN
 from determined_ds.report.formatting import loss_text, number
-from determined_ds.report.runs.shown import LOSSES, MEMORY, ShownRun
+from determined_ds.report.runs.run_view import LOSSES, MEMORY, RunView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class FigureColumn:
 
     name: str
     head: str
-    of: Callable[[ShownRun], Figure]
+    of: Callable[[RunView], Figure]
     small: str = ""
     tip: str = ""
 
@@ -58,7 +58,7 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def figure_columns(runs: Sequence[ShownRun]) -> list[FigureColumn]:
+def figure_columns(runs: Sequence[RunView]) -> list[FigureColumn]:
     """The columns of which any run knows something."""
     metrics = list(dict.fromkeys(shown.metric for shown in runs if shown.metric))
     best = f"best {metrics[0]}" if len(metrics) == 1 else "best validation"
@@ -93,37 +93,37 @@ def figure_columns(runs: Sequence[ShownRun]) -> list[FigureColumn]:
     ]
 
 
-def _batches(shown: ShownRun) -> Figure:
+def _batches(shown: RunView) -> Figure:
     planned = f"of {shown.planned:,}" if shown.planned is not None else ""
     return Figure(text=f"{shown.steps:,}", small=planned, value=shown.steps)
 
 
-def _time(shown: ShownRun) -> Figure:
+def _time(shown: RunView) -> Figure:
     return Figure(text=duration(shown.seconds), value=shown.seconds)
 
 
-def _loss(shown: ShownRun) -> Figure:
+def _loss(shown: RunView) -> Figure:
     last, first = shown.last(*LOSSES), shown.first(*LOSSES)
     if last is None:
         return Figure()
     return Figure(text=loss_text(last), small=f"from {loss_text(first)}", value=last)
 
 
-def _best(shown: ShownRun) -> Figure:
+def _best(shown: RunView) -> Figure:
     best = shown.best
     if best is None:
         return Figure()
     return Figure(text=loss_text(best.value), small=f"batch {best.steps:,}", value=best.value)
 
 
-def _rate(metric: str) -> Callable[[ShownRun], Figure]:
-    def figure(shown: ShownRun) -> Figure:
+def _rate(metric: str) -> Callable[[RunView], Figure]:
+    def figure(shown: RunView) -> Figure:
         value = shown.median(metric)
         return Figure(text=number(value), value=value)
 
     return figure
 
 
-def _memory(shown: ShownRun) -> Figure:
+def _memory(shown: RunView) -> Figure:
     value = shown.most(MEMORY)
     return Figure(text=number(value), value=value)
