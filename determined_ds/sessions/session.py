@@ -345,7 +345,8 @@ class Session:
         if run is not None and run.measurement is not None:
             loop: SteppedLoop = MeasuredSteps(self._trial, context, script, run)
         else:
-            progress = make_progress(self.rank == 0)
+            closes = cluster_info() is not None  # elsewhere the run's own end does
+            progress = make_progress(self.rank == 0, context._run_dir.metrics, closes=closes)
             options = loop_options(context, test=self._test, is_chief=self.rank == 0)
             loop = SteppedLoop(self._trial, context, options, progress, script)
         self._stack.enter_context(loop)

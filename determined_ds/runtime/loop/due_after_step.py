@@ -149,7 +149,7 @@ class DueAfterStep:
             self._stops.is_written = False
             self._reporter.pause()
             self._checkpoints.seal_oldest()
-            self._progress.writing(self._checkpoints.batch_in_writing)
+            self._show_checkpoints()
 
     def _report(self) -> None:
         done = self._state.batches_trained
@@ -262,11 +262,16 @@ class DueAfterStep:
         best = self._best_at == self._state.batches_trained
         self._checkpoints.save(self._state, best=best, waits=waits and not self._options.test_mode)
         self._clock.restart()
-        self._progress.writing(self._checkpoints.batch_in_writing)
+        self._show_checkpoints()
         self._set_status("training")
+
+    def _show_checkpoints(self) -> None:
+        newest, writing = self._state.last_checkpoint, self._checkpoints.batch_in_writing
+        self._progress.checkpoints(newest if writing is None else None, writing)
 
     def _set_status(self, status: str) -> None:
         if self._is_chief and status != self._status:
             self._status = status
+            self._progress.status(status)
             with HEART.patiently():  # a master may not answer for a while
                 self._core.train.set_status(status)

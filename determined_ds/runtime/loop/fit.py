@@ -136,7 +136,7 @@ class Trainer:
             self._context._core.profiler.on()
         if latest_checkpoint is not None:
             latest_checkpoint = find_checkpoint(self._context, latest_checkpoint)
-        progress = make_progress(self._context.distributed.rank == 0)
+        progress = make_progress(self._context.distributed.rank == 0, self._context._run_dir.metrics)
         TrainingLoop(self._trial, self._context, options, progress).run(latest_checkpoint, fork)
 
 

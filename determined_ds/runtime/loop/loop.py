@@ -105,7 +105,12 @@ class TrainingLoop(DueAfterStep):
         """
         batches = self._open_training_data()
         self._context.adopt()
-        self._progress.start(total=self._schedule.stated_batches, done=self._state.batches_trained)
+        self._progress.start(
+            total=self._schedule.stated_batches,
+            done=self._state.batches_trained,
+            metric=self._options.metric,
+            smaller_is_better=self._options.smaller_is_better,
+        )
         self._call_back("on_training_start")
         check_callbacks(self._callbacks)
         self._checkpoints.prepare(self._options.asynchronous_checkpoints)

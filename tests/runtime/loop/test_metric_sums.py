@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.errors import TrainingError
+from determined_ds.report.terminal.report_line import show
 from determined_ds.runtime.loop.custom_reducers import is_same, plain
 from determined_ds.runtime.loop.metric_sums import MetricSums
-from determined_ds.runtime.loop.progress import show
 from tests.ranks import Ranks
 
 CPU = torch.device("cpu")
