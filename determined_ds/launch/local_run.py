@@ -18,6 +18,7 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
+from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.deleted_in_master import report_deleted
 from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
@@ -282,15 +283,18 @@ class LocalRun:
         with RunLock(self.run_dir) as lock:
             while True:
                 outcome = run._launch_once(lock, timeout_s)
-                show_outcome(outcome, self.run_dir, self.resume_command)
+                closing = closing_lines(self.options, self.run_dir)
+                show_outcome(outcome, self.run_dir, self.resume_command, closes=bool(closing))
                 again = restarts.after(outcome)
                 if again is None:
+                    show_closing(closing)
                     return outcome.exit_code
                 print(f"{again.message}\n", file=sys.stderr)
                 try:
                     run = run._again(again)
                 except ConfigError as error:
                     print(*lines_of_error(error), sep="\n", file=sys.stderr)
+                    show_closing(closing)
                     return outcome.exit_code
 
     def _again(self, restart: Restart) -> LocalRun:

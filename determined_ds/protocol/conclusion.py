@@ -44,6 +44,7 @@ class RunResult:
         best: The best validation: ``metric``, ``value``, ``steps_completed``, ``checkpoint`` (a uuid or None).
         checkpoint: The newest one: ``uuid`` and ``steps_completed``.
         resume: The command that resumes the run; None where it is complete or has no checkpoint.
+        continued_by: The command that continues it from its newest checkpoint, where it is complete too.
         slots: Ranks of its last launch; None where none was decided.
         deleted: The checkpoints that were deleted at its end, as ``checkpoint_storage.save_*`` says: ``uuid``,
             ``steps_completed``, ``epochs_trained``, ``trial``.
@@ -57,6 +58,7 @@ class RunResult:
     best: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     resume: str | None = None
+    continued_by: str | None = None
     slots: int | None = None
     deleted: list[dict[str, Any]] = field(default_factory=list)
 
@@ -112,6 +114,7 @@ def write_result(
         best=_best(records, metric, smaller_is_better),
         checkpoint=newest,
         resume=resume if newest and status != COMPLETED else None,
+        continued_by=resume if newest else None,
         slots=slots,
         deleted=[dict(each) for each in deleted],
     )

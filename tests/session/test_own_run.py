@@ -284,7 +284,7 @@ def test_it_is_stopped_by_a_signal_and_resumed_by_the_command_it_prints(tmp_path
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert first.returncode == 0, first.stderr
-    assert "DETERMINED_DS_RESUME=run " in first.stderr
+    assert "  resume      DETERMINED_DS_RESUME=run " in first.stdout
     del environment["VICTIM_DIR"], environment["STOP_AT"]
     environment["DETERMINED_DS_RESUME"] = "run"
     rest = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

@@ -28,6 +28,7 @@ from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.experiment.variables import variables_for
+from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.external.agreement import Agreement
 from determined_ds.launch.external.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.external.shared_folder import (
@@ -259,7 +260,8 @@ def _end(prepared: LocalRun, code: int) -> None:
     )
     if stopped:
         there = short(prepared.run_dir)
-        print(f"resume with: the same command with --run-dir {there} --resume", file=sys.stderr)
+        print(f"resume with: the same command with --run-dir {there} --resume", file=sys.stderr, flush=True)
+    show_closing(closing_lines(prepared.options, prepared.run_dir))
 
 
 # ------------------------------------------------------------------------------------------- the others

@@ -123,14 +123,23 @@ def run_ranks(
     return Outcome(failures=tuple(failures), signals=tuple(interrupts.signals), hang=watch.hang)
 
 
-def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str) -> None:
-    """Print why a run failed, or how to resume one that was stopped, on stderr; nothing for a complete one."""
+def show_outcome(outcome: Outcome, run_dir: Path, resume_with: str, *, closes: bool = False) -> None:
+    """Print why a run failed, or how to resume one that was stopped, on stderr; nothing for a complete one.
+
+    Args:
+        outcome: How the ranks ended.
+        run_dir: Of the run.
+        resume_with: The command.
+        closes: Whether a closing block follows, which has the command.
+    """
     there = RunDir(run_dir)
     if outcome.hang:
         show_hang(outcome.hang, there, resume_with)
     elif not outcome.stopped and outcome.failures:
         show_failure(outcome.failures[0], there)
     elif outcome.signals and checkpoints_in(there.checkpoints):
+        if closes:
+            return
         print(f"resume with: {resume_with}", file=sys.stderr)
     elif outcome.signals:
         print("stopped before the first checkpoint; nothing to resume", file=sys.stderr)

@@ -63,7 +63,7 @@ def test_the_first_signal_checkpoints_and_the_run_can_be_resumed(
 
     code, output = run_until(config, tmp_path / "run", "batch       4/", send)
     assert code == 0, output
-    assert "resume with: det-ds run" in output
+    assert "resume      det-ds run" in output
     stopped_at = steps_of(tmp_path / "run")[-1]
     end = f"hyperparameters.fit.max_length.batches={stopped_at + 3}"
     resumed = run(config, tmp_path / "run", "--resume", "--set", end)
