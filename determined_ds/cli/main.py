@@ -20,6 +20,7 @@ from determined_ds.cli.render import render
 from determined_ds.cli.report import report
 from determined_ds.cli.run import run
 from determined_ds.cli.search import search
+from determined_ds.cli.watch import watch
 from determined_ds.config.aliases import option_instead
 from determined_ds.doctor.doctor import doctor
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
@@ -86,3 +87,4 @@ main.add_command(render)
 main.add_command(report)
 main.add_command(run)
 main.add_command(search)
+main.add_command(watch)
