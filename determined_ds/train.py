@@ -148,8 +148,8 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
 
 
 def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.runtime.loop.chief_display import make_progress
     from determined_ds.runtime.loop.evaluating import Evaluation
-    from determined_ds.runtime.loop.progress import make_progress
 
     evaluation = Evaluation(trial, context, make_progress(context.distributed.rank == 0))
     if options.evaluate is not None:

@@ -18,11 +18,11 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.deleted_in_master import report_deleted
 from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
+from determined_ds.launch.last_words import closing_lines, show_closing
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restart, Restarts

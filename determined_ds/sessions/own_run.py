@@ -27,8 +27,8 @@ from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.save_policy import stated_policy
 from determined_ds.experiment.secrets import restored
-from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.deleted_end import check_goes_on
+from determined_ds.launch.last_words import closing_lines, show_closing
 from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.process import Failure

@@ -15,7 +15,7 @@ from torch.utils import data as torch_data
 
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import TrainingError
-from determined_ds.runtime.loop.progress import make_progress
+from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.opening import open_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run

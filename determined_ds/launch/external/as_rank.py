@@ -28,7 +28,6 @@ from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_
 from determined_ds.experiment.decide import read_document
 from determined_ds.experiment.secrets import secrets_of
 from determined_ds.experiment.variables import variables_for
-from determined_ds.launch.closing import closing_lines, show_closing
 from determined_ds.launch.external.agreement import Agreement
 from determined_ds.launch.external.placement import HYDRA, OPENMPI, SLURM, TORCHRUN, Placement
 from determined_ds.launch.external.shared_folder import (
@@ -38,6 +37,7 @@ from determined_ds.launch.external.shared_folder import (
     unseen,
     write_token,
 )
+from determined_ds.launch.last_words import closing_lines, show_closing
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run

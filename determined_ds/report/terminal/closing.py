@@ -19,7 +19,7 @@ from determined_ds.protocol.recorded_run import RecordedRun
 from determined_ds.protocol.run_dir import short
 from determined_ds.report.terminal.panel import fields_of
 from determined_ds.report.terminal.run_state import LOSS, TRAINING, VALIDATION, RunState
-from determined_ds.report.terminal.words import in_time, joined, number, rate, span
+from determined_ds.report.terminal.short_numbers import in_time, joined, number, rate, span
 
 COLUMNS, LABEL = 80, 12
 UNITS = ("samples", "tokens")

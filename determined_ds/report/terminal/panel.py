@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from determined_ds.memory.units import GIB
-from determined_ds.report.terminal.run_state import TRAINING, RunState, Validation
+from determined_ds.report.terminal.run_state import TRAINING, RunState, SeenValidation
+from determined_ds.report.terminal.short_numbers import in_time, number, rate, span
 from determined_ds.report.terminal.sparkline import BLOCKS, PLAIN, sparkline
-from determined_ds.report.terminal.words import in_time, number, rate, span
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -202,7 +202,7 @@ def _validation(state: RunState, room: int) -> list[Part]:
     return [_label("validation"), shown, Part(where), *_best(best)]
 
 
-def _best(best: Validation | None) -> Iterator[Part]:
+def _best(best: SeenValidation | None) -> Iterator[Part]:
     if best is not None:
         yield Part(f"best {number(best.value)} at {best.batch:,}", GOOD)
 

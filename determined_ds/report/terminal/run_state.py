@@ -21,7 +21,7 @@ MARKS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class SeenValidation:
     """A validation.
 
     Args:
@@ -61,8 +61,8 @@ class RunState:
     losses: Thinned = field(default_factory=Thinned)
     first_loss: float | None = None
     training: dict[str, Any] = field(default_factory=dict)  # of the last report
-    validation: Validation | None = None
-    best: Validation | None = None
+    validation: SeenValidation | None = None
+    best: SeenValidation | None = None
     step_seconds: float | None = None  # of a run that is measured
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MARKS))
 
@@ -98,7 +98,7 @@ class RunState:
                 break
         else:
             return
-        self.validation = Validation(batch=batch, name=name, value=value)
+        self.validation = SeenValidation(batch=batch, name=name, value=value)
         if name != self.metric:  # which of two is better is not known
             return
         before = None if self.best is None else self.best.value

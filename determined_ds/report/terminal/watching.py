@@ -17,7 +17,7 @@ from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.terminal.panel import fields_of, panel_text, signs_for
 from determined_ds.report.terminal.report_line import report_line
 from determined_ds.report.terminal.run_state import RunState
-from determined_ds.report.terminal.words import joined
+from determined_ds.report.terminal.short_numbers import joined
 
 if TYPE_CHECKING:
     from rich.console import Console

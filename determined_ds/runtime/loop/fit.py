@@ -19,9 +19,9 @@ from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
+from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.measured_loop import measure_throughput
-from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions, section_of
 from determined_ds.runtime.loop.step_measure import keep_row
 from determined_ds.runtime.scripts.cluster_info import cluster_info

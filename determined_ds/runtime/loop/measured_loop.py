@@ -12,8 +12,8 @@ from determined_ds.protocol.run_dir import STEP_GROUP
 from determined_ds.report.results import Row
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.loop.boundaries import Due
+from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.loop.loop import TrainingLoop
-from determined_ds.runtime.loop.progress import make_progress
 from determined_ds.runtime.loop.settings import LoopOptions, section_of
 from determined_ds.runtime.loop.step_measure import StepMeasure, reported
 from determined_ds.runtime.scripts.given_run import Measurement

@@ -1,15 +1,11 @@
-"""What the chief shows during a run: a panel on a terminal, plain lines elsewhere."""
+"""What the chief shows during a run: nothing on other ranks, plain lines where there is no terminal."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT
 from determined_ds.report.terminal.report_line import report_line, show, summary
 from determined_ds.runtime.checkpoints.trial_state import TrialState
 
@@ -119,27 +115,3 @@ class LogLines(Progress):
 
     def note(self, text: str) -> None:
         print(text, flush=True)
-
-
-def make_progress(is_chief: bool, records: Path | None = None, *, closes: bool | None = None) -> Progress:
-    """The display for this rank's kind of output.
-
-    Args:
-        is_chief: Whether this is rank 0; the others show nothing.
-        records: ``metrics.jsonl`` of the run, where there is one.
-        closes: As of :class:`LogLines`; if None, it goes by who has launched this process.
-    """
-    if not is_chief:
-        return Progress()
-    if closes is None:
-        closes = PARENT not in os.environ and LAUNCHED_BY not in os.environ
-    if not shows_panel():
-        return LogLines(closes=closes)
-    from determined_ds.runtime.loop.live_panel import LivePanel
-
-    return LivePanel(records, closes=closes)
-
-
-def shows_panel() -> bool:
-    """Whether this process writes to a terminal that a panel can be drawn on."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

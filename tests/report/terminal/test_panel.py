@@ -8,8 +8,8 @@ import pytest
 
 from determined_ds.report.terminal.panel import ASCII, fields_of, panel_lines, panel_text, plain, signs_for
 from determined_ds.report.terminal.run_state import RunState
+from determined_ds.report.terminal.short_numbers import in_time, number, span
 from determined_ds.report.terminal.sparkline import BLOCKS, Thinned, sparkline
-from determined_ds.report.terminal.words import in_time, number, span
 
 REPORT = {
     "lr": 6e-4,

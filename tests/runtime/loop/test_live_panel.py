@@ -14,7 +14,7 @@ from determined_ds.protocol.handed_on import PARENT
 from determined_ds.protocol.metrics_file import append_record
 from determined_ds.protocol.signals import STOP
 from determined_ds.report.terminal.drawn_panel import OpenConsole
-from determined_ds.runtime.loop import live_panel, progress
+from determined_ds.runtime.loop import chief_display, live_panel, progress
 from determined_ds.runtime.loop.live_panel import LivePanel
 from tests.runtime.loop.screen import Screen
 
@@ -191,6 +191,6 @@ def test_it_is_for_terminals_that_can_show_it(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
-    assert progress.shows_panel() is shows
-    assert isinstance(progress.make_progress(True), LivePanel) is shows
-    assert type(progress.make_progress(False)) is progress.Progress
+    assert chief_display.shows_panel() is shows
+    assert isinstance(chief_display.make_progress(True), LivePanel) is shows
+    assert type(chief_display.make_progress(False)) is progress.Progress
