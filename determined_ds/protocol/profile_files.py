@@ -7,6 +7,7 @@ JSON, with the time of each step by the loop's own clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,9 +98,16 @@ class CaptureRecord:
         return cls(**known, steps=steps)
 
 
-def trace_name(rank: int) -> str:
-    """The name of a rank's trace in :data:`PROFILE_DIR`."""
-    return f"rank{rank}.json.gz"
+def trace_name(rank: int, *, for_tensorboard: bool = False) -> str:
+    """The name of a rank's trace in :data:`PROFILE_DIR`.
+
+    Args:
+        rank: Its number.
+        for_tensorboard: Whether it must be among those that Determined uploads for TensorBoard.
+
+    Source: ``tb_file_types`` in determined 0.38.1's ``tensorboard/util.py``.
+    """
+    return f"rank{rank}{'.pt.trace' if for_tensorboard else ''}.json.gz"
 
 
 def traces_in(folder: Path) -> list[Path]:
@@ -110,5 +118,7 @@ def traces_in(folder: Path) -> list[Path]:
     """
     inner = folder / PROFILE_DIR
     folder = inner if inner.is_dir() else folder
-    found = [*folder.glob("rank*.json.gz"), *folder.glob("rank*.json")]
-    return sorted(found, key=lambda path: (int("".join(filter(str.isdigit, path.name)) or 0), path.name))
+    matches = [(re.match(r"rank(\d+)[.#].*json(\.gz)?$", path.name), path) for path in folder.glob("rank*")]
+    return [
+        path for _, _, path in sorted((int(match[1]), path.name, path) for match, path in matches if match)
+    ]

@@ -30,6 +30,7 @@ from determined_ds.transformers.contradictions import (
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
 from determined_ds.transformers.hf_arguments import ReconciledArguments
 from determined_ds.transformers.measured_training import measured_training
+from determined_ds.transformers.profiled_training import ProfiledTraining
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
 from determined_ds.transformers.stop_question import StopQuestion
 
@@ -86,6 +87,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._begin()
         run = None if self._trial is None else self._trial.run
         self._measured = measured_training(run, core_context, args)
+        self._profiled: ProfiledTraining | None = None
         if self._trial is not None:
             self._resume(self._trial, args)
 
@@ -158,9 +160,12 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
         if self._measured is not None:
             self._measured.begin(args, state, model=kwargs["model"], optimizer=kwargs["optimizer"])
+        self._profiled = self._profiling(args, kwargs["model"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
+        if self._profiled is not None:
+            self._profiled.taken()
         _PATIENCE.close()
         self._report_validation(state)
 
@@ -176,6 +181,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Progress, and whether to stop; asked at every step."""
         if self._measured is not None:
             self._measured.stop_step()
+        if self._profiled is not None:
+            self._profiled.end_step(state.global_step)
         self._watch.step()
         HEART.step(state.global_step)
         self._report_progress(state.global_step / max(1, state.max_steps))
@@ -227,7 +234,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 self._report_training(args, state, metrics)
             elif "loss" in logs:
                 self._measured.end_step(logs["loss"])
-        self._watch.restart()
+        self._not_training()
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
@@ -242,7 +249,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             # One answer for all ranks, since a checkpoint is a collective.
             if self.core_context.distributed.broadcast(wanted) and state.global_step > self._saved_step:
                 control.should_save = True
-        self._watch.restart()
+        self._not_training()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Store what the Trainer has written."""
@@ -250,15 +257,33 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._saved_step = state.global_step
         self._checkpoints.store(state.global_step)
         self._checkpoints.prune(args.save_total_limit, self._best_steps)
-        self._watch.restart()
+        self._not_training()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
         self._stop.forget()
+        if self._profiled is not None:
+            self._profiled.close()
         self._report_validation(state)
         self._is_training = False
         if self._measured is not None:
             self._measured.end(was_stopped=self._is_stopping)
+
+    def _profiling(self, args: Any, model: Any) -> ProfiledTraining | None:
+        """What records steps; None where none are to be recorded."""
+        run = None if self._trial is None else self._trial.run
+        measured = run is not None and run.measurement is not None
+        steps = run.measurement.profile if measured else self._fit.profile  # type: ignore[union-attr]
+        if steps is None or (run is not None and run.test):
+            return None
+        run_dir = None if run is None else run.run_dir
+        return ProfiledTraining(steps, self.core_context, args, run_dir=run_dir, model=model)
+
+    def _not_training(self) -> None:
+        """What was done since the last step is not training's time."""
+        self._watch.restart()
+        if self._profiled is not None:
+            self._profiled.begin_again()
 
     def _be_patient(self) -> None:
         """Until the next step anything may take its time: a metric that is computed, a checkpoint, the script's end."""

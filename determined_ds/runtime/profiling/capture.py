@@ -37,7 +37,7 @@ from determined_ds.protocol.profile_files import (
     CaptureRecord,
     trace_name,
 )
-from determined_ds.protocol.run_dir import PARTIAL_FILE
+from determined_ds.protocol.run_dir import PARTIAL_FILE, short
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 
@@ -57,6 +57,7 @@ class Capture:
         marks: Makes the context in which the ranges of a step are there.
         looks: Looks at what engines hold in memory.
         note: Shows a line.
+        for_tensorboard: Whether the trace has a name by which files for TensorBoard are uploaded.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class Capture:
         marks: Callable[[], contextlib.AbstractContextManager[None]],
         looks: MemoryLooks,
         note: Callable[[str], None],
+        for_tensorboard: bool = False,
     ) -> None:
         self._steps = steps
-        self._folder = folder
+        self._path = folder / trace_name(record.rank, for_tensorboard=for_tensorboard)
         self._record = replace(record, wait=steps.wait, warmup=steps.warmup)
         self._device = device
         self._marks = marks
@@ -177,6 +179,7 @@ class Capture:
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         steps = self._steps
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would name each start and end, and a missing GPU
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=steps.warmup, active=steps.active, repeat=1),
@@ -207,14 +210,15 @@ class Capture:
         self._profiler.add_metadata_json(META, json.dumps(record.as_json(), default=str))
         self._profiler.add_metadata_json(HELD, self._looks.as_json())
         self._profiler.stop()
-        path = self._folder / trace_name(record.rank)
         try:
-            write_trace(self._profiler, path)
+            write_trace(self._profiler, self._path)
         except OSError as error:
             logger.warning("warning: profile: the trace cannot be written: %s", error.strerror or error)
         else:
-            size = path.stat().st_size / MIB
-            self._note(f"profile     {len(self._taken)} steps, {size:.1f} MiB a rank, in {self._folder}")
+            size = self._path.stat().st_size / MIB
+            self._note(
+                f"profile     {len(self._taken)} steps, {size:.1f} MiB a rank, in {short(self._path.parent)}"
+            )
         self._profiler = None
 
     def close(self) -> None:
@@ -304,9 +308,11 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         global_batch_size=resolved.batch.global_batch_size,
         ds_config=resolved.ds_config,
     )
+    is_here = isinstance(context._core.train, core.DummyTrainContext)
     return Capture(
         steps,
-        folder=folder_of(context),
+        folder=folder_of_traces(context._core, context._run_dir.path if is_here else None),
+        for_tensorboard=not is_here,
         record=record,
         device=device,
         marks=lambda: marked(engines, mover=context._mover),
@@ -315,7 +321,11 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
     )
 
 
-def folder_of(context: Any) -> Path:
-    """Where traces go: in the run directory; on a cluster beside the files for TensorBoard, which are uploaded."""
-    is_here = isinstance(context._core.train, core.DummyTrainContext)
-    return Path(context._run_dir.path if is_here else context.get_tensorboard_path()) / PROFILE_DIR
+def folder_of_traces(core_context: core.Context, run_dir: Path | None) -> Path:
+    """Where traces go.
+
+    Args:
+        core_context: Determined's.
+        run_dir: The run directory; None on a cluster: beside the files for TensorBoard, which are uploaded.
+    """
+    return Path(core_context.train.get_tensorboard_path() if run_dir is None else run_dir) / PROFILE_DIR
