@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,31 +13,61 @@ from tests.command import det_ds
 from tests.profile.written_trace import mark, written
 
 SMALL = ("--set", "hyperparameters.global_batch_size=8", "--set", "hyperparameters.sequence_length=32")
+WITHIN = 0.02
 
 
-def test_it_records_a_run_without_checkpoints_and_takes_a_step_apart(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    words = ("profile", "experiments/gpt2/const.yaml", ".", *SMALL, "--steps", "2", "--warmup", "2")
-    done = det_ds(*words, "--run-dir", run_dir)
+def recorded(config: str, run_dir: Path, *options: str) -> dict[str, Any]:
+    """``profile.json`` of two steps after two, whose parts add up to the loop's own clock."""
+    done = det_ds("profile", config, ".", *options, "--steps", "2", "--warmup", "2", "--run-dir", run_dir)
     assert done.returncode == 0, done.stderr
-    assert "A step taken apart: 2 ranks on cpu, ZeRO 1; mean of 2 steps" in done.stdout
-    assert not list((run_dir / "checkpoints").iterdir())
-    names = sorted(path.name for path in (run_dir / "profile").iterdir())
-    pictures = ["memory.png", "operators.png"]
-    assert names == [*pictures, "profile.json", "profile.png", "rank0.json.gz", "rank1.json.gz"]
-    assert "transformer.h.*.mlp" in done.stdout
+    assert "A step taken apart: " in done.stdout
+    assert "The operators that cost most" in done.stdout
     assert "Memory of tensors on rank" in done.stdout
-    found = json.loads((run_dir / "profile" / "profile.json").read_text())
+    assert not list((run_dir / "checkpoints").iterdir())
+    found: dict[str, Any] = json.loads((run_dir / "profile" / "profile.json").read_text())
+    assert [rank["rank"] for rank in found["ranks"]] == list(range(found["num_ranks"]))
     for rank in found["ranks"]:
         assert [step["batch"] for step in rank["steps"]] == [3, 4]
         for step in rank["steps"]:
-            assert sum(step["seconds"].values()) == pytest.approx(step["clock_s"], rel=0.02)
+            assert sum(step["seconds"].values()) == pytest.approx(step["clock_s"], rel=WITHIN)
+    return found
+
+
+def test_a_pipeline_is_recorded_without_checkpoints_and_its_step_taken_apart(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    found = recorded("experiments/gpt2/pipeline.yaml", run_dir, *SMALL)
+    assert found["pipe_parallel_size"] == 2
+    assert [rank["pipe_stage"] for rank in found["ranks"]] == [0, 1]
+    assert all(found["seconds"][part] for part in ("data", "forward", "backward", "pipeline", "optimizer"))
+    names = sorted(path.name for path in (run_dir / "profile").iterdir())
+    pictures = ["memory.png", "operators.png"]
+    assert names == [*pictures, "profile.json", "profile.png", "rank0.json.gz", "rank1.json.gz"]
 
     moved = tmp_path / "brought"
     shutil.copytree(run_dir / "profile", moved)
+    shown = det_ds("profile", moved)
+    assert "*.mlp.c_fc (2 modules)" in shown.stdout
     again = det_ds("profile", moved, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["step_s"] == found["step_s"]
+
+
+@pytest.mark.long("runtime/profiling/test_capture.py has smaller models, and a pipeline is above")
+@pytest.mark.parametrize("slots", ["1", "2"])
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        *(("experiments/gpt2/const.yaml", (f"hyperparameters.zero_stage={stage}",)) for stage in range(4)),
+        ("experiments/gpt2/zero3_offload.yaml", ()),
+        ("experiments/vit/const.yaml", ()),
+        ("experiments/hf_trainer/const.yaml", ()),
+    ],
+)
+def test_parts_add_up_to_the_step(config: str, options: tuple[str, ...], slots: str, tmp_path: Path) -> None:
+    words = [word for option in options for word in ("--set", option)]
+    found = recorded(config, tmp_path, *words, "--slots", slots)
+    assert all(found["seconds"][part] for part in ("data", "forward", "backward", "optimizer"))
+    assert (found["seconds"]["communication"] > 0) >= (slots == "2")
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
