@@ -20,7 +20,9 @@ from deepspeed.utils.logging import print_dist
 
 from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.instruction_times import time_instructions
+from determined_ds.trial.step_timers import correct_timers
 
 # Of this process, each while its trial holds it.
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -203,8 +205,8 @@ def _print_what_is_configured(engine: Any) -> None:
     if getattr(engine, "_prints_what_is_configured", False):
         return
     engine._prints_what_is_configured = True
-    if isinstance(engine, PipelineEngine) and engine.wall_clock_breakdown() and not engine.steps_per_print():
-        engine._config.steps_per_print = 1  # it divides by that at each step: without one, training fails
+    correct_timers(engine)
+    correct_comms_logger()
     if engine.steps_per_print():
         engine._report_progress = functools.partial(_report_progress, engine)
         engine.tput_timer.logging = _print
@@ -225,5 +227,5 @@ def _print(message: str) -> None:
 
 def print_communication() -> None:
     """The table of ``comms_logger`` at the end of training, where it is enabled; a collective then."""
-    if comm.comms_logger.enabled:
+    if comm.comms_logger.enabled and getattr(comm.comms_logger, "prints", True):
         comm.log_summary()
