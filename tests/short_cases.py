@@ -93,6 +93,14 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "1",
     ),
     "runtime/loop/test_stopping.py::test_the_first_signal_checkpoints_and_the_run_can_be_resumed": ("2",),
+    "runtime/profiling/test_breakdown.py::test_the_parts_of_a_step_are_reported_and_the_training_stays_the_same": (
+        "zero3",
+        "pipeline",
+    ),
+    "runtime/profiling/test_breakdown.py::test_what_a_json_switches_on_is_printed_and_reported_too": (
+        "pipeline",
+        "several",
+    ),
     "runtime/test_resume.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
         "zero1-a few",
         "zero3-a few",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.deepspeed.instruments import switch_on
 from determined_ds.config.deepspeed.learning_rate import (
     LR,
     STATED_TWICE,
@@ -110,7 +111,8 @@ def fill_what_is_known(
         if is_auto:
             changes[path] = NOT_GIVEN, ""
     filled = to_fill.ds.overwritten_all((path, *change) for path, change in changes.items())
-    return _fill_timers(_fill_optimizer(filled, accelerator), accelerator), problems
+    filled = switch_on(_fill_optimizer(filled, accelerator), hyperparameters)
+    return _fill_timers(filled, accelerator), problems
 
 
 Change = tuple[KeyPath, Any, str]

@@ -30,6 +30,7 @@ class Facts:
         accelerator: What the ranks compute on.
         machines: Machines that the slots are spread over.
         torch_compile: Whether engines compile their models by ``torch.compile``.
+        switched_on: DeepSpeed's instruments that ``fit.breakdown`` switches on, and not the JSON itself.
     """
 
     hyperparameters: Document
@@ -39,6 +40,7 @@ class Facts:
     accelerator: Accelerator
     machines: int = 1
     torch_compile: bool = False
+    switched_on: frozenset[str] = frozenset()
 
     @cached_property
     def strategy(self) -> Strategy:

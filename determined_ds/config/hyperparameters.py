@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from determined_ds.config.deepspeed.instruments import contradicting
 from determined_ds.config.loggers import LOGGING, read_loggers
 from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
 from determined_ds.documents.document import (
@@ -66,7 +67,8 @@ class FitOptions:
     ``save_total_limit`` is the number of checkpoints to keep, the best and the newest always among them,
     ``warm_start`` is what a fork takes of its checkpoint: its weights alone, or all that an engine holds, and
     ``asynchronous_checkpoints`` says whether training continues while one is written; None: where that is worth it.
-    ``profile`` says which steps are recorded by torch's profiler; None: none.
+    ``profile`` says which steps are recorded by torch's profiler; None: none. ``breakdown`` switches on DeepSpeed's
+    instruments, and has reports say what they read.
     """
 
     max_length: Length | None = None
@@ -81,6 +83,7 @@ class FitOptions:
     warm_start: str = "weights"
     asynchronous_checkpoints: bool | None = None
     profile: ProfiledSteps | None = None
+    breakdown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +214,7 @@ def _stated_twice(document: Document, hyperparameters: Hyperparameters) -> list[
             message = f"differs from {dotted(over)} = {shown(stated)} ({document.origin(over)})"
             fix = f"keep one of them: {name} stands for {dotted(over)}"
             problems.append(document.problem((name,), message, fix, "stated-twice"))
-    return problems
+    return [*problems, *contradicting(document, OVERWRITES)]
 
 
 def stated_at(document: Document, path: KeyPath) -> Any:

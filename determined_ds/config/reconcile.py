@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import disagreements, fill_what_is_known
 from determined_ds.config.batch import BATCH_KEYS, Batch, one_sample_each, open_sizes, stated_batch
+from determined_ds.config.deepspeed.instruments import switched_on
 from determined_ds.config.deepspeed.normalized import located_problems, normalized
 from determined_ds.config.deepspeed.old_names import old_names
 from determined_ds.config.facts import Facts
@@ -187,6 +188,7 @@ def _filled(
         "batch": batch,
         "accelerator": accelerator,
         "torch_compile": hp.torch_compile,
+        "switched_on": switched_on(ds, hyperparameters),
     }
 
 

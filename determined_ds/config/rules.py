@@ -355,7 +355,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="memory-breakdown-peak",
         key=("memory_breakdown",),
-        breaks=lambda f: bool(f.ds.get(("memory_breakdown",))) and f.accelerator.name == "cuda",
+        breaks=lambda f: (
+            bool(f.ds.get(("memory_breakdown",)))
+            and f.accelerator.name == "cuda"
+            and "memory_breakdown" not in f.switched_on  # which is read, and not printed
+        ),
         message="resets the peak of the device's memory as it prints: peak_memory_gib is that since the last print",
         fix="remove it where that metric matters",
         source="deepspeed 0.19.8 runtime/utils.py see_memory_usage",

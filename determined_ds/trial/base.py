@@ -13,6 +13,7 @@ from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
@@ -306,8 +307,9 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         else:
             if optimizer is not None:
                 check_optimizer(optimizer, ds_config)
+            given = without_instruments(ds_config, self.resolved.switched_on)
             engine, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, model_parameters=parameters, config=ds_config
+                model=model, optimizer=optimizer, model_parameters=parameters, config=given
             )
             fix_engine(engine)
         give_schedule(self, engine, ds_config)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from determined_ds.config.deepspeed.instruments import BREAKDOWN
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.secrets import stored_yaml
@@ -60,11 +61,12 @@ def measure(
         watch: Looks at the steps as they come, and may cut it short as long as one is to come.
     """
     assert variant.document is not None
-    there = _known(variant, variant.document, run_dir, steps, warmup)
+    document = _without_instruments(variant.document)
+    there = _known(variant, document, run_dir, steps, warmup)
     if there is not None:
         return there
     process = TrialProcess(
-        experiment=variant.document,
+        experiment=document,
         context_dir=context_dir,
         run_dir=run_dir,
         accelerator=accelerator,
@@ -86,7 +88,7 @@ def measure(
     finally:
         process.kill()
     if code == 0:
-        row = _known(variant, variant.document, run_dir, steps, warmup)
+        row = _known(variant, document, run_dir, steps, warmup)
         return row or unmeasured(
             variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
         )
@@ -133,6 +135,14 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
         precision=resolved.strategy.precision,
         samples_per_step=resolved.batch.global_batch_size,
     )
+
+
+def _without_instruments(document: Document) -> Document:
+    """An experiment without ``fit.breakdown``, which takes time of its own."""
+    for place in (("hyperparameters", *BREAKDOWN), ("hyperparameters", BREAKDOWN[0], "val", *BREAKDOWN[1:])):
+        if document.get(place):
+            document = document.overwritten(place, False, "a measurement")
+    return document
 
 
 def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warmup: int) -> Row | None:

@@ -78,6 +78,7 @@ EXPERIMENT = table_of(
         "HHHD E",
         "det-ds profile states the steps; other measurements record none",
     ),
+    rows("hyperparameters.fit.breakdown", "HHHD E", "nothing but the steps is measured"),
     rows("hyperparameters.fit.stop_on_nan", "HHHD E", "a measurement always stops at NaN"),
     # ------------------------------------------------------------------------------- the machine and the container
     rows("resources", "IHII N", ON_A_CLUSTER),

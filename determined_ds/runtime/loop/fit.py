@@ -61,8 +61,9 @@ class Trainer:
         asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
         profile: ProfiledSteps | Mapping[str, int] | None = None,
+        breakdown: bool = False,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and seven more.
 
         Args:
             checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, or of a list of numbers; or a
@@ -70,27 +71,25 @@ class Trainer:
             validation_period: The same, without a time.
             max_length: ``Batch(n)`` or ``Epoch(n)``, n >= 1: how much is trained.
             reporting_period: The same as ``validation_period``.
-            checkpoint_policy: ``best``, ``all`` or ``none``: which validations are followed by a checkpoint; ``best``
-                goes by ``searcher.metric``, and without one is ``all``.
-            latest_checkpoint: The checkpoint to resume from: its uuid, of this run or where Determined's own trainer
-                puts them; or off-cluster the path of its folder.
+            checkpoint_policy: Validations followed by a checkpoint: ``best`` (``searcher.metric``), ``all``, ``none``.
+            latest_checkpoint: Uuid of the checkpoint to resume from, of this run or Determined's trainer; or a folder.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch trained, one validated, one checkpoint saved, loaded back, validated again.
             profiling_enabled: As ``profiling.enabled`` of the experiment; off-cluster, to ``system_metrics.jsonl``.
             stop_on_nan: Stop at a loss, or a ``searcher.metric``, that is not finite, before it is saved.
             save_total_limit: Checkpoints to keep at most, >= 1, always with the best and the newest; None: all.
-            warm_start: What is loaded of another trial's checkpoint (``fork``; on a cluster ``latest_checkpoint``):
-                ``weights``, or ``all``: with optimizer, schedule, loss scale. Callbacks, data, batch count start anew.
+            warm_start: What is loaded of another trial's checkpoint: ``weights``, or ``all``: the optimizer too.
             asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
             fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
             profile: Steps to record by torch's profiler: ``{"wait": 5, "warmup": 2, "active": 3}``; none with a test.
+            breakdown: Switch on DeepSpeed's instruments, and report what they read.
 
         Raises:
             ConfigError: an argument is wrong.
             TrainingError: training failed.
         """
         test_mode, latest_checkpoint, fork = self._start(test_mode, latest_checkpoint, fork)
-        lengths = max_length, validation_period, checkpoint_period, reporting_period
+        lengths = (max_length, validation_period, checkpoint_period, reporting_period)
         options = LoopOptions(
             lengths=dict(zip(LENGTHS, lengths, strict=True)),
             checkpoint_policy=checkpoint_policy,
@@ -101,6 +100,7 @@ class Trainer:
             warm_start=warm_start,
             asynchronous_checkpoints=asynchronous_checkpoints,
             profile=None if test_mode else profiled_steps(profile),
+            breakdown=breakdown,
         )
         self._fit(options, latest_checkpoint, fork, profiling_enabled)
 

@@ -27,6 +27,7 @@ from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.settings import LoopOptions
 from determined_ds.runtime.loop.step_end import StepEnd, attach
 from determined_ds.runtime.loop.validation import Validator
+from determined_ds.runtime.profiling.breakdown import breakdown_of
 from determined_ds.runtime.profiling.capture import Capture, capture_of
 from determined_ds.trial.engine import print_communication
 
@@ -122,6 +123,9 @@ class TrainingLoop(DueAfterStep):
             set_rng_state(self._generators, self._context.device)
         else:  # replicas began alike, to build the same model; their dropout differs
             seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
+        if self._options.breakdown:
+            self._reporter.parts = parts = breakdown_of(self._context)
+            self._closing.callback(parts.close)
         self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(self._state.batches_trained)
@@ -218,6 +222,7 @@ class TrainingLoop(DueAfterStep):
         self._count_step()
 
     def _count_step(self) -> None:
+        self._reporter.batch_ends()
         epoch, _, is_last = self._schedule.epoch_of(self._state.batches_trained)
         self._state.batches_trained += 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.

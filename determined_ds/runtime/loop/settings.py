@@ -31,6 +31,7 @@ class LoopOptions:
     save_total_limit: int | None = None
     warm_start: str = "weights"
     asynchronous_checkpoints: bool | None = None
+    breakdown: bool = False
     metric: str = ""
     smaller_is_better: bool = True
     trial_id: int = 0
