@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.protocol.profile_files import DATA, CaptureRecord
 from determined_ds.runtime.profiling.capture import Capture, folder_of_traces
 from determined_ds.runtime.profiling.marks import marked
+from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 
 
 class ProfiledTraining:
@@ -27,15 +29,31 @@ class ProfiledTraining:
         args: The arguments of the Trainer.
         run_dir: The run directory; None on a cluster.
         model: The model, without its engine.
+        optimizer: Accelerate's.
     """
 
     def __init__(
-        self, steps: ProfiledSteps, core_context: core.Context, args: Any, *, run_dir: Path | None, model: Any
+        self,
+        steps: ProfiledSteps,
+        core_context: core.Context,
+        args: Any,
+        *,
+        run_dir: Path | None,
+        model: Any,
+        optimizer: Any,
     ) -> None:
+        record = _record(core_context, args)
+        # Callbacks are given the parts of an engine, but not the engine.
+        parts = SimpleNamespace(
+            module=model,
+            optimizer=optimizer.optimizer,
+            zero_optimization_stage=lambda: record.zero_stage or 0,
+        )
         self._capture = Capture(
             steps,
             folder=folder_of_traces(core_context, run_dir),
-            record=_record(core_context, args),
+            record=record,
+            looks=MemoryLooks([parts]),
             device=args.device,
             marks=lambda: marked([], models=[model]),
             note=print if core_context.distributed.rank == 0 else lambda _: None,
