@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from determined_ds.report.runs.run_view import RunView
 
 EPILOG = """\b
 Examples:
   det-ds report runs/gpt2/20260101-120000
   det-ds report runs/gpt2/20260101-120000 runs/gpt2/20260102-090000 --output two.html --open
   det-ds report runs/gpt2_search/20260101-120000
+  det-ds report --trial 12 --trial 13 --master http://cluster:8080
 """
 
 
 @click.command(epilog=EPILOG)
-@click.argument("folders", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("folders", metavar="[RUN_DIR]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--trial", "trials", metavar="ID", type=int, multiple=True, help="A cluster's trial. Repeatable."
+)
+@click.option(
+    "--experiment", "experiments", metavar="ID", type=int, multiple=True, help="All trials of an experiment."
+)
+@click.option("--master", metavar="URL", help="Of --trial and --experiment; default: DET_MASTER.")
 @click.option(
     "--output",
     metavar="FILE",
@@ -26,11 +38,20 @@ Examples:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object; a page only with --output or --open."
 )
-def report(folders: tuple[Path, ...], output: Path | None, open_: bool, as_json: bool) -> None:
+def report(
+    folders: tuple[Path, ...],
+    trials: tuple[int, ...],
+    experiments: tuple[int, ...],
+    master: str | None,
+    output: Path | None,
+    open_: bool,
+    as_json: bool,
+) -> None:
     """Write a page of a run: curves, validations, checkpoints, configuration, environment, warnings.
 
     RUN_DIR is a run's directory, while it trains or afterwards, or a folder that holds several: of det-ds search,
-    compare or autotune. Several runs are shown beside each other, what differs between them first.
+    compare or autotune. Several runs are shown beside each other, what differs between them first. Trials on a cluster
+    are read from its master.
     """
     import json
 
@@ -39,23 +60,41 @@ def report(folders: tuple[Path, ...], output: Path | None, open_: bool, as_json:
     from determined_ds.report.runs.located_runs import find_runs, read_runs
     from determined_ds.report.runs.saved_page import page_path, save_page
 
-    path = page_path(folders, output)
+    on_cluster = trials or experiments
+    if not folders and not on_cluster:
+        raise click.UsageError("Name a RUN_DIR, or a cluster's trial by --trial ID.")
+    path = page_path(() if on_cluster else folders, output)
     runs = read_runs(find_runs(folders))
+    if on_cluster:
+        runs += _trials(trials, experiments, master, {run.label for run in runs})
     if as_json:
         click.echo(json.dumps(runs_as_json(runs), indent=2))
     if not as_json or output is not None or open_:
         num_bytes = save_page(runs, path)
-        click.echo(
-            f"{short(path.absolute())}  ({len(runs)} run{'s' * (len(runs) > 1)}, {num_bytes / 1e6:.2f} MB)",
-            err=as_json,
-        )
+        held = f"{len(runs)} run{'s' * (len(runs) > 1)}, {num_bytes / 1e6:.2f} MB"
+        click.echo(f"{short(path.absolute())}  ({held})", err=as_json)
     if open_:
-        _open(path)
+        open_in_browser(path.absolute().as_uri())
 
 
-def _open(path: Path) -> None:
+def _trials(
+    trials: tuple[int, ...], experiments: tuple[int, ...], master: str | None, taken: set[str]
+) -> list[RunView]:
+    """A cluster's trials as they are shown, under names that no other run has."""
+    from determined_ds.from_cluster import recorded_trials
+    from determined_ds.report.runs.run_view import RunView
+
+    found = []
+    for number, run, warnings in recorded_trials(trials, experiments, master):
+        label = f"trial {number}" if f"trial {number}" not in taken else f"trial {number} on the cluster"
+        place = f"trial {number} on the cluster"
+        found.append(RunView(run=run, label=label, warnings=warnings, place=place))
+    return found
+
+
+def open_in_browser(address: str) -> None:
+    """Open a page, or say where it is."""
     import webbrowser
 
-    address = path.absolute().as_uri()
     if not webbrowser.open(address):
         click.echo(f"no browser could be started; the page is {address}", err=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,17 +74,38 @@ def append_warning(folder: Path, warning: KeptWarning, rank: int) -> None:
 
 def read_warnings(run_dir: RunDir) -> tuple[KeptWarning, ...]:
     """The warnings of all ranks, in the order in which they came first; lines that are torn are left out."""
+    return counted(_lines(run_dir.logs))
+
+
+def counted(warnings: Iterable[KeptWarning]) -> tuple[KeptWarning, ...]:
+    """Warnings with those of one kind counted together, in the order in which they came first."""
     found: dict[tuple[str, str], KeptWarning] = {}
-    for path in run_dir.logs.glob("warnings-rank*.jsonl"):
-        with contextlib.suppress(OSError):
-            for line in path.read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    _add(found, json.loads(line))
+    for warning in warnings:
+        kind = kind_of(warning.source, warning.message)
+        known = found.get(kind)
+        found[kind] = warning if known is None else _together(known, warning)
     return tuple(sorted(found.values(), key=lambda each: each.time))
 
 
-def _add(found: dict[tuple[str, str], KeptWarning], line: Mapping[str, Any]) -> None:
-    warning = KeptWarning(
+def _together(known: KeptWarning, warning: KeptWarning) -> KeptWarning:
+    return replace(
+        min(known, warning, key=lambda each: each.time),
+        count=known.count + warning.count,
+        ranks=tuple(sorted({*known.ranks, *warning.ranks})),
+        last_time=max(known.last_time, warning.last_time),
+    )
+
+
+def _lines(folder: Path) -> Iterator[KeptWarning]:
+    for path in folder.glob("warnings-rank*.jsonl"):
+        with contextlib.suppress(OSError):
+            for line in path.read_text(errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    yield _of_line(json.loads(line))
+
+
+def _of_line(line: Mapping[str, Any]) -> KeptWarning:
+    return KeptWarning(
         message=str(line["message"]),
         source=str(line["source"]),
         level=str(line["level"]),
@@ -93,16 +114,4 @@ def _add(found: dict[tuple[str, str], KeptWarning], line: Mapping[str, Any]) -> 
         time=float(line["time"]),
         last_time=float(line["time"]),
         steps_completed=int(line["steps_completed"]),
-    )
-    kind = kind_of(warning.source, warning.message)
-    known = found.get(kind)
-    if known is None:
-        found[kind] = warning
-        return
-    first = min(known, warning, key=lambda each: each.time)
-    found[kind] = replace(
-        first,
-        count=known.count + warning.count,
-        ranks=tuple(sorted({*known.ranks, *warning.ranks})),
-        last_time=max(known.last_time, warning.last_time),
     )

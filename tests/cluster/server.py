@@ -101,6 +101,7 @@ class Request:
     allocation: str | None
     query: dict[str, str]
     body: Json
+    repeated: dict[str, list[str]] = field(default_factory=dict)
 
 
 Handler = Callable[..., Any]
@@ -183,7 +184,13 @@ class Server:
         if not is_open and call.user is None and call.allocation is None:
             raise Refused(401, "invalid credentials")
         arguments = {name: int(text) if name.endswith("_id") else text for name, text in parts.items()}
-        request = Request(user=call.user, allocation=call.allocation, query=call.query, body=call.body)
+        request = Request(
+            user=call.user,
+            allocation=call.allocation,
+            query=call.query,
+            body=call.body,
+            repeated=call.repeated,
+        )
         return handler(request, **arguments)
 
 
@@ -243,6 +250,7 @@ class _Connection(BaseHTTPRequestHandler):
             method=self.command,
             path=url.path,
             query={name: values[-1] for name, values in parse_qs(url.query).items()},
+            repeated=parse_qs(url.query),
             body=None,
         )
         call.user, call.allocation = self.owner._who(self._token()) or (None, None)

@@ -36,6 +36,7 @@ class Call:
         method: ``GET`` ...
         path: Without the query.
         query: The query's parameters.
+        repeated: All values of each.
         body: What was posted, from JSON; None where nothing was.
         user: The user, or None where a task called.
         allocation: The allocation whose task called, or None.
@@ -49,6 +50,7 @@ class Call:
     path: str
     query: dict[str, str]
     body: Json
+    repeated: dict[str, list[str]] = field(default_factory=dict)
     user: str | None = None
     allocation: str | None = None
     rank: int | None = None

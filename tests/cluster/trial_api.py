@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from tests.cluster import views
 from tests.cluster.server import Refused, Request, route
 from tests.cluster.state import Allocation, Checkpoint, Report, Trial
 
@@ -201,9 +203,21 @@ class TrialApi:
     def logs(self, request: Request, trial_id: int) -> Iterator[dict[str, Any]]:
         trial = self._master.trial(trial_id)
         backwards = request.query.get("orderBy") == "ORDER_BY_DESC"
-        return self._log_lines(
+        lines = self._log_lines(
             trial, request.query.get("follow") == "true", int(request.query.get("limit") or 0), backwards
         )
+        levels = request.repeated.get("levels")
+        return (line for line in lines if levels is None or line["level"] in levels)
+
+    @route("GET", "/api/v1/trials/metrics/trial_metrics")
+    def stream_metrics(self, request: Request) -> Iterator[dict[str, Any]]:
+        """Source: ``GetMetrics`` in determined 0.38.1's ``master/internal/db/postgres_trial_metrics.go``."""
+        group = request.query["group"]
+        for trial in [self._master.trial(int(number)) for number in request.repeated["trialIds"]]:
+            with self._master.lock():
+                reports = [views.report_view(trial, report) for report in trial.of_group(group)]
+            if reports:
+                yield {"metrics": reports}
 
     def _log_lines(self, trial: Trial, follow: bool, limit: int, backwards: bool) -> Iterator[dict[str, Any]]:
         lines = list(enumerate(trial.logs))
@@ -227,14 +241,20 @@ class TrialApi:
 
 def _log_line(trial: Trial, number: int, entry: tuple[str, str]) -> dict[str, Any]:
     at, line = entry
+    rank, level, text = SHIPPED.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
     return {
         "id": str(number),
         "timestamp": at,
         "message": line + "\n",
-        "log": line,
-        "level": "LOG_LEVEL_INFO",
+        "log": text,
+        "level": f"LOG_LEVEL_{level or 'INFO'}",
         "trialId": trial.id,
+        **({"rankId": int(rank)} if rank else {}),
     }
+
+
+# As determined 0.38.1's ``master/static/srv/ship_logs.py`` takes a line apart.
+SHIPPED = re.compile(r"(?:\[rank=(\d+)\] )?(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
 
 
 def resources_id(allocation: Allocation, number: int = 0) -> str:

@@ -127,6 +127,21 @@ def metrics_view(report: Report) -> dict[str, Any]:
     return {"metrics": metrics, "totalBatches": report.steps, "numInputs": 0, "endTime": report.at}
 
 
+def report_view(trial: Trial, report: Report) -> dict[str, Any]:
+    """``v1MetricsReport``."""
+    key = "validation_metrics" if report.group == "validation" else "avg_metrics"
+    return {
+        "trialId": trial.id,
+        "trialRunId": report.run_id,
+        "totalBatches": report.steps,
+        "endTime": report.at,
+        "metrics": {key: report.metrics},
+        "group": report.group,
+        "archived": report.archived,
+        "id": trial.reports.index(report) + 1,
+    }
+
+
 def checkpoint_workload_view(checkpoint: Checkpoint, *, metadata: dict[str, Any] | None) -> dict[str, Any]:
     """``v1CheckpointWorkload``."""
     return {

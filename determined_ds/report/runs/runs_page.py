@@ -21,6 +21,7 @@ from determined_ds.report.runs.run_view import RUNNING, RunView
 from determined_ds.report.runs.still import StillLine, still_picture
 from determined_ds.report.self_contained import self_contained
 from determined_ds.report.style import PALETTE
+from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.texts import printable
 
 SCRIPTS = ("runs/uPlot.iife.min.js", "page.js", "runs/runs.js")
@@ -64,6 +65,7 @@ def runs_page(runs: Sequence[RunView], *, live_s: float | None = None) -> str:
         charts=[_chart(chart, runs) for chart in charts],
         data=data,
         parts=MOST_PARTS,
+        blocks=_blocks(runs),
         launches=_launches(runs),
         warnings=_warnings(runs),
         alike=alike(runs),
@@ -140,11 +142,12 @@ def _trained_on(shown: RunView) -> str:
     if launch is None:
         return ""
     kind = {"cpu": "CPU", "cuda": "GPU"}.get(launch.accelerator, launch.accelerator)
-    words = f"{count(launch.slots, 'slot')} ({kind})"
+    words = count(launch.slots, "slot") + (f" ({kind})" if kind else "")
     if launch.strategy:
         words += f", {launch.strategy}"
     if launch.global_batch_size:
         words += f", global batch {launch.global_batch_size:,}"
+    if launch.replicas:
         words += f" = {launch.micro_batch_size} x {launch.accumulation} x {count(launch.replicas, 'replica')}"
     return words
 
@@ -166,6 +169,18 @@ def _date(time: float) -> str:
 
 
 # ------------------------------------------------------------------------------------------- what happened
+
+
+def _blocks(runs: Sequence[RunView]) -> list[tuple[str, str]]:
+    """What det-ds run prints at its end, of each run of this machine that has ended."""
+    ended = [shown for shown in runs if shown.status != RUNNING and shown.run.path.is_dir()]
+    blocks = [(shown.label, "\n".join(map(_visible, closing_block(shown.run)))) for shown in ended]
+    return [(label, lines) for label, lines in blocks if lines]
+
+
+def _visible(line: str) -> str:
+    """A line with its spaces, and with what a terminal would obey written out."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
 
 
 def _launches(runs: Sequence[RunView]) -> list[dict[str, Any]]:

@@ -61,6 +61,13 @@ def test_one_run_says_what_came_out_and_how_it_was_trained(tmp_path: Path) -> No
     assert ["torch", "2.13.0"] in page.rows
 
 
+def test_how_it_ended_is_there_to_be_pasted(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run", course(40), result=COMPLETED)
+    (block,) = page_of(shown(path)).texts["pre"]
+    assert block.startswith("gpt2: completed, 40 batches\n  loss        4.9 -> 1\n")
+    assert f"det-ds report {path} --open" in block
+
+
 def test_its_curves_are_drawn_from_exact_validations_with_marks(tmp_path: Path) -> None:
     records = [*course(20), training(21, time=BEGAN + 505, loss=2.0)]
     launches = [launch(), launch(time=BEGAN + 500, kind="resume", steps_completed=20, reason="by hand")]
