@@ -14,6 +14,7 @@ if sys.version_info < (3, 10):
     sys.exit(f"startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {found}: choose another image.")
 
 import configparser
+import json
 import os
 import subprocess
 import tempfile
@@ -51,7 +52,12 @@ for name in ("setup.cfg", "constraints.txt", "determined_ds"):
 
 setup = configparser.ConfigParser()
 setup.read("setup.cfg")
-lines = setup["options"]["install_requires"] + setup["options.extras_require"]["models"]
+extras = setup["options.extras_require"]
+lines = setup["options"]["install_requires"] + extras["models"]
+# The clients of the tools that the trial reports to.
+tools = json.loads(os.environ.get("DET_HPARAMS") or "{}").get("logging")
+for tool, options in tools.items() if isinstance(tools, dict) else ():
+    lines += extras.get(tool, "") if options is not False else ""
 wanted = {r.name: r for r in map(Requirement, filter(None, lines.splitlines()))}
 missing = {n: r for n, r in wanted.items() if not fits(r, installed(n))}
 

@@ -44,6 +44,7 @@ _HOMES = {
     "measure_throughput": "determined_ds.runtime.loop.measured_loop",
     "open_context": "determined_ds.runtime.opening",
     "reconcile": "determined_ds.config.reconcile",
+    "report_to_tools": "determined_ds.runtime.logs.attached",
     "run_training_experiment": "determined_ds.tune.whole_run",
     "save_deepspeed_config": "determined_ds.config.deepspeed.files",
     "session": "determined_ds.sessions.session",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
         load_model_from_checkpoint_path,
         load_state_dict_from_checkpoint_path,
     )
+    from determined_ds.runtime.logs.attached import report_to_tools
     from determined_ds.runtime.loop.fit import Trainer
     from determined_ds.runtime.loop.measured_loop import measure_throughput
     from determined_ds.runtime.opening import init, open_context

@@ -26,11 +26,11 @@ from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import SHORTHANDS, read_hyperparameters
 from determined_ds.config.keys import CLUSTER
-from determined_ds.config.loggers import missing_loggers
+from determined_ds.config.loggers import LOGGING, missing_loggers, read_loggers
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
-from determined_ds.errors import ConfigError, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.additions import OLDEST
 from determined_ds.experiment.code_check import OWN_DRIVER, Script, check_script, find_script
 from determined_ds.experiment.decide import left_open, no_length
@@ -187,10 +187,20 @@ def _entrypoint_findings(experiment: Experiment, context_dir: Path, place: int) 
         found = check_script(experiment.script, context_dir, experiment.document)
         missing = found.missing_packages() if found is not None else []  # the cluster's image may have them
         notes = _metric_notes(experiment, found) if found is not None else []
-        return findings_of(*((missing, []) if place != CLUSTER else ([], missing)), notes=notes)
+        unsent = _unsent(experiment, found) if found is not None and place == CLUSTER else []
+        return findings_of(*((missing, []) if place != CLUSTER else ([], [*missing, *unsent])), notes=notes)
     except ConfigError as error:
         own = [each for each in error.problems if each.code == OWN_DRIVER and place == CLUSTER]
         return findings_of((each for each in error.problems if each not in own), own)
+
+
+def _unsent(experiment: Experiment, script: Script) -> list[Problem]:
+    """A warning where a script that loads nothing of this library is to report to tools."""
+    if script.uses_library or not read_loggers(experiment.hyperparameters, []):
+        return []
+    message = f"{script.file.name} does not import determined_ds: on a cluster nothing is sent to these tools"
+    fix = "train within `with determined_ds.report_to_tools(core_context):`"
+    return [experiment.hyperparameters.problem((LOGGING,), message, fix, "logger-script", value=NOT_GIVEN)]
 
 
 def _metric_notes(experiment: Experiment, script: Script) -> list[Problem]:

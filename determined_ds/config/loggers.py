@@ -7,9 +7,10 @@ what is sent of it is not among them: the library decides that, so that a resume
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, unknown_key
@@ -38,6 +39,7 @@ class KnownTool:
         options: Those that may be stated, each with its type; :data:`TEXTS` for a list of texts.
         elsewhere: Options that are not taken, each with what to write instead.
         secret: The environment variable of its key or password.
+        fix: What to try where it does not take a run.
     """
 
     title: str
@@ -46,6 +48,7 @@ class KnownTool:
     options: Mapping[str, type | str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     secret: str = ""
+    fix: str = "see that there is room on the disk"
 
 
 TOOLS: Mapping[str, KnownTool] = {
@@ -65,6 +68,7 @@ TOOLS: Mapping[str, KnownTool] = {
             **dict.fromkeys(("id", "resume", "resume_from", "reinit"), BY_THE_RUN),
         },
         secret="WANDB_API_KEY",
+        fix="run `wandb login`, or set WANDB_API_KEY; without a network, write wandb: {mode: offline}",
     ),
     "mlflow": KnownTool(
         title="MLflow",
@@ -79,6 +83,7 @@ TOOLS: Mapping[str, KnownTool] = {
             "run_id": BY_THE_RUN,
         },
         secret="MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        fix="see that the server of tracking_uri (MLFLOW_TRACKING_URI) answers from this machine",
     ),
     "comet": KnownTool(
         title="Comet",
@@ -96,6 +101,7 @@ TOOLS: Mapping[str, KnownTool] = {
             "experiment_key": BY_THE_RUN,
         },
         secret="COMET_API_KEY",
+        fix="run `comet login`, or set COMET_API_KEY; without a network, write comet: {online: false}",
     ),
     "csv": KnownTool(title="a CSV file"),
     "tensorboard": KnownTool(title="TensorBoard", module="tensorboard", package="tensorboard"),
@@ -202,6 +208,37 @@ def _type_problem(document: Document, path: KeyPath, kind: type | str) -> Proble
 def _wrong(document: Document, path: KeyPath, wanted: str, fix: str) -> Problem:
     message = f"must be {wanted}, not {kind_of(document.get(path))}"
     return document.problem(path, message, fix, "wrong-type")
+
+
+def missing_keys(document: Document, environ: Mapping[str, str]) -> list[Problem]:
+    """A warning for each tool whose client finds no key here, as far as that can be seen without the client.
+
+    Args:
+        document: The hyperparameters.
+        environ: Environment variables.
+    """
+    tools, found = read_loggers(document, []), []
+    home = Path(environ.get("HOME") or Path.home())
+    if "wandb" in tools:
+        mode = tools["wandb"].get("mode") or environ.get("WANDB_MODE") or "online"
+        files = [Path(environ.get("NETRC") or home / ".netrc")]
+        if mode == "online" and not _has_key(environ, "WANDB_API_KEY WANDB_IDENTITY_TOKEN_FILE", files):
+            found.append("wandb")
+    if "comet" in tools:
+        files = [Path(environ.get("COMET_CONFIG") or home / ".comet.config"), Path(".comet.config")]
+        is_online = tools["comet"].get("online", environ.get("COMET_START_ONLINE", "true") != "false")
+        if is_online and not _has_key(environ, "COMET_API_KEY", files):
+            found.append("comet")
+    message = "finds no key on this machine, so that the run would not be reported"
+    fixes = {name: TOOLS[name].fix for name in found}
+    return [
+        document.problem((LOGGING, name), message, fix, "logger-key", value=NOT_GIVEN)
+        for name, fix in fixes.items()
+    ]
+
+
+def _has_key(environ: Mapping[str, str], names: str, files: Iterable[Path]) -> bool:
+    return any(environ.get(name) for name in names.split()) or any(file.is_file() for file in files)
 
 
 def missing_loggers(document: Document) -> list[Problem]:

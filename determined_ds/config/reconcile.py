@@ -15,6 +15,7 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import disagreements, fill_what_is_known
 from determined_ds.config.batch import BATCH_KEYS, Batch, one_sample_each, open_sizes, stated_batch
 from determined_ds.config.deepspeed.instruments import switched_on
+from determined_ds.config.deepspeed.monitors import monitor_problems
 from determined_ds.config.deepspeed.normalized import located_problems, normalized
 from determined_ds.config.deepspeed.old_names import old_names
 from determined_ds.config.facts import Facts
@@ -131,10 +132,11 @@ def reconcile(
     written = _overwritten(named.ds, hyperparameters, hp)
     ds = written.ds
     refused, ignored = _of_the_table(ds)
+    doubled, monitors = monitor_problems(ds, hp.logging)
     _add(problems, (problem for _, problem in written.found))
     keys = {problem.key for problem in problems}
-    problems += [problem for problem in refused if problem.key not in keys]
-    warnings = [*named.warnings, *written.old, *ignored, *disagreements(ds, hyperparameters)]
+    problems += [problem for problem in (*refused, *doubled) if problem.key not in keys]
+    warnings = [*named.warnings, *written.old, *ignored, *monitors, *disagreements(ds, hyperparameters)]
     topology = _collect(problems, lambda: _topology(hp, hyperparameters, slots, slots_origin))
     # All of the rest is checked too, to report every problem at once. What depends on replicas or on a batch that
     # could not be counted is left out.

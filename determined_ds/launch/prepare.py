@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -12,6 +13,7 @@ from determined_ds.check.trial_class import metric_problem, optimizer_problem, s
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.hyperparameters import AUTO
 from determined_ds.config.keys import RUN
+from determined_ds.config.loggers import missing_keys
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device
@@ -197,6 +199,9 @@ def _decided(
             problems.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
         found.problems += filter(None, problems)
     found.warn(variables.warnings)
+    if not (options.is_measured or options.only_reads):
+        environ = {**os.environ, **{name: value or "" for name, value in variables.values.items()}}
+        found.warn(missing_keys(experiment.hyperparameters, environ))
     return experiment, resolved, devices, variables
 
 

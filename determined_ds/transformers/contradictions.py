@@ -13,6 +13,8 @@ from determined_ds.transformers.lengths import fields_of_fit, length_of_fields
 
 TAKE_OURS = "use determined_ds.transformers.TrainingArguments, which takes the hyperparameters"
 ASHA = ("adaptive_asha", "async_halving")
+# What transformers calls a tool -> what hyperparameters.logging calls it.
+REPORTERS = {"wandb": "wandb", "mlflow": "mlflow", "comet_ml": "comet", "tensorboard": "tensorboard"}
 OWN_UNITS = ("batches", "epochs")
 
 
@@ -93,6 +95,25 @@ def _length_problems(searcher: dict[str, Any], args: Any) -> Iterator[Problem]:
         yield Problem(
             key=key, value=wanted, message=message, fix="state one length in both", code=STATED_TWICE
         )
+
+
+def reported_twice(hyperparameters: Document, args: Any) -> Iterator[Problem]:
+    """Tools that ``hyperparameters.logging`` reports to, and transformers' own callbacks would too.
+
+    Args:
+        hyperparameters: The trial's.
+        args: The arguments.
+    """
+    tools = parse_hyperparameters(hyperparameters).logging
+    for name in args.report_to or ():
+        if REPORTERS.get(name) in tools:
+            message = (
+                f"hyperparameters.logging.{REPORTERS[name]} reports there too: the run would be there twice"
+            )
+            fix = 'write report_to="none", or remove it from hyperparameters.logging'
+            yield Problem(
+                key=f"{ARGUMENTS}.report_to", value=name, message=message, fix=fix, code=STATED_TWICE
+            )
 
 
 def hyperparameter_problems(hyperparameters: Document, args: Any) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from determined_ds.transformers.checkpoints import TrainerCheckpoints
 from determined_ds.transformers.contradictions import (
     eval_strategy,
     hyperparameter_problems,
+    reported_twice,
     searcher_problems,
 )
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
@@ -104,7 +105,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._memory: list[RankMemory] = []
 
     def _checked(self, trial: TrialHere, args: Any) -> FitOptions:
-        problems = list(searcher_problems(trial.searcher, args))
+        problems = [*searcher_problems(trial.searcher, args), *reported_twice(trial.hyperparameters, args)]
         if unseen := missing_ranks(
             args.world_size, "on CPUs, write TrainingArguments(use_cpu=True), or --use_cpu"
         ):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from determined_ds.config import loggers
 from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.loggers import MODES, TOOLS, missing_loggers
+from determined_ds.config.loggers import MODES, TOOLS, missing_keys, missing_loggers
 from determined_ds.documents.document import Document
 from determined_ds.experiment.secrets import secret_problems
-from tests.making import hyperparameters, refusal
+from tests.making import decide, hyperparameters, refusal
 
 
 def read(logging: Any) -> dict[str, dict[str, Any]]:
@@ -96,3 +97,47 @@ def test_an_absent_client_is_known_by_its_key(monkeypatch: pytest.MonkeyPatch) -
     assert problem.key == "hyperparameters.logging.comet"
     assert "pip install 'comet-ml'" in problem.fix
     assert "startup-hook.sh" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("logging", "environ", "keys"),
+    [
+        ({"wandb": {}, "comet": {}, "mlflow": {}, "csv": {}}, {}, ["wandb", "comet"]),
+        ({"wandb": {}, "comet": {}}, {"WANDB_API_KEY": "x", "COMET_API_KEY": "x"}, []),
+        ({"wandb": {"mode": "offline"}, "comet": {"online": False}}, {}, []),
+        ({"wandb": {}}, {"WANDB_MODE": "offline"}, []),
+    ],
+)
+def test_a_client_that_will_find_no_key_is_warned_of(
+    logging: Any, environ: dict[str, str], keys: list[str], tmp_path: Path
+) -> None:
+    found = missing_keys(hyperparameters({"logging": logging}), {"HOME": str(tmp_path), **environ})
+    assert [problem.key for problem in found] == [f"hyperparameters.logging.{key}" for key in keys]
+    (tmp_path / ".netrc").touch()
+    (tmp_path / ".comet.config").touch()
+    assert missing_keys(hyperparameters({"logging": logging}), {"HOME": str(tmp_path), **environ}) == []
+
+
+# ----------------------------------------------------------------------- DeepSpeed's own monitors
+
+
+@pytest.mark.parametrize("section", ["wandb", "comet"])
+def test_a_monitor_of_deepspeed_beside_it_is_refused_and_alone_is_hinted_at(section: str) -> None:
+    ds = {"train_batch_size": 8, section: {"enabled": True}}
+    problem = refusal(lambda: decide({"logging": {section: {}}}, ds))
+    assert (problem.key, problem.code) == (f"{section}.enabled", "reported-twice")
+    (warning,) = decide({"logging": {"csv": {}}}, ds).warnings
+    assert (warning.key, warning.code) == (f"{section}.enabled", "monitor")
+    assert f"write hyperparameters.logging: {{{section}: {{}}}}" in warning.fix
+
+
+def test_monitors_that_write_to_the_run_directory_go_with_it() -> None:
+    ds = {"train_batch_size": 8, "tensorboard": {"enabled": True}, "csv_monitor": {"enabled": True}}
+    assert decide({"logging": {"csv": {}, "tensorboard": {}}}, ds).warnings == ()
+
+
+def test_a_key_in_the_json_is_refused_and_not_shown() -> None:
+    ds = {"train_batch_size": 8, "comet": {"enabled": False, "api_key": "swordfish"}}
+    problem = refusal(lambda: decide({}, ds))
+    assert problem.key == "comet.api_key"
+    assert "swordfish" not in str(problem)

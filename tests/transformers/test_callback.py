@@ -19,6 +19,8 @@ from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, T
 from determined_ds.protocol.heartbeat import Heartbeat
 from determined_ds.transformers import DetCallback, det_callback
 from determined_ds.transformers.checkpoints import KEPT, TrainerCheckpoints
+from determined_ds.transformers.contradictions import reported_twice
+from tests.making import hyperparameters
 
 
 class Reports:
@@ -357,3 +359,16 @@ def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(tmp_path: Path
         checkpoints.prune(2, best_steps=4)
     assert reports.deleted == ["uuid-2", "uuid-6"]
     assert {f"checkpoint-8/{KEPT}", "checkpoint-8/my_data.json"} <= set(reports.stored["uuid-8"])
+
+
+@pytest.mark.parametrize(
+    ("report_to", "twice"),
+    [(["wandb", "mlflow"], ["wandb"]), (["comet_ml"], ["comet_ml"]), ([], []), (None, [])],
+)
+def test_a_tool_that_transformers_reports_to_as_well_is_refused(
+    report_to: list[str] | None, twice: list[str]
+) -> None:
+    given = hyperparameters({"logging": {"wandb": {}, "comet": {}, "csv": {}}})
+    found = list(reported_twice(given, SimpleNamespace(report_to=report_to)))
+    assert [problem.value for problem in found] == twice
+    assert all('report_to="none"' in problem.fix for problem in found)

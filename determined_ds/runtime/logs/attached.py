@@ -15,16 +15,41 @@ from determined import core
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.loggers import read_loggers
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.experiment.task import Task
+from determined_ds.devices import detect_accelerator
+from determined_ds.experiment.task import Task, task_of_cluster
 from determined_ds.protocol.launches import RESTART, START, Launch, decided_fields, launch_of, read_launches
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.runtime.logs.identity import RunHere, RunOnCluster, shown_run
 from determined_ds.runtime.logs.sender import TeamTools
-from determined_ds.runtime.logs.shown_run import RunHere, RunOnCluster, shown_run
 from determined_ds.runtime.logs.sink import sent_on
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 
 logger = logging.getLogger("determined_ds")
 CSV, TENSORBOARD = "csv", "tensorboard"
+
+
+def report_to_tools(core_context: core.Context) -> contextlib.AbstractContextManager[None]:
+    """Send what a Core API script reports to the tools of ``hyperparameters.logging``, on a cluster too.
+
+    Under ``det-ds run`` that is done anyway, and this does nothing::
+
+        with det.core.init() as core_context, determined_ds.report_to_tools(core_context):
+            ...
+
+    Args:
+        core_context: From ``determined.core.init``.
+
+    Returns:
+        A context manager, in which the script trains.
+    """
+    info = cluster_info()
+    if info is None or info.task_type != "TRIAL":
+        return contextlib.nullcontext()
+    trial = info.trial
+    task = task_of_cluster(
+        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
+    )
+    return reported_to_tools(core_context, task, detect_accelerator(None))
 
 
 @contextlib.contextmanager
@@ -65,7 +90,10 @@ def reported_to_tools(
         log = Path(tempfile.mkdtemp()) / "logging.log"
     sink = TeamTools(partial(about, exp_conf=task.exp_conf or {}, tools=tools), log)
     with contextlib.ExitStack() as stack:
-        if run_dir is None and {CSV, TENSORBOARD} & tools.keys():  # with the last lines, too
+        by_itself = getattr(core_context.train, "_tensorboard_mode", None) == core.TensorboardMode.AUTO
+        if (
+            run_dir is None and {CSV, TENSORBOARD} & tools.keys() and not by_itself
+        ):  # with the last lines, too
             stack.callback(_uploaded, core_context)
         stack.enter_context(sent_on(core_context, [sink], launch))
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import determined_ds
 from determined_ds.config.loggers import TOOLS
+from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.launches import Launch
 from determined_ds.runtime.logs.flattening import named
@@ -56,6 +58,7 @@ class TeamTools:
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._num_lost = 0
+        self._has_ended = False
         self._threads: list[threading.Thread] = []
         self._closed: dict[str, tuple[int, bool]] | None = None
         self._tools: tuple[str, ...] = ()
@@ -88,12 +91,14 @@ class TeamTools:
         if self._process is None:
             return
         wait_s = LAST_OF_FAILED_S if status == FAILED else LAST_S
-        self._put(line_of(END, (status, wait_s)))
-        self._put(None)
         until = time.monotonic() + wait_s + MORE_S
         with HEART.patiently():
+            for last in (line_of(END, (status, wait_s)), None):
+                with contextlib.suppress(queue.Full):
+                    self._lines.put(last, timeout=wait_s)
             for thread in self._threads:
                 thread.join(max(0.0, until - time.monotonic()))
+        self._has_ended = True
         self._process.kill()
         self._process.wait()
         self._process = None
@@ -110,14 +115,17 @@ class TeamTools:
     def _write(self) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with self._process.stdin as pipe:
-            try:
+        try:
+            with self._process.stdin as pipe:
                 while (line := self._lines.get()) is not None:
                     pipe.write(line)
                     if self._lines.empty():
                         pipe.flush()
-            except OSError:
-                logger.warning("warning: the run continues, and is no longer reported: see %s", self._log)
+        except OSError:
+            if not self._has_ended:
+                names = ", ".join(self._tools)
+                text = "warning: the run continues, and is not reported to %s any more: see %s"
+                logger.warning(text, names, self._log)
 
     def _listen(self) -> None:
         assert self._process is not None
@@ -127,7 +135,8 @@ class TeamTools:
             if kind == NOTE:
                 print(content, flush=True)
             elif kind == WARNING:
-                logger.warning("warning: %s; see %s", content, self._log)
+                name, text = content
+                logger.warning("warning: %s %s; see %s\n  fix: %s", name, text, self._log, TOOLS[name].fix)
             elif kind == ENDED:
                 self._closed = {name: (unsent, closed) for name, (unsent, closed) in content.items()}
 
@@ -137,5 +146,10 @@ class TeamTools:
             unsent, is_closed = closed.get(name, (0, False))
             unsent += self._num_lost
             if unsent or not is_closed:
-                what = f"{unsent} reports were not taken" if unsent else "the run was not closed"
-                logger.warning("warning: %s: %s; metrics.jsonl has them", TOOLS[name].title, what)
+                what = (
+                    f"has not taken {count(unsent, 'report')} of metrics"
+                    if unsent
+                    else "has not closed the run"
+                )
+                text = "warning: %s %s; see %s\n  fix: %s"
+                logger.warning(text, TOOLS[name].title, what, self._log, TOOLS[name].fix)

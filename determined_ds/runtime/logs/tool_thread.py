@@ -81,9 +81,7 @@ class ToolThread:
                 self._lost += 1
             self._changed.notify()
         if self._busy_since is not None and time.monotonic() - self._busy_since > SLOW_S:
-            self._once(
-                "slow", f"has not answered for {SLOW_S:.0f} s; the run continues, and it is waited for"
-            )
+            self._once("slow", f"has not answered for {SLOW_S:.0f} s; the run continues")
 
     def finish(self, status: str) -> None:
         """Have the tool take what waits, and close the run."""
@@ -134,9 +132,7 @@ class ToolThread:
                 return
             except Exception as error:
                 reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-                self._once(
-                    "fails", f"does not take the run: {reason}; the run continues, and it is tried again"
-                )
+                self._once("fails", f"does not take the run, which continues: {reason}; it is tried again")
             finally:
                 self._busy_since = None
             if self._is_ending.wait(wait_s):
@@ -146,4 +142,4 @@ class ToolThread:
     def _once(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self._warn(f"{self.name} {text}")
+            self._warn(text)

@@ -68,7 +68,7 @@ class Tools:
                     name,
                     make_tool(name, about),
                     say=lambda text: self._answer(NOTE, text),
-                    warn=lambda text: self._answer(WARNING, text),
+                    warn=lambda text, name=name: self._answer(WARNING, (name, text)),  # type: ignore[misc]
                 )
             )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import os
 import struct
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +106,22 @@ def scalars(folder: Path, tag: str) -> Points:
 
     events = EventAccumulator(str(folder)).Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+@contextlib.contextmanager
+def serving_mlflow(folder: Path) -> Iterator[str]:
+    """MLflow's own server, on loopback. Yields its url."""
+    os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(folder / "artifacts")
+    from mlflow.server import app
+    from werkzeug.serving import make_server
+
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
 
 
 def mlflow_run(uri: str, experiment: str, key: str) -> tuple[Any, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
-import threading
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,8 +16,8 @@ import pytest
 
 from determined_ds.protocol.launches import RESUME, Launch
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.runtime.logs.identity import RunHere, shown_run
 from determined_ds.runtime.logs.sender import TeamTools
-from determined_ds.runtime.logs.shown_run import RunHere, shown_run
 from tests.ranks import ROOT
 from tests.runtime.logs.reading import (
     comet_archives,
@@ -27,6 +26,7 @@ from tests.runtime.logs.reading import (
     mlflow_run,
     points_of,
     scalars,
+    serving_mlflow,
     wandb_runs,
 )
 
@@ -47,6 +47,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "csv": {},
     "tensorboard": {},
 }
+KEY = "0123456789abcdef0123456789abcdef01234567"
 LOSS, VALIDATION = "training/loss", "validation/accuracy/top5"
 # The first start trains five batches, the second one continues from the third.
 FIRST, SECOND = [1, 2, 3, 4, 5], [4, 5, 6]
@@ -54,19 +55,8 @@ FIRST, SECOND = [1, 2, 3, 4, 5], [4, 5, 6]
 
 @pytest.fixture(scope="module")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The url of MLflow's own server, on loopback."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    os.environ["_MLFLOW_SERVER_FILE_STORE"] = f"sqlite:///{folder}/mlflow.db"
-    os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(folder / "artifacts")
-    from mlflow.server import app
-    from werkzeug.serving import make_server
-
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
+    with serving_mlflow(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
 
 
 class Trained:
@@ -107,8 +97,11 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, mlflow_server: str) -> Trained:
-    return Trained(tmp_path_factory.mktemp("tools") / "run", mlflow_server)
+def trained(tmp_path_factory: pytest.TempPathFactory, mlflow_server: str) -> Iterator[Trained]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_API_KEY", "COMET_API_KEY"):
+            patch.setenv(name, KEY)
+        yield Trained(tmp_path_factory.mktemp("tools") / "run", mlflow_server)
 
 
 def losses(steps: list[int]) -> list[Any]:
@@ -185,6 +178,22 @@ def test_a_fork_and_a_new_run_have_another_key(trained: Trained, tmp_path: Path)
     assert here.key(replace(LAUNCH, kind=RESUME)) == (first, True)
     assert here.key(replace(LAUNCH, kind="restart")) == (first, True)
     assert here.key(replace(LAUNCH, kind="fork"))[0] != first
+
+
+def test_the_key_of_a_tool_is_in_no_file(trained: Trained) -> None:
+    for file in trained.path.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            content = file.read_bytes()
+            assert KEY.encode() not in content, file
+            if file.suffix == ".zip":
+                with zipfile.ZipFile(file) as archive:
+                    assert all(KEY.encode() not in archive.read(name) for name in archive.namelist())
+
+
+def test_a_trial_of_a_search_belongs_to_it() -> None:
+    path = Path("runs/tiny/20260101-000000/trials/0003")
+    assert RunHere(there=RunDir(path)).group == "20260101-000000"
+    assert RunHere(there=RunDir(Path("runs/tiny/20260101-000000"))).group == ""
 
 
 def test_no_client_fails_and_none_of_them_loads_torch(trained: Trained) -> None:

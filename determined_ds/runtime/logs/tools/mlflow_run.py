@@ -20,7 +20,7 @@ STATUSES = {COMPLETED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
 MOST_METRICS, MOST_PARAMS, LONGEST = 1000, 100, 6000
 NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 # Beyond it the report is offered again; the client's own patience is two minutes, seven times.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
 
 class MlflowRun:

@@ -17,6 +17,7 @@ from determined_ds.protocol.launches import FORK, START, Launch
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.logs.messages import ShownRun
 
+UNCATEGORIZED = "Uncategorized"  # a master's project of experiments without one
 TRIALS = "trials"  # the folder of a search with its trials
 # Fields of a launch that have a place of their own.
 APART = ("hyperparameters", "ds_config", "origins", "versions", "machine", "warnings", "time")
@@ -116,11 +117,11 @@ def shown_run(
         events: Where TensorBoard looks for files.
     """
     key, is_known = run.key(launch)
-    name = launch.name or "determined_ds"
+    name, project = launch.name or "determined_ds", exp_conf.get("project")
     return ShownRun(
         key=key,
         name=f"{name} {run.name}",
-        project=str(exp_conf.get("project") or name),
+        project=str(project if project and project != UNCATEGORIZED else name),
         group=f"{name} {run.group}" if run.group else "",
         tags=tuple(map(str, exp_conf.get("labels") or ())),
         notes=str(exp_conf.get("description") or ""),
