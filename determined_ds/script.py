@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     there = RunDir(options.run_dir)
     measurement = None
     if options.measure is not None:
-        measurement = Measurement(steps=options.measure, warmup=options.warmup, profiles=options.profile)
+        measurement = Measurement(
+            steps=options.measure, warmup=options.warmup, profiles=options.profile, parts=options.parts
+        )
     run = ScriptRun(
         run_dir=options.run_dir,
         experiment=load_experiment(there.current(there.experiment), name=EXPERIMENT),
@@ -70,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--measure", metavar="STEPS", type=int, help="measure this many steps, and end the script after them")
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--profile", action="store_true", help="record the measured steps by torch's profiler")
+    add(
+        "--parts",
+        metavar="STEPS",
+        type=int,
+        default=0,
+        help="record so many further steps by torch's profiler",
+    )
     add("--resume", metavar="UUID", help="checkpoint to resume from")
     add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
     add("--reset-optimizer", action="store_true", help="without its optimizer's state")

@@ -51,6 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--profile", action="store_true", help="record the measured steps by torch's profiler")
+    add(
+        "--parts",
+        metavar="STEPS",
+        type=int,
+        default=0,
+        help="record so many further steps by torch's profiler",
+    )
     add("--engine", choices=("deepspeed", "ddp"), default="deepspeed", help="what trains")
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     add("--predict", metavar="FILE", type=Path, help="write predictions")
@@ -141,6 +148,7 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
         steps=options.measure,
         warmup=options.warmup,
         profiles=options.profile,
+        parts=options.parts,
         validation_period=period,
     )
     if options.run_dir is not None and context.distributed.rank == 0:

@@ -15,6 +15,7 @@ from determined_ds.cli.options import (
     request_of,
     show_results,
 )
+from determined_ds.config.profiled_steps import MOST_ACTIVE
 
 EPILOG = """\b
 Strategies: zero0 zero1 zero2 zero3 zero1_offload zero2_offload zero3_offload_optimizer zero3_offload zeropp
@@ -34,7 +35,14 @@ Examples:
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each, interleaved."
 )
-def compare(strategies: list[str], slots: list[int] | None, repeat: int, **options: Any) -> None:
+@click.option(
+    "--parts",
+    type=click.IntRange(0, MOST_ACTIVE),
+    default=3,
+    show_default=True,
+    help="Steps to take apart after those of the first run of each, by torch's profiler. 0: none.",
+)
+def compare(strategies: list[str], slots: list[int] | None, repeat: int, parts: int, **options: Any) -> None:
     """Measure strategies for the experiment CONFIG, each in fresh processes on the same model, data and batch.
 
     Writes results.json, results.csv and report.html.
@@ -44,7 +52,7 @@ def compare(strategies: list[str], slots: list[int] | None, repeat: int, **optio
     from determined_ds.tune.compare import prepare_comparison
 
     comparison = prepare_comparison(
-        request_of(options), strategies=strategies, slots=slots, repeat=repeat, say=click.echo
+        request_of(options), strategies=strategies, slots=slots, repeat=repeat, parts=parts, say=click.echo
     )
     run_dir = comparison.workbench.run_dir
     with Interrupts("ending the measurement; what was measured so far is reported") as interrupts:

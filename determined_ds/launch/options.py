@@ -122,6 +122,7 @@ class RunOptions:
     measure: int | None = _option(metavar="STEPS", type=click.IntRange(min=1), hidden=True)
     warmup: int = _option(default=5, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
     profile: bool = _option(default=False, is_flag=True, hidden=True)
+    parts: int = _option(default=0, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
     engine: str = _option(default="deepspeed", type=click.Choice(["deepspeed", "ddp"]), hidden=True)
     parent: int | None = _option(metavar="PID", type=int, hidden=True)
     local_rank: int | None = _option(type=int, hidden=True)  # added by deepspeed's launcher
@@ -149,6 +150,7 @@ class RunOptions:
         if self.measure is not None:
             words += ["--measure", str(self.measure), "--warmup", str(self.warmup)]
             words += ["--profile"] if self.profile else []
+            words += ["--parts", str(self.parts)] if self.parts else []
         return [*words, *(["--storage"] if self.storage else [])]
 
     def words(self, *, without: tuple[str, ...] = ()) -> list[str]:

@@ -8,6 +8,9 @@ from determined_ds.report.formatting import byte_unit, label, name_of, number, p
 from determined_ds.report.results import Results
 from determined_ds.report.strengths import ALIKE
 
+WAITED_FOR = {"communication": "communication", "pipeline": "a neighbouring stage", "data": "data"}
+WORTH_SAYING = 0.05  # of a step
+
 
 def caption(name: str, results: Results) -> str:
     """What to see in a picture of these results.
@@ -52,6 +55,17 @@ def _memory(results: Results) -> str:
     return f"{text} Estimates of the states are off by {percent(max(off))} at most." if off else text
 
 
+def _parts(results: Results) -> str:
+    text = "A few steps after those that were timed, recorded by torch's profiler: its shares of the median step."
+    waiting = [
+        ((row.parts or {}).get(part, 0.0), part, row) for row in results.measured for part in WAITED_FOR
+    ]
+    most, part, row = max(waiting, key=lambda found: found[0])
+    if most >= WORTH_SAYING:
+        text += f" {label(row, results)} waits most: {percent(most)} of a step, for {WAITED_FOR[part]}."
+    return text
+
+
 def _loss(results: Results) -> str:
     target = results.target_loss
     reached = [(row.seconds_to(target), row) for row in results.measured] if target is not None else []
@@ -84,6 +98,7 @@ def _bubble(results: Results) -> str:
 _CAPTIONS: dict[str, Callable[[Results], str]] = {
     "throughput": _throughput,
     "memory": _memory,
+    "parts": _parts,
     "loss": _loss,
     "final": lambda _: "Of the last step, or the last validation, as the table has it.",
     "scaling": _scaling,

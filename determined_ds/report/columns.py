@@ -18,7 +18,7 @@ from determined_ds.report.formatting import (
     shares,
     step_unit,
 )
-from determined_ds.report.results import Results, Row
+from determined_ds.report.results import PARTS, Results, Row
 from determined_ds.report.strengths import best_for
 from determined_ds.report.texts import printable
 
@@ -81,6 +81,10 @@ def _end_of_spread(index: int) -> Callable[[Results, Row], float | None]:
 
 def _spread(results: Results, row: Row) -> tuple[float, float] | None:
     return row.spread if len(row.repetitions) > 1 else None
+
+
+def _share_of(part: str) -> Callable[[Results, Row], float | None]:
+    return lambda _, row: None if row.parts is None else row.parts.get(part, 0.0)
 
 
 def _seconds_to_target(results: Results, row: Row) -> float | None:
@@ -208,6 +212,7 @@ CSV = {
         tip="What no other row is better for; tied: another cannot be distinguished from it",
         align="left",
     ),
+    **{f"{part}_share": Column(value=_share_of(part)) for part in PARTS},
 }
 COLUMNS = {
     **CSV,

@@ -13,6 +13,7 @@ from determined_ds.report.texts import distinct_names, printable, shortened
 LONGEST_NAME = 40
 SMALLEST, LARGEST = 1e-6, 1e12  # of the numbers that are written out
 LONGEST_REASON = 600
+LEAST_SHARE = 0.005  # of a step that is written out
 RAN_OUT = {
     OUT_OF_MEMORY: "ran out of memory",
     FAILED: "failed",
@@ -145,6 +146,13 @@ def layout(row: Row, results: Results) -> str:
     """``2 replicas, micro 16 x 1``, ``2 stages, micro 4 x 8``."""
     batches = micro(row)
     return ", ".join(part for part in (shares(row, results), f"micro {batches}" if batches else "") if part)
+
+
+def parts_in_words(row: Row) -> str:
+    """What a step's time goes into, in percent, the most first: ``step: backward 48 %, forward 31 %, ...``."""
+    shares = sorted((row.parts or {}).items(), key=lambda item: -item[1])
+    shown = [f"{part} {100 * share:.0f} %" for part, share in shares if share >= LEAST_SHARE]
+    return f"step: {', '.join(shown)}"
 
 
 def reason(row: Row) -> str:

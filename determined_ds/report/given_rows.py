@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.report.given_tables import values_of
-from determined_ds.report.results import FAILED, MEASURED, Results, Row
+from determined_ds.report.results import FAILED, MEASURED, PARTS, Results, Row
 
 Values = dict[str, Any]  # field -> value
 
@@ -30,6 +30,7 @@ class GivenRow(Row):
         curve: (seconds, loss) of the first repetition that has its losses and its time.
         bubbles: Shares of a pipeline's time, likewise.
         ideal: The bubble of the schedule alone.
+        shares: Of a step, by part.
     """
 
     speeds: tuple[float, ...] = ()
@@ -40,11 +41,12 @@ class GivenRow(Row):
     curve: tuple[tuple[float, float], ...] = ()
     bubbles: tuple[float, ...] = ()
     ideal: float | None = None
+    shares: dict[str, float] | None = None
 
     @property
     def is_measured(self) -> bool:
         numbers = (self.speeds, self.peaks, self.states, self.end_losses, self.accuracies, self.bubbles)
-        return self.status == MEASURED and any(numbers)
+        return self.status == MEASURED and (any(numbers) or self.shares is not None)
 
     @property
     def samples_per_second(self) -> float | None:
@@ -77,6 +79,10 @@ class GivenRow(Row):
     @property
     def accuracy(self) -> float | None:
         return statistics.fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def parts(self) -> dict[str, float] | None:
+        return self.shares
 
     @property
     def bubble(self) -> float | None:
@@ -130,8 +136,14 @@ def _measured(name: str, slots: int, group: Sequence[Values], of: dict[str, tupl
         accuracies=of.get("accuracy", ()),
         curve=next((curve for each in group if (curve := _curve(each))), ()),
         bubbles=of.get("bubble", ()),
+        shares=_shares(of),
         ideal=next(iter(of.get("bubble_ideal", ())), None),
     )
+
+
+def _shares(of: dict[str, tuple[Any, ...]]) -> dict[str, float] | None:
+    means = {part: statistics.fmean(of.get(f"{part}_share") or (0.0,)) for part in PARTS}
+    return {part: share for part, share in means.items() if share} or None
 
 
 def _fields(group: Sequence[Values]) -> list[str]:

@@ -10,7 +10,7 @@ from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.report.columns import CSV
-from determined_ds.report.results import STATUSES
+from determined_ds.report.results import PARTS, STATUSES
 
 GB, MB = 10**9, 10**6
 # Field -> the names that it goes by, each with what makes the field's unit of it: samples/s, seconds, bytes.
@@ -49,6 +49,7 @@ NAMES: dict[str, dict[str, float]] = {
     },
     "bubble": {"bubble": 1},
     "bubble_ideal": {"bubble_ideal": 1},
+    **{f"{part}_share": {f"{part}_share": 1} for part in PARTS},
     "status": {"status": 1},
     "reason": dict.fromkeys(("reason", "error"), 1),
 }

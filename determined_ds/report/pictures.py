@@ -21,6 +21,7 @@ from determined_ds.report.bars import (
     places_of,
 )
 from determined_ds.report.formatting import byte_unit, label, number, percent, slots_text
+from determined_ds.report.parts_picture import parts_picture
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import GROUND, INK, MUTED, colours, drawing, figure_of
 
@@ -218,6 +219,7 @@ def bubble_picture(results: Results) -> Figure | None:
 PICTURES = (
     Picture(name="throughput", title="Throughput", draw=throughput_picture),
     Picture(name="memory", title="Memory", draw=memory_picture),
+    Picture(name="parts", title="A step taken apart", draw=parts_picture),
     Picture(name="loss", title="Time to a loss", draw=loss_picture),
     Picture(name="final", title="Loss and accuracy at the end", draw=final_picture),
     Picture(name="scaling", title="Scaling over slots", draw=scaling_picture),

@@ -28,6 +28,8 @@ STATUSES = (MEASURED, FAILED, OUT_OF_MEMORY, CANNOT_RUN, STOPPED)
 ACCELERATORS = ("cpu", "cuda")
 ENGINES = ("deepspeed", "ddp")
 PRECISIONS = ("fp32", "bf16", "fp16")
+# What a step's time goes into, in the order of pictures; as profile.step_parts has them.
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other")
 WINDOW = 5  # steps that a loss is averaged over: one batch's loss alone says more of the batch
 
 # What a file may hold.
@@ -41,6 +43,7 @@ Precision = Annotated[str, one_of(PRECISIONS)]
 EngineName = Annotated[str, one_of(ENGINES)]
 AcceleratorName = Annotated[str, one_of(ACCELERATORS)]
 ZeroStage = Annotated[Integer, Field(ge=0, le=3)]
+PartName = Annotated[str, one_of(PARTS)]
 KNOWN_KEYS = ConfigDict(extra="forbid")  # and no others
 
 
@@ -59,6 +62,8 @@ class Repetition:
             device.
         bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
         bubble_ideal: (p-1)/(m+p-1) of p stages and m micro-batches; None where there is no pipeline.
+        parts: Name of :data:`PARTS` -> seconds of a step under torch's profiler, the mean over ranks; None where none
+            was recorded. The step that they add up to is longer than those that were timed.
     """
 
     __pydantic_config__ = KNOWN_KEYS
@@ -72,6 +77,7 @@ class Repetition:
     model_state_bytes_by_rank: tuple[Number, ...]
     bubble: Share | None = None
     bubble_ideal: Share | None = None
+    parts: dict[PartName, Seconds] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +215,14 @@ class Row:
     def bubble_ideal(self) -> float | None:
         """What the schedule alone costs, were all stages and micro-batches alike."""
         return next((each.bubble_ideal for each in self.repetitions if each.bubble_ideal is not None), None)
+
+    @property
+    def parts(self) -> dict[str, float] | None:
+        """Name of :data:`PARTS` -> its share of a step, those that are nowhere left out; None where not recorded."""
+        seconds = [each.parts for each in self.repetitions if each.parts]
+        sums = {part: sum(each.get(part, 0.0) for each in seconds) for part in PARTS}
+        total = sum(sums.values())
+        return {part: value / total for part, value in sums.items() if value} if total else None
 
     @property
     def losses(self) -> tuple[float, ...]:

@@ -10,7 +10,14 @@ from typing import Literal
 
 from determined_ds.report.columns import COLUMNS, CSV, UNKNOWN, Column
 from determined_ds.report.fitted import NAME, PLAIN, Fitted, FittedColumn, FittedRow
-from determined_ds.report.formatting import has_several_slots, label, memory_note, percent, reason
+from determined_ds.report.formatting import (
+    has_several_slots,
+    label,
+    memory_note,
+    parts_in_words,
+    percent,
+    reason,
+)
 from determined_ds.report.results import Results, Row
 from determined_ds.report.strengths import without_winner
 from determined_ds.report.texts import shortened
@@ -83,9 +90,9 @@ def _row(columns: Sequence[Lines], results: Results, row: Row) -> FittedRow:
     ]
     if not row.is_measured:
         return FittedRow(cells=cells[:2], rest=shortened(reason(row), LONGEST_REASON), style=REASON_STYLE)
-    below = []
+    below = [parts_in_words(row)] if row.parts else []
     if row.bubble is not None:
-        below = [
+        below += [
             f"bubble {percent(row.bubble)} of the time; {percent(row.bubble_ideal)} by the schedule alone"
         ]
     return FittedRow(cells=cells, below=below)
@@ -101,6 +108,8 @@ def _footnotes(results: Results) -> list[str]:
     alike = without_winner(results)
     if alike:
         notes.append(f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do")
+    if any(row.parts for row in results.measured):
+        notes.append("step: a few more steps, taken apart by torch's profiler")
     if any(row.peak_memory_bytes is not None for row in results.measured):
         notes.append(
             f"memory: of the rank that takes most, its model states and (estimate); {memory_note(results)}"

@@ -50,6 +50,8 @@ def create_performance_visualizations(
     ==================  ==============================================================  ====================
     ``throughput.png``  samples per second, with the spread of the repetitions          always
     ``memory.png``      peak memory of a rank; model states measured and estimated      where it is known
+    ``parts.png``       a median step divided into data, forward, backward, ...         where steps were
+                                                                                        taken apart
     ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
                         come to
     ``final.png``       loss and accuracy at the end                                    of a table without

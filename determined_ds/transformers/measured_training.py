@@ -41,8 +41,8 @@ class MeasuredTraining:
             raise ConfigError(Problem(key="--measure", message=message, fix=f"write {OURS}", code="measure"))
         options: Any = args
         options.eval_on_start = False
-        if 0 < options.max_steps < length.total:
-            options.max_steps = length.total
+        if 0 < options.max_steps < length.timed:
+            options.max_steps = length.timed
         self._run = run
         self._length = length
         self._core = core_context
@@ -63,8 +63,8 @@ class MeasuredTraining:
         Raises:
             ConfigError: it is too short.
         """
-        if state.max_steps < self._length.total:
-            raise ConfigError(too_short(f"{state.max_steps} of {self._length.total} steps"))
+        if state.max_steps < self._length.timed:
+            raise ConfigError(too_short(f"{state.max_steps} of {self._length.timed} steps"))
         self._engine = "deepspeed" if getattr(args, "hf_deepspeed_config", None) is not None else DDP
         zero_stage = self._resolved.zero_stage if self._engine == "deepspeed" else 0
         # Callbacks are given the parts of an engine, but not the engine.
@@ -99,7 +99,7 @@ class MeasuredTraining:
         """Evaluate and save nothing, log each step, for its loss, and stop after the last one."""
         control.should_evaluate = control.should_save = False
         control.should_log = True
-        if state.global_step >= self._length.total:
+        if state.global_step >= self._length.timed:
             control.should_training_stop = True
 
     def end_step(self, loss: float) -> None:

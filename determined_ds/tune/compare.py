@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from determined_ds.config.forms import FORMS
+from determined_ds.config.profiled_steps import MOST_ACTIVE
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
@@ -16,6 +17,8 @@ from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results,
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
 from determined_ds.tune.variants import Variant, named_variants
 from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
+
+PARTS = 3  # steps that are taken apart: enough for a mean
 
 
 @dataclass(kw_only=True)
@@ -26,11 +29,13 @@ class Comparison:
         workbench: The experiment, and where runs go.
         variants: What to compare; the first is the baseline.
         repeat: Runs of each.
+        parts: Steps that are taken apart after those of the first run of each; 0 for none.
     """
 
     workbench: Workbench
     variants: Sequence[Variant]
     repeat: int
+    parts: int = 0
     _rows: dict[int, list[Row]] = field(default_factory=dict)
 
     def run(self, interrupts: Interrupts) -> Results:
@@ -57,7 +62,12 @@ class Comparison:
         name = f"{variant.name} x{variant.choice.slots}"
         if variant.can_run:
             slots = max(each.choice.slots for each in self.variants)
-            rows.append(self.workbench.measure(variant, name, repetition + 1, interrupts, most_slots=slots))
+            parts = 0 if repetition else self.parts
+            rows.append(
+                self.workbench.measure(
+                    variant, name, repetition + 1, interrupts, most_slots=slots, parts=parts
+                )
+            )
         else:
             rows.append(unmeasured(variant, CANNOT_RUN, variant.reason))
         self.workbench.say(f"{repetition + 1}/{self.repeat}  {name:<24}  {in_words(rows[-1])}")
@@ -101,6 +111,7 @@ def prepare_comparison(
     strategies: Sequence[str],
     slots: Sequence[int] | None = None,
     repeat: int,
+    parts: int = PARTS,
     say: Say = print,
 ) -> Comparison:
     """Decide a comparison from the options of ``det-ds compare``.
@@ -112,7 +123,7 @@ def prepare_comparison(
     found.of(lambda: check_names("--strategies", strategies, tuple(FORMS), "strategy"))
     workbench = open_workbench(request, found, "compare", with_ddp="ddp" in strategies, say=say)
     variants = named_variants(workbench.base, strategies, slots or [workbench.base.experiment.slots])
-    return Comparison(workbench=workbench, variants=variants, repeat=repeat)
+    return Comparison(workbench=workbench, variants=variants, repeat=repeat, parts=parts)
 
 
 def compare(
@@ -124,6 +135,7 @@ def compare(
     steps: int = 30,
     warmup: int = 5,
     repeat: int = 3,
+    parts: int = PARTS,
     overrides: Iterable[str] = (),
     run_dir: str | os.PathLike[str] | None = None,
     accelerator: str | None = None,
@@ -141,6 +153,7 @@ def compare(
         steps: Optimizer steps to time in each run, >= 1.
         warmup: Steps before them.
         repeat: Runs of each strategy, >= 1.
+        parts: Steps to take apart after those of the first run of each, by torch's profiler, >= 0.
         overrides: ``KEY=VALUE`` overrides of the YAML, as ``--set``.
         run_dir: Where the report and the runs go; ``runs/<name>_compare/<time>``, if None.
         accelerator: ``cpu``, ``cuda`` or None for the best there is.
@@ -153,8 +166,12 @@ def compare(
     """
     numbers = {"steps": steps, "repeat": repeat, **{f"slots {count}": count for count in slots or ()}}
     wrong = [name for name, value in numbers.items() if value < 1]
-    if wrong:
-        raise ConfigError([Problem(key=name, message="must be 1 or more", fix="e.g. 1") for name in wrong])
+    problems = [Problem(key=name, message="must be 1 or more", fix="e.g. 1") for name in wrong]
+    if not 0 <= parts <= MOST_ACTIVE:
+        message = f"must be 0 to {MOST_ACTIVE}"
+        problems.append(Problem(key="parts", value=parts, message=message, fix="3 is enough for a mean"))
+    if problems:
+        raise ConfigError(problems)
     request = Request(
         config=Path(config),
         context_dir=Path(context_dir),
@@ -165,6 +182,6 @@ def compare(
         accelerator=accelerator,
         command="determined_ds.compare(...)",
     )
-    comparison = prepare_comparison(request, strategies=strategies, slots=slots, repeat=repeat)
+    comparison = prepare_comparison(request, strategies=strategies, slots=slots, repeat=repeat, parts=parts)
     with Interrupts("ending the measurement") as interrupts:
         return comparison.run(interrupts)

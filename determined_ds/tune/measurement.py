@@ -17,6 +17,7 @@ from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
 from determined_ds.protocol.conclusion import INVALID
+from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
 from determined_ds.report.results import (
     CANNOT_RUN,
@@ -27,6 +28,7 @@ from determined_ds.report.results import (
     Repetition,
     Row,
     read_row,
+    write_row,
 )
 from determined_ds.tune.variants import Variant
 
@@ -46,6 +48,7 @@ def measure(
     interrupts: Interrupts,
     threads: int | None = None,
     watch: Watch | None = None,
+    parts: int = 0,
 ) -> Row:
     """Run a variant for some steps, in processes of its own, and read what it measured.
 
@@ -59,6 +62,7 @@ def measure(
         interrupts: Ends it.
         threads: Of each rank, on a CPU; as ``det-ds run`` has it, if None.
         watch: Looks at the steps as they come, and may cut it short as long as one is to come.
+        parts: Further steps, not timed, that are taken apart.
     """
     assert variant.document is not None
     document = _without_instruments(variant.document)
@@ -70,7 +74,10 @@ def measure(
         context_dir=context_dir,
         run_dir=run_dir,
         accelerator=accelerator,
-        arguments=["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine],
+        arguments=[
+            *("--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine),
+            *(("--parts", str(parts)) if parts else ()),
+        ],
         environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
     )
     process.start()
@@ -88,6 +95,8 @@ def measure(
     finally:
         process.kill()
     if code == 0:
+        if parts:
+            _take_apart(run_dir)
         row = _known(variant, document, run_dir, steps, warmup)
         return row or unmeasured(
             variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
@@ -95,6 +104,21 @@ def measure(
     result = process.result()
     status = CANNOT_RUN if result.status == INVALID else OUT_OF_MEMORY if result.ran_out_of_memory else FAILED
     return unmeasured(variant, status, result.reason or "")
+
+
+def _take_apart(run_dir: Path) -> None:
+    """Add to a measurement where the time of its steps went, by the traces beside it; nothing where there are none."""
+    from determined_ds.profile.analysis import analyse
+
+    path = RunDir(run_dir).measured
+    try:
+        row, traces = read_row(path), traces_in(run_dir)
+        profile = analyse(traces) if traces else None
+    except ConfigError:  # of what was measured, it is what matters least
+        return
+    if profile is not None and profile.step_s > 0:
+        repetitions = tuple(replace(each, parts=profile.seconds) for each in row.repetitions)
+        write_row(replace(row, repetitions=repetitions), path)
 
 
 def _cut_short(variant: Variant, reason: str, seconds: Sequence[float]) -> Row:

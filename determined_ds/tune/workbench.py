@@ -82,8 +82,9 @@ class Workbench:
         *,
         most_slots: int,
         watch: Watch | None = None,
+        parts: int = 0,
     ) -> Row:
-        """Measure a variant for the n-th time, from 1, in processes of its own."""
+        """Measure a variant for the n-th time, from 1, in processes of its own; ``parts`` further steps by part."""
         return measure(
             variant,
             context_dir=self.base.context_dir,
@@ -94,6 +95,7 @@ class Workbench:
             interrupts=interrupts,
             threads=threads_per_rank(self.base, most_slots),
             watch=watch,
+            parts=parts,
         )
 
     def results(self, rows: Sequence[Row]) -> Results:

@@ -57,6 +57,9 @@ def row(name: str = "zero1", *repetitions: Repetition, **others: Any) -> Row:
     return Row(name=name, **{**fields, **others})
 
 
+PARTS = {"data": 0.01, "forward": 0.09, "backward": 0.2, "communication": 0.08, "optimizer": 0.02}
+
+
 def failed(name: str, status: str = OUT_OF_MEMORY, reason: str = "it asked for 2 GiB", **others: Any) -> Row:
     """A row that was not measured."""
     return Row(name=name, status=status, reason=reason, **{"slots": 2, **others})

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from determined_ds.report.results import CANNOT_RUN, Results
 from determined_ds.report.table import results_table, rows_csv
-from tests.report.making import any_results, comparison, failed, few, repetition, results, row
+from tests.report.making import PARTS, any_results, comparison, failed, few, repetition, results, row
 
 
 def rendered(found: Results, width: int) -> str:
@@ -60,6 +60,11 @@ def test_what_a_narrow_terminal_leaves_out_is_named() -> None:
     assert "no room here for: p95, ms, loss / vs. first" in " ".join(text.split())
     assert re.search(r"^zero0 +1 ", text, re.MULTILINE)  # the slots tell it from the other zero0
     assert re.search(r"^zero0 +2 ", text, re.MULTILINE)
+
+
+def test_where_the_time_of_a_step_goes_is_below() -> None:
+    text = rendered(results(row("zero1", repetition(parts=PARTS))), 80)
+    assert "\n  step: backward 50 %, forward 22 %, communication 20 %, optimizer 5 %, data 2 %\n" in text
 
 
 def test_a_pipeline_has_its_bubble_below() -> None:
@@ -142,7 +147,8 @@ def test_the_header_is_stable() -> None:
         "step_lowest_repetition_s,step_highest_repetition_s,samples_per_s,tokens_per_s,"
         "samples_per_s_against_first,scaling_efficiency,peak_memory_bytes,peak_memory_against_first,"
         "model_state_bytes,estimated_model_state_bytes,bubble,bubble_ideal,loss,loss_against_first,"
-        "seconds_to_target_loss,target_loss,best_for"
+        "seconds_to_target_loss,target_loss,best_for,data_share,forward_share,backward_share,communication_share,"
+        "optimizer_share,pipeline_share,idle_share,other_share"
     )
 
 

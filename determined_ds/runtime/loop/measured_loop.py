@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from determined import pytorch
 
+from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.run_dir import STEP_GROUP
 from determined_ds.report.results import Row
@@ -28,6 +30,7 @@ def measure_throughput(
     steps: int = 30,
     warmup: int = 5,
     profiles: bool = False,
+    parts: int = 0,
     validation_period: pytorch.TrainUnit | None = None,
 ) -> Row:
     """Train some steps, and measure their speed, memory and loss.
@@ -40,6 +43,8 @@ def measure_throughput(
         steps: Optimizer steps to measure, >= 1.
         warmup: Steps before them, whose time does not count, >= 0.
         profiles: Whether torch's profiler records them.
+        parts: Further steps that torch's profiler records, one trace a rank in the run directory; their time does not
+            count.
         validation_period: How often the numbers so far are reported as validation metrics, for a search to go by;
             at the end, if None.
 
@@ -52,7 +57,7 @@ def measure_throughput(
             "initialize the engine with args=AttrDict(context.get_hparams()), or with context.overwrite(...)"
         )
         check_strategy(context, made_by=type(trial).__name__, fix=fix)
-    length = Measurement(steps=steps, warmup=warmup, profiles=profiles)
+    length = Measurement(steps=steps, warmup=warmup, profiles=profiles, parts=parts)
     loop = Measuring(trial, context, length=length, validation_period=validation_period)
     loop.run(None)
     return loop.measured()
@@ -100,6 +105,7 @@ class Measuring(TrainingLoop):
             note=self._note_step,
         )
         self._metrics: dict[str, Any] = {}
+        self._done: Row | None = None
 
     def begin_step(self) -> None:
         self._measure.begin()
@@ -112,6 +118,16 @@ class Measuring(TrainingLoop):
         self._sums.clear()
         if self._measure.steps == self._measure.length.warmup:
             self._reduced()  # forgets what the warm-up was like; here, where no rank is in a pipeline's step
+
+        elif self._measure.is_done and self._measure.length.parts and self._done is None:
+            self._metrics = self._reduced()
+            self._done = self.measured()  # before the profiler takes memory
+
+    def _record(self, steps: ProfiledSteps, batches: Iterator[Any] | None) -> Iterator[Any] | None:
+        """As of the loop; of a trial with a profiler of its own nothing is recorded beside the steps that count."""
+        if self._measure.length.parts and self._context.profiler is not None:
+            return batches
+        return super()._record(steps, batches)
 
     def _note_step(self, step: int, seconds: float) -> None:
         train = self._core.train
@@ -137,7 +153,7 @@ class Measuring(TrainingLoop):
 
     def measured(self) -> Row:
         """What has been measured so far; a collective."""
-        return self._measure.row(
+        return self._done or self._measure.row(
             self._context.resolved,
             engine=engine_name(self._context.models[0]),
             peak_memory_bytes_by_rank=[each.peak_bytes for each in self._reporter.memory_by_rank],

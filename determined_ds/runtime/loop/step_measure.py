@@ -60,23 +60,30 @@ class StepMeasure:
         return len(self._seconds)
 
     @property
+    def is_done(self) -> bool:
+        """Whether all steps that count have ended; what follows is not measured."""
+        return self.steps >= self.length.timed
+
+    @property
     def has_timed(self) -> bool:
         """Whether a step has ended that counts."""
         return self.steps > self.length.warmup
 
     def begin(self) -> None:
         """A step begins."""
+        if self.is_done:
+            return
         if self.steps == 0:
             self._start_seconds = time.time() - psutil.Process().create_time()
         # As late in the warm-up as can be, and not in the first step, which makes the optimizer's states.
-        if self.steps == min(max(1, self.length.warmup - 1), self.length.total - 1):
+        if self.steps == min(max(1, self.length.warmup - 1), self.length.timed - 1):
             self._watch_states()
         self._synchronize()
         self._started, self._taken = time.perf_counter(), None
 
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end` is not its time."""
-        if self._taken is None:
+        if self._taken is None and not self.is_done:
             self._synchronize()
             self._taken = time.perf_counter() - self._started
 
@@ -87,6 +94,8 @@ class StepMeasure:
             loss: The sum of this rank's losses in it; None where there is none.
             weight: How many are summed.
         """
+        if self.is_done:
+            return
         self.stop()
         assert self._taken is not None
         self._seconds.append(self._taken)
@@ -148,7 +157,7 @@ class StepMeasure:
             bubble=bubble,
             bubble_ideal=bubble_ideal,
         )
-        done, total, strategy = self.steps, self.length.total, resolved.strategy
+        done, total, strategy = self.steps, self.length.timed, resolved.strategy
         return Row(
             name=DDP if engine == DDP else strategy.name,
             engine=engine,

@@ -11,6 +11,8 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.checkpoint_files import restored_by
 from determined_ds.protocol.run_dir import RunDir
 
+PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first one being slower
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -20,20 +22,29 @@ class Measurement:
         steps: Those whose time counts, >= 1.
         warmup: Those before them, >= 0.
         profiles: Whether torch's profiler records them.
+        parts: Further steps, whose time does not count, which torch's profiler records; >= 0.
     """
 
     steps: int
     warmup: int
     profiles: bool = False
+    parts: int = 0
+
+    @property
+    def timed(self) -> int:
+        """Steps until all that count have ended."""
+        return self.warmup + self.steps
 
     @property
     def total(self) -> int:
         """Steps that are trained."""
-        return self.warmup + self.steps
+        return self.timed + (PARTS_WARMUP + self.parts if self.parts else 0)
 
     @property
     def profile(self) -> ProfiledSteps | None:
         """The steps that are recorded."""
+        if self.parts:
+            return ProfiledSteps(wait=self.timed, warmup=PARTS_WARMUP, active=self.parts)
         warmup = min(2, self.warmup)
         wait = self.warmup - warmup
         return ProfiledSteps(wait=wait, warmup=warmup, active=self.steps) if self.profiles else None

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from determined_ds.profile.analysis import analyse
+from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.report.results import MEASURED, STOPPED, Row
+from determined_ds.report.results import MEASURED, PARTS, STOPPED, Row
 from tests.ranks import Ranks
 
 GLOBAL_BATCH_SIZE, NUM_SAMPLES = 8, 64
@@ -134,6 +136,22 @@ def test_its_losses_are_those_of_training_to_the_bit(
     assert len(set(losses)) == len(losses)
     [repetition] = rows[0].repetitions
     assert list(repetition.losses) == losses
+
+
+def test_steps_that_are_taken_apart_follow_those_that_count(
+    rows: list[Row], two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """They are trained after them, and recorded; what was measured before is as without them."""
+    found = two_ranks.run(measured, str(tmp_path), parts=2)
+    [repetition], [without] = found[0].repetitions, rows[0].repetitions
+    assert found[0].status == MEASURED
+    assert repetition.losses == without.losses
+    assert len(repetition.step_seconds) == STEPS
+    assert repetition.model_state_bytes_by_rank == without.model_state_bytes_by_rank
+    profile = analyse(traces_in(tmp_path))
+    assert [len(rank.steps) for rank in profile.ranks] == [2, 2]
+    assert profile.ranks[0].steps[0].batch == WARMUP + STEPS + 2
+    assert set(profile.seconds) == set(PARTS)
 
 
 def test_nothing_is_saved_or_validated(rows: list[Row], run_dir: Path) -> None:
