@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import disagreements, fill_what_is_known
 from determined_ds.config.batch import BATCH_KEYS, Batch, one_sample_each, open_sizes, stated_batch
-from determined_ds.config.deepspeed.instruments import switched_on
+from determined_ds.config.deepspeed.instruments import switched_on, without_instruments
 from determined_ds.config.deepspeed.monitors import monitor_problems
 from determined_ds.config.deepspeed.normalized import located_problems, normalized
 from determined_ds.config.deepspeed.old_names import old_names
@@ -70,6 +70,11 @@ class ResolvedConfig(Facts):
         """The mapping that DeepSpeed is given: plain, complete, and a fresh copy each time."""
         copied: dict[str, Any] = plain_copy(self.ds.data)
         return copied
+
+    @property
+    def initial_ds_config(self) -> dict[str, Any]:
+        """The same without what the loop switches on itself, for which DeepSpeed would print as it is initialized."""
+        return without_instruments(self.ds_config, self.switched_on)
 
     def writing_in(self, folder: str) -> ResolvedConfig:
         """The same, with the relative paths of DeepSpeed's monitors and profiler placed in a folder.

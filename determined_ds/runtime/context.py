@@ -215,7 +215,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         """
         before = self.decided_before
         if before is not None:
-            if made_with(engine).data == before.ds_config:
+            if made_with(engine).data in (before.ds_config, before.initial_ds_config):
                 return
             if self._names_ds_config and layout_of(engine) == before.topology:
                 self.reconcile_ds_config(engine._config)

@@ -195,7 +195,7 @@ class Session:
         Raises:
             ConfigError: as for :attr:`resolved`.
         """
-        return decided(self.context, "s.ds_config").ds_config
+        return decided(self.context, "s.ds_config").initial_ds_config
 
     @property
     def batches_trained(self) -> int:

@@ -34,6 +34,12 @@ from determined_ds.transformers.measured_training import measured_training
 from determined_ds.transformers.profiled_training import ProfiledTraining
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
 from determined_ds.transformers.stop_question import StopQuestion
+from determined_ds.transformers.taken_apart import (
+    TrainerBreakdown,
+    correct_instruments,
+    trainer_breakdown,
+)
+from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")
 
@@ -89,6 +95,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         run = None if self._trial is None else self._trial.run
         self._measured = measured_training(run, core_context, args)
         self._profiled: ProfiledTraining | None = None
+        self._parts: TrainerBreakdown | None = None
         if self._trial is not None:
             self._resume(self._trial, args)
 
@@ -162,11 +169,16 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._measured is not None:
             self._measured.begin(args, state, model=kwargs["model"], optimizer=kwargs["optimizer"])
         self._profiled = self._profiling(args, kwargs["model"], kwargs["optimizer"])
+        correct_instruments(args)
+        if self._fit.breakdown and self._measured is None:
+            self._parts = trainer_breakdown(self.core_context, args, kwargs["model"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
         if self._profiled is not None:
             self._profiled.taken()
+        if self._parts is not None:
+            self._parts.begin_step()
         _PATIENCE.close()
         self._report_validation(state)
 
@@ -196,6 +208,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
             self._memory = self.core_context.distributed.allgather(rank_memory(args.device))
+        if self._parts is not None:
+            self._parts.end_step(is_reported=control.should_log)
         if control.should_evaluate or control.should_save:
             self._be_patient()
 
@@ -265,6 +279,9 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._stop.forget()
         if self._profiled is not None:
             self._profiled.close()
+        print_communication()
+        if self._parts is not None:
+            self._parts.close()
         self._report_validation(state)
         self._is_training = False
         if self._measured is not None:
@@ -307,6 +324,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if steps_per_s is not None:
             samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["samples_per_second"] = steps_per_s * samples
+        if self._parts is not None:
+            metrics.update(self._parts.metrics(metrics.get("samples_per_second")))
         if self._memory:
             metrics.update(memory_metrics(self._memory))
         self.core_context.train.report_training_metrics(steps_completed=state.global_step, metrics=metrics)

@@ -17,6 +17,7 @@ from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import HYPERPARAMETER_NAMES
+from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.deepspeed.learning_rate import LR, stated_rate
 from determined_ds.config.hyperparameters import AUTO, LARGEST, OVERWRITES, parse_hyperparameters, stated_at
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
@@ -135,7 +136,8 @@ def fill(
     ]
     if problems:
         raise ConfigError(problems, resolved.warnings)
-    return Filled(resolved=resolved, ds_config=completed.handed_on(resolved), fields=fields)
+    ds_config = without_instruments(completed.handed_on(resolved), resolved.switched_on)
+    return Filled(resolved=resolved, ds_config=ds_config, fields=fields)
 
 
 class _Completion:
