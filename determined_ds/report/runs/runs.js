@@ -160,14 +160,16 @@
     if (!figure.matches(":hover")) return;
     if (!tip) figure.querySelector(".plot").append(tip = Object.assign(document.createElement("div"), { className: "tip" }));
     const x = plot.posToVal(left, "x"), rows = [];
-    for (const line of lines) {
-      const near = nearest(line.xs, x);
-      if (near < 0) continue;
-      const odd = line.odd.find(([at]) => at === line.xs[near]);
-      const value = odd ? odd[1] : line.ys[near] === null ? "≤ 0" : line.dots ? String(line.ys[near]) : number(line.ys[near]);
-      rows.push([line, (data.runs.length > 1 ? line.run.label + " " : "") + (line.dots ? "• " : "") + value]);
-    }
-    tip.replaceChildren(...[[null, place(x)], ...rows.slice(0, MOST_TOLD)].map(([line, text]) => {
+    const near = lines.map((line) => nearest(line.xs, x));
+    const at = lines.map((line, i) => line.xs[near[i]]);
+    const here = at.reduce((one, other) => (Math.abs(other - x) < Math.abs(one - x) ? other : one), Infinity);
+    lines.forEach((line, i) => {
+      const odd = line.odd.find(([where]) => where === at[i]), y = line.ys[near[i]];
+      const value = odd ? odd[1] : y === null ? "≤ 0" : line.dots ? String(y) : number(y);
+      const elsewhere = at[i] === here ? "" : "  (" + place(at[i]) + ")";
+      rows.push([line, (data.runs.length > 1 ? line.run.label + " " : "") + (line.dots ? "• " : "") + value + elsewhere]);
+    });
+    tip.replaceChildren(...[[null, place(here)], ...rows.slice(0, MOST_TOLD)].map(([line, text]) => {
       const row = document.createElement("div");
       if (line) {
         const dot = document.createElement("span");

@@ -94,7 +94,7 @@ def _verdict(runs: Sequence[RunView]) -> str:
     """What came out, in one sentence."""
     if len(runs) == 1:
         return _verdict_of_one(runs[0])
-    metrics = {shown.metric for shown in runs}
+    metrics = {shown.metric for shown in runs if shown.metric}
     known = [(best, shown) for shown in runs if (best := shown.best) is not None]
     open_ = sum(shown.status == RUNNING for shown in runs)
     left = (
