@@ -147,10 +147,7 @@ def table(turns: int) -> str:
     rows = [
         ("built, s of a core", f"{built_s:.1f}"),
         ("size, MB", f"{len(page.encode()) / 1e6:.2f}"),
-        (
-            f"first picture, ms (of {turns}: median, lowest, highest)",
-            f"{statistics.median(first):.0f}, {min(first):.0f}, {max(first):.0f}",
-        ),
+        (f"first picture, ms (of {turns}: median, lowest, highest)", spread),
         ("pictures in view", f"{times[0]['pictures']:.0f}"),
     ]
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
