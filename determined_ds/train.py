@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
     )
+    add("--time-checkpoints", metavar="SECONDS", type=float, help="measure checkpoints instead of training")
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--profile", action="store_true", help="record the measured steps by torch's profiler")
     add(
@@ -97,7 +99,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     from determined_ds.runtime.opening import open_context
     from determined_ds.runtime.upstream import debugging
 
-    trains = options.measure is None and options.evaluate is None and options.predict is None
+    instead = _instead_of_training(options)
     with (
         debugging(rank.debug),
         open_context(
@@ -106,7 +108,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             accelerator=options.accelerator,
             engine=options.engine,
             storage=options.storage,
-            trains=trains,
+            trains=instead is None,
         ) as context,
     ):
         context.resets_optimizer = options.reset_optimizer
@@ -115,8 +117,8 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         if info is not None and context.distributed.rank == 0:
             print(*decided(config["name"], spec, context.resolved), sep="\n", flush=True)
         trial = load_trial(spec)(context)
-        if not trains:
-            (_measure if options.measure is not None else _evaluate)(trial, context, options)
+        if instead is not None:
+            instead(trial, context, options)
             return
         if experiment is not None and experiment.is_legacy:  # its engine may decide all but the length
             fit = parse_hyperparameters(experiment.hyperparameters).fit
@@ -128,6 +130,17 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             test_mode=options.test,
             fork=options.fork,
         )
+
+
+def _instead_of_training(
+    options: argparse.Namespace,
+) -> Callable[[Any, Any, argparse.Namespace], None] | None:
+    """What is done with the trial; None: it is trained to its end."""
+    if options.measure is not None:
+        return _measure
+    if options.time_checkpoints is not None:
+        return _time_checkpoints
+    return _evaluate if options.evaluate is not None or options.predict is not None else None
 
 
 def _resumed(options: argparse.Namespace) -> str | None:
@@ -153,6 +166,23 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
     )
     if options.run_dir is not None and context.distributed.rank == 0:
         write_row(row, RunDir(options.run_dir).measured)
+
+
+def _time_checkpoints(trial: Any, context: Any, options: argparse.Namespace) -> None:
+    from determined_ds.protocol.machine_figures import CHECKPOINT
+    from determined_ds.protocol.machine_file import NAME, write_machine
+    from determined_ds.runtime.benching.bench_checkpoint import time_checkpoints
+    from determined_ds.runtime.benching.bench_request import BenchRequest
+
+    request = BenchRequest(
+        bench=CHECKPOINT,
+        accelerator=context.resolved.accelerator.name,
+        seconds=options.time_checkpoints,
+        storage=options.storage,
+    )
+    found = time_checkpoints(trial, context, request, run_dir=options.run_dir)
+    if found is not None:
+        write_machine(options.run_dir / NAME, found)
 
 
 def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:

@@ -18,6 +18,11 @@ from determined_ds.protocol.run_lock import check_run_dir
 
 CPU_SLOTS = 2
 LARGEST_BYTES = {"cpu": 2**26, "cuda": 2**30}
+# Of transformers, LAYERSxWIDTH: on GPUs those of GPT-2.
+MODELS = {"cpu": ("4x128", "6x256", "8x512"), "cuda": ("12x768", "24x1024", "36x1280")}
+HELD_MODELS = {"cpu": ("4x256", "6x512"), "cuda": MODELS["cuda"]}  # of which every strategy is tried
+MICRO_BATCHES = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64)}
+STRATEGIES = ("zero0", "zero1", "zero2", "zero3", "zero1_offload", "zero2_offload", "zero3_offload")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,20 @@ def _other_launcher(placed: Placement, stated: int | None, alone: str) -> list[P
 
 def _slots(value: int | None, message: str, fix: str) -> Problem:
     return Problem(key="--slots", value=value, message=message, fix=fix, code="slots")
+
+
+def check_precision(precision: str | None, devices: Accelerator) -> str:
+    """The precision to compute in; what training would choose here, if None.
+
+    Raises:
+        ConfigError: the device does not compute in it.
+    """
+    if precision == "fp16" and not devices.fp16:
+        message, fix = "this device does not train in fp16", "use bf16 or fp32"
+        raise ConfigError(
+            Problem(key="--precision", value=precision, message=message, fix=fix, code="precision")
+        )
+    return precision or ("bf16" if devices.bf16 else "fp32")
 
 
 def check_words(option: str, words: Sequence[str], known: Sequence[str]) -> None:

@@ -237,10 +237,10 @@ class HeldStates:
         strategy: ``zero0`` ... ``zero3_offload``.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         ranks: Replicas.
-        state_bytes: Parameters, gradients and optimizer states, on device and host.
-        estimated_state_bytes: The same by the estimate.
+        state_bytes: Parameters, gradients and optimizer states; None where some are offloaded.
+        estimated_state_bytes: Those on the device by the estimate.
         peak_bytes: The most that was allocated beside what was there before; None where it was not counted.
-        estimated_peak_bytes: The same by the estimate; activations are not in it.
+        estimated_peak_bytes: The same by the estimate; on a CPU with what is offloaded, which is in the same memory.
     """
 
     __pydantic_config__ = KNOWN_KEYS
@@ -250,7 +250,7 @@ class HeldStates:
     strategy: str
     precision: str
     ranks: Count
-    state_bytes: Bytes
+    state_bytes: Bytes | None
     estimated_state_bytes: Bytes
     peak_bytes: Bytes | None = None
     estimated_peak_bytes: Bytes | None = None
@@ -261,9 +261,16 @@ class HeldStates:
         return self.model, self.strategy, self.precision, self.ranks
 
     @property
-    def error(self) -> float:
-        """By how much of what was held the estimate is above it."""
-        return self.estimated_state_bytes / self.state_bytes - 1
+    def state_error(self) -> float | None:
+        """By how much of what was held the estimate of the states is above it."""
+        return self.estimated_state_bytes / self.state_bytes - 1 if self.state_bytes else None
+
+    @property
+    def peak_error(self) -> float | None:
+        """The same at the most of a step."""
+        if not self.peak_bytes or self.estimated_peak_bytes is None:
+            return None
+        return self.estimated_peak_bytes / self.peak_bytes - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +279,7 @@ class TimedStep:
 
     Args:
         model: Its name.
-        num_parameters: Of the model.
+        num_parameters: Of the model; None where they are unknown.
         strategy: ``zero0`` ...
         precision: ``fp32``, ``bf16`` or ``fp16``.
         ranks: Slots.
@@ -288,7 +295,7 @@ class TimedStep:
     __pydantic_config__ = KNOWN_KEYS
 
     model: str
-    num_parameters: Count
+    num_parameters: Count | None
     strategy: str
     precision: str
     ranks: Count
@@ -303,7 +310,7 @@ class TimedStep:
     @property
     def key(self) -> tuple[Any, ...]:
         """As of :class:`BenchRun`."""
-        return self.model, self.strategy, self.precision, self.ranks, self.micro_batch_size
+        return self.model, self.strategy, self.precision, self.ranks, self.micro_batch_size, self.samples
 
     @property
     def samples_per_s(self) -> float:

@@ -22,12 +22,10 @@ class BenchRequest:
         collectives: Of ``communication``: which.
         dtype: Of ``communication``: of the elements, torch's name.
         largest_bytes: Of ``communication``: the largest size.
-        models: Of ``memory`` and ``training``: ``LAYERSxWIDTH``; of ``checkpoint`` the first alone.
+        models: Of ``memory`` and ``training``: ``LAYERSxWIDTH``.
         precision: Of the same: ``fp32``, ``bf16`` or ``fp16``.
-        strategies: Of the same: ``zero0`` ... ``zero3_offload``; of ``training`` and ``checkpoint`` the first alone.
+        strategies: Of the same: ``zero0`` ... ``zero3_offload``; of ``training`` the first alone.
         micro_batches: Of ``training``: samples of a rank.
-        run_dir: Of ``checkpoint``: where it writes.
-        experiment: Of ``checkpoint``: the experiment whose trial and storage are measured; "" for the model above.
         storage: Of ``checkpoint``: whether the experiment's ``checkpoint_storage`` is measured.
     """
 
@@ -42,8 +40,6 @@ class BenchRequest:
     precision: str = "fp32"
     strategies: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
-    run_dir: str = ""
-    experiment: str = ""
     storage: bool = False
 
     def to_text(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from determined_ds.protocol.machine_figures import COLLECTIVES
 from determined_ds.protocol.machine_file import MachineFigures
+from determined_ds.runtime.benching.bench_communication import sizes_to
 from determined_ds.runtime.benching.bench_request import BenchRequest
-from determined_ds.runtime.benching.communication import sizes_to
 from determined_ds.runtime.benching.measuring import measure
 from tests.ranks import Ranks
 

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from determined_ds.bench.charts import picture_of
+from determined_ds.bench.figure_lines import lines_of
 from determined_ds.bench.figures_kept import check_kept, keep
-from determined_ds.bench.shown import lines_of
 from determined_ds.errors import ConfigError
 from determined_ds.protocol.machine_figures import Peak
 from determined_ds.protocol.machine_file import LOCATION, MachineFigures, read_machine, write_machine
 from tests.bench import making
 
-MADE: dict[str, Callable[[], MachineFigures]] = {"communication": making.communication}
+MADE: dict[str, Callable[[], MachineFigures]] = {
+    "communication": making.communication,
+    "memory": making.memory,
+    "training": making.training,
+    "checkpoint": making.checkpoint,
+}
 
 
 @pytest.mark.parametrize("bench", MADE)
@@ -32,6 +37,23 @@ def test_every_size_of_a_collective_is_shown() -> None:
     [line] = [line for line in text.splitlines()[:20] if line.lstrip().startswith("64 KiB")]
     assert line.split()[2:] == ["0.166", "0.156–0.266", "396", "MB/s", "0.176", "900", "MB/s"]
     assert "all_to_all is not offered by gloo" in text
+
+
+@pytest.mark.parametrize(
+    ("bench", "words"),
+    [
+        (
+            "memory",
+            ["36x1280,", "774M", "zero1", "11.5", "10.8", "-6.2", "%", "14.4", "13.7", "-5.0", "%"],
+        ),
+        ("memory", ["36x1280,", "774M", "zero3_offload", "–", "–", "–", "14.4", "13.7", "-5.0", "%"]),
+        ("training", ["12x768,", "124M", "4", "400", "±15%", "20.0", "20,480", "5.00G", "2.7", "%"]),
+        ("checkpoint", ["written", "at", "once", "2.00", "537", "MB/s", "1.60x"]),
+        ("checkpoint", ["loaded", "15.0", "71.6", "MB/s", "–"]),
+    ],
+)
+def test_a_line(bench: str, words: list[str]) -> None:
+    assert words in [line.split() for line in lines_of(MADE[bench]())]
 
 
 @pytest.mark.parametrize("bench", MADE)
