@@ -21,7 +21,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("config", metavar="CONFIG|DIR", type=click.Path(path_type=Path, exists=True))
+@click.argument("config", metavar="CONFIG|DIR", type=click.Path(path_type=Path))
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--steps",
