@@ -83,4 +83,6 @@ def of_rank(trace: Trace) -> RankProfile:
         memory=memory_of_step(trace, operators),
         arrivals=arrivals_of(trace),
         waiting_calls=waiting_calls_of(trace),
+        flops=record.flops,
+        peak_flops=record.peak_flops,
     )

@@ -27,7 +27,9 @@ def as_json(profile: Profile) -> dict[str, Any]:
 
 def _means(one: Profile | RankProfile) -> dict[str, Any]:
     found = {"step_s": one.step_s, "seconds": one.seconds, "overlapped_s": one.overlapped_s}
-    return found if isinstance(one, Profile) else {**found, "clock_s": one.clock_s, "median_s": one.median_s}
+    if isinstance(one, Profile):
+        return {**found, "tflops_per_rank": one.tflops_per_rank, "mfu": one.mfu}
+    return {**found, "clock_s": one.clock_s, "median_s": one.median_s}
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -63,6 +63,10 @@ def clock(profile: Profile) -> str:
 
 def _notes(profile: Profile) -> Iterator[Text]:
     yield Text("")
+    if profile.mfu is not None:
+        yield Text(
+            f"{profile.tflops_per_rank:.3g} TFLOP/s a rank: {percent(profile.mfu)} of its measured peak (MFU)."
+        )
     if profile.overlapped_s > WORTH_SAYING * profile.step_s:
         hidden, waited = profile.overlapped_s, profile.seconds["communication"]
         share = hidden / (hidden + waited)

@@ -81,6 +81,8 @@ class RankProfile:
         memory: Of the last step; None where the trace has no allocations.
         arrivals: At the collectives of all steps.
         waiting_calls: Of the user's code.
+        flops: Floating-point operations of the model that the rank does in a step; None where they were not counted.
+        peak_flops: The most that it does in a second, measured.
     """
 
     rank: int
@@ -95,6 +97,8 @@ class RankProfile:
     memory: MemoryOfStep | None = None
     arrivals: Sequence[Arrival] = ()
     waiting_calls: Sequence[WaitingCall] = ()
+    flops: int | None = None
+    peak_flops: float | None = None
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -169,6 +173,22 @@ class Profile:
     def step_s(self) -> float:
         """A mean step, the mean over ranks."""
         return sum(self.seconds.values())
+
+    @property
+    def tflops_per_rank(self) -> float | None:
+        """Floating-point operations of the model that a rank does in a second of a mean step, in 10^12."""
+        counted = [rank.flops for rank in self.ranks if rank.flops is not None]
+        if len(counted) < len(self.ranks) or not self.step_s:
+            return None
+        return fmean(counted) / self.step_s / 1e12
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: the same as a share of the peak of the ranks."""
+        peaks = [rank.peak_flops for rank in self.ranks if rank.peak_flops]
+        if self.tflops_per_rank is None or len(peaks) < len(self.ranks):
+            return None
+        return self.tflops_per_rank * 1e12 / fmean(peaks)
 
 
 def mean_parts(found: Sequence[Mapping[str, float]]) -> dict[str, float]:

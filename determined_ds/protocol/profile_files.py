@@ -69,6 +69,8 @@ class CaptureRecord:
         warmup: Steps that the profiler ran for without a record.
         steps: Those that are recorded.
         ds_config: What DeepSpeed was given.
+        flops: Floating-point operations of the model that the rank does in a step; None where they were not counted.
+        peak_flops: The most that it does in a second, measured.
     """
 
     rank: int
@@ -85,6 +87,8 @@ class CaptureRecord:
     warmup: int = 0
     steps: tuple[CapturedStep, ...] = ()
     ds_config: Mapping[str, Any] | None = None
+    flops: int | None = None
+    peak_flops: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For the trace."""

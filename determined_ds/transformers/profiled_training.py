@@ -13,8 +13,10 @@ from determined import core
 from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.protocol.profile_files import DATA, CaptureRecord
 from determined_ds.runtime.profiling.capture import Capture, folder_of_traces
+from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
+from determined_ds.runtime.profiling.peak_flops import known_peak_flops
 
 
 class ProfiledTraining:
@@ -56,6 +58,7 @@ class ProfiledTraining:
             looks=MemoryLooks([parts]),
             device=args.device,
             marks=lambda: marked([], models=[model]),
+            flops=None if args.torch_compile else FlopCount(lambda: bool(model.training)),
             note=print if core_context.distributed.rank == 0 else lambda _: None,
             for_tensorboard=run_dir is None,
         )
@@ -101,6 +104,7 @@ def _record(core_context: core.Context, args: Any) -> CaptureRecord:
     given = getattr(args, "hf_deepspeed_config", None)
     ds_config = dict(given.config) if given is not None else {}
     zero_stage = (ds_config.get("zero_optimization") or {}).get("stage", 0) if ds_config else None
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     return CaptureRecord(
         rank=distributed.rank,
@@ -112,4 +116,5 @@ def _record(core_context: core.Context, args: Any) -> CaptureRecord:
         accumulation=args.gradient_accumulation_steps,
         global_batch_size=samples,
         ds_config=ds_config,
+        peak_flops=known_peak_flops(device, precision, distributed.local_size),
     )

@@ -12,7 +12,7 @@ from determined import core
 from determined_ds.config.deepspeed.instruments import INSTRUMENTS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.profiling.breakdown import Breakdown, part_metrics
-from determined_ds.runtime.profiling.peak_flops import peak_flops
+from determined_ds.runtime.profiling.peak_flops import known_peak_flops
 from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.step_timers import correct_timers
 
@@ -32,7 +32,7 @@ class TrainerBreakdown:
         resolved = getattr(args, "resolved", None)
         correct_timers(engine)
         precision = "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
-        peak = peak_flops(torch.device(args.device), precision)
+        peak = known_peak_flops(torch.device(args.device), precision, self._distributed.local_size)
         self._distributed.allgather(None)  # who is late would have the others wait in their first step
         self._parts = Breakdown(
             [engine],

@@ -55,6 +55,14 @@ def test_the_table(tmp_path: Path) -> None:
     assert any(line.startswith("other: the rest") for line in lines)
 
 
+def test_what_ranks_compute_is_a_share_of_their_peak(tmp_path: Path) -> None:
+    found = profile(tmp_path)
+    counted = [replace(rank, flops=4 * 10**9, peak_flops=80e9) for rank in found.ranks]
+    lines = text_of(replace(found, ranks=counted))
+    assert "0.02 TFLOP/s a rank: 25.0 % of its measured peak (MFU)." in lines
+    assert "MFU" not in "\n".join(text_of(replace(found, ranks=[counted[0], found.ranks[1]])))
+
+
 def test_of_one_rank_there_is_no_spread(tmp_path: Path) -> None:
     lines = text_of(profile(tmp_path, 1))
     assert "(0)" not in "\n".join(lines)

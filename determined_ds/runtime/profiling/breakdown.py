@@ -19,10 +19,8 @@ import torch
 from deepspeed.comm import comm
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from determined_ds.devices import hardware_here
-from determined_ds.protocol.machine_file import figures_of
 from determined_ds.runtime.profiling.flops import FlopCount
-from determined_ds.runtime.profiling.peak_flops import peak_flops
+from determined_ds.runtime.profiling.peak_flops import known_peak_flops
 from determined_ds.runtime.rank_memory import GB, rank_memory
 from determined_ds.trial.comms_logger import CommunicationMeter
 from determined_ds.trial.step_timers import TIMERS, StepTimer, read_timers
@@ -170,8 +168,7 @@ def breakdown_of(context: Any) -> Breakdown:
         context: The trial's.
     """
     resolved = context.resolved
-    # On CPUs the peak is that of all ranks at work.
-    peak = _known_peak(context) or peak_flops(context.device, resolved.strategy.precision)
+    peak = known_peak_flops(context.device, resolved.strategy.precision, context.distributed.local_size)
     context.distributed.allgather(None)  # who is late would have the others wait in their first step
     return Breakdown(
         context.models,
@@ -180,13 +177,6 @@ def breakdown_of(context: Any) -> Breakdown:
         peak_flops=peak,
         counts_flops=not (resolved.torch_compile or resolved.strategy.deepcompile),
     )
-
-
-def _known_peak(context: Any) -> float | None:
-    """What ``det-ds bench`` has measured of this machine; None where it has not."""
-    ranks = context.distributed.local_size
-    machine = figures_of(hardware_here(context.resolved.accelerator)).machine
-    return None if machine is None else machine.peak_flops_per_s(context.resolved.strategy.precision, ranks)
 
 
 def part_metrics(

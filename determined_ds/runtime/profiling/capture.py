@@ -38,8 +38,10 @@ from determined_ds.protocol.profile_files import (
     trace_name,
 )
 from determined_ds.protocol.run_dir import PARTIAL_FILE, short
+from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
+from determined_ds.runtime.profiling.peak_flops import known_peak_flops
 
 logger = logging.getLogger("determined_ds")
 # What a record may add to this process's memory before it is ended early. A trace takes a tenth of it on a disk.
@@ -56,6 +58,7 @@ class Capture:
         device: Where the rank computes.
         marks: Makes the context in which the ranges of a step are there.
         looks: Looks at what engines hold in memory.
+        flops: Counts the operations of a step that is not recorded, the second of the process or a later one.
         note: Shows a line.
         for_tensorboard: Whether the trace has a name by which files for TensorBoard are uploaded.
     """
@@ -69,6 +72,7 @@ class Capture:
         device: torch.device,
         marks: Callable[[], contextlib.AbstractContextManager[None]],
         looks: MemoryLooks,
+        flops: FlopCount | None,
         note: Callable[[str], None],
         for_tensorboard: bool = False,
     ) -> None:
@@ -78,6 +82,8 @@ class Capture:
         self._device = device
         self._marks = marks
         self._looks = looks
+        self._flops = flops
+        self._counting = contextlib.ExitStack()
         self._note = note
         self._begun = 0
         self._profiler: Any = None
@@ -110,6 +116,8 @@ class Capture:
             self._memory_before = psutil.Process().memory_info().rss
             self._synchronize()  # what earlier steps have left to a GPU is theirs
         self._begun += 1
+        if self._begun == steps.wait + steps.warmup > 1 and self._flops is not None:
+            self._counting.enter_context(self._flops)
         if self._begun > steps.wait + steps.warmup:
             if self._is_last:
                 self._looks.watch()
@@ -123,6 +131,7 @@ class Capture:
 
     def stop(self) -> None:
         """The work of the step is done: what comes before :meth:`end_step` does not belong to it."""
+        self._counting.close()
         if self.is_recording:
             if self._is_last:
                 self._synchronize()  # what it has left to a GPU belongs to it
@@ -135,6 +144,7 @@ class Capture:
         Args:
             batch: Optimizer steps since the start of training, this one included.
         """
+        self._counting.close()
         if self._is_over or self._profiler is None:
             return
         self.stop()
@@ -205,7 +215,8 @@ class Capture:
         self._is_over = True
         self._looks.look()
         self._undo.close()
-        record = replace(self._record, steps=tuple(self._taken))
+        flops = self._flops.so_far.model if self._flops is not None else 0
+        record = replace(self._record, steps=tuple(self._taken), flops=flops or None)
         # Before the end: torch gives what is added later to the next trace.
         self._profiler.add_metadata_json(META, json.dumps(record.as_json(), default=str))
         self._profiler.add_metadata_json(HELD, self._looks.as_json())
@@ -223,6 +234,7 @@ class Capture:
 
     def close(self) -> None:
         """Training is over: write what is recorded of whole steps, if anything is."""
+        self._counting.close()
         if self._profiler is None or self._is_over:
             return
         if self.is_recording:
@@ -307,7 +319,9 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         accumulation=resolved.batch.accumulation,
         global_batch_size=resolved.batch.global_batch_size,
         ds_config=resolved.ds_config,
+        peak_flops=known_peak_flops(device, resolved.strategy.precision, distributed.local_size),
     )
+    is_compiled = resolved.torch_compile or resolved.strategy.deepcompile
     is_here = isinstance(context._core.train, core.DummyTrainContext)
     return Capture(
         steps,
@@ -317,6 +331,7 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         device=device,
         marks=lambda: marked(engines, mover=context._mover),
         looks=MemoryLooks(engines),
+        flops=None if is_compiled else FlopCount(lambda: any(engine.module.training for engine in engines)),
         note=note,
     )
 

@@ -104,6 +104,10 @@ def test_losses_are_those_of_a_training_that_is_not_recorded(one_rank: Ranks, tm
     assert_adds_up(profile)
     assert all(rank.seconds[part] > 0 for part in ("data", "forward", "backward", "optimizer"))
     assert rank.seconds["pipeline"] == rank.seconds["idle"] == 0
+    weights = 6 * 64 * 64 + 64 * 8
+    assert rank.flops == 16 * 2 * (3 * weights - 64 * 64)  # no gradient of the inputs
+    assert profile.mfu is not None
+    assert 0 < profile.mfu < 1
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])
