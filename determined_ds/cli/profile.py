@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     from determined_ds.protocol.terminal import outlive_readers
 
     outlive_readers()
+    # Of ranks: torch's profiler of memory warns of every allocation that is older than it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepared = prepare_run(RunOptions(config=config, measure=steps, profile=True, **options))
     warnings = [*before_ranks(prepared), *prepared.warnings]
     for line in prepared.header():
@@ -93,7 +96,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     content, there = content_of(found), traces[0].parent
     try:
         write_profile(found, there / PROFILE_JSON)
-        written = [there / PROFILE_JSON, *_pictures(found, content, there)]
+        written = [there / PROFILE_JSON, *_pictures(content, there)]
     except OSError as error:  # traces that another user has brought here
         click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
         written = []
@@ -107,23 +110,23 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     for path in written:
         click.echo(short(path))
     size = sum(path.stat().st_size for path in traces) / 2**20
-    click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for https://ui.perfetto.dev and other viewers")
+    click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for ui.perfetto.dev")
 
 
-def _pictures(found: Any, content: dict[str, Any], folder: Path) -> list[Path]:
-    """The pictures of a profile, which is also given as programs read it, where matplotlib is there."""
+def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
+    """The pictures of a profile, as programs read it, where matplotlib is there."""
     import importlib.util
 
     from determined_ds.protocol.profile_files import MEMORY_PNG, OPERATORS_PNG, PROFILE_PNG
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
-    from determined_ds.profile.rank_bars import parts_picture
     from determined_ds.report.profile_pictures import memory_picture, operators_picture
+    from determined_ds.report.rank_bars import rank_bars_picture
     from determined_ds.report.style import png_of
 
     figures = {
-        PROFILE_PNG: parts_picture(found),
+        PROFILE_PNG: rank_bars_picture(content),
         MEMORY_PNG: memory_picture(content),
         OPERATORS_PNG: operators_picture(content),
     }

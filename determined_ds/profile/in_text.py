@@ -11,10 +11,9 @@ from rich.text import Text
 
 from determined_ds.profile.step_parts import PARTS, Profile
 from determined_ds.report.formatting import percent
-from determined_ds.report.style import PALETTE
+from determined_ds.report.rank_bars import PART_COLOURS
 
 BAR_WIDTH = 22
-COLOURS = {part: PALETTE[index][0] for index, part in enumerate(PARTS)}
 WORTH_SAYING = 0.01  # share of a step
 
 
@@ -37,7 +36,7 @@ def parts_table(profile: Profile) -> Group:
         if not seconds:
             continue
         cells = [part, _ms(seconds), percent(seconds / whole)]
-        bar = Bar(whole, at, at + seconds, width=BAR_WIDTH, color=COLOURS[part])
+        bar = Bar(whole, at, at + seconds, width=BAR_WIDTH, color=PART_COLOURS[part])
         table.add_row(*cells, bar, *([_spread(profile, part)] if several else []))
         at += seconds
     table.add_row("step", _ms(whole), "", Text(clock(profile)), style="bold")

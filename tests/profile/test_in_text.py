@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from determined_ds.profile.analysis import analyse
-from determined_ds.profile.for_programs import write_profile
+from determined_ds.profile.for_programs import as_json, write_profile
 from determined_ds.profile.in_text import parts_table
-from determined_ds.profile.rank_bars import MOST_RANKS, ink_on, parts_picture, shown_ranks
 from determined_ds.profile.step_parts import PARTS, Profile
 from determined_ds.protocol.profile_files import traces_in
+from determined_ds.report.rank_bars import MOST_RANKS, PART_COLOURS, ink_on, rank_bars_picture, shown_ranks
 from determined_ds.report.style import png_of
 from tests.profile.written_trace import event, mark, written
 
@@ -94,7 +93,8 @@ def test_the_file_for_programs(tmp_path: Path) -> None:
 
 
 def test_the_picture_has_a_bar_a_rank_and_a_colour_a_part(tmp_path: Path) -> None:
-    figure = parts_picture(profile(tmp_path))
+    figure = rank_bars_picture(as_json(profile(tmp_path)))
+    assert figure is not None
     [panel] = figure.axes
     assert [label.get_text() for label in panel.get_yticklabels()] == ["rank 0", "rank 1"]
     [legend] = figure.legends
@@ -103,15 +103,15 @@ def test_the_picture_has_a_bar_a_rank_and_a_colour_a_part(tmp_path: Path) -> Non
     assert png_of(figure).startswith(b"\x89PNG")
 
 
-def test_of_very_many_ranks_the_slowest_and_the_quickest_are_drawn(tmp_path: Path) -> None:
-    [rank] = profile(tmp_path, 1).ranks
-    steps = [
-        [replace(rank.steps[0], seconds={**rank.steps[0].seconds, "data": number / 100})]
-        for number in range(40)
-    ]
-    ranks = [replace(rank, rank=number, steps=each) for number, each in enumerate(steps)]
-    shown = [rank.rank for rank in shown_ranks(ranks)]
+def test_of_very_many_ranks_the_slowest_and_the_quickest_are_drawn() -> None:
+    ranks = [{"rank": number, "step_s": 1 + number} for number in range(40)]
+    shown = [rank["rank"] for rank in shown_ranks(ranks)]
     assert shown == [*range(MOST_RANKS // 2), *range(40 - MOST_RANKS // 2, 40)]
+
+
+def test_every_part_has_a_colour_and_without_steps_there_is_no_picture() -> None:
+    assert tuple(PART_COLOURS) == tuple(PARTS)
+    assert rank_bars_picture({"ranks": [{"rank": 0, "step_s": 0.0, "seconds": {}}]}) is None
 
 
 def test_numbers_can_be_read_on_their_colours() -> None:
