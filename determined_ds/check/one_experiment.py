@@ -26,7 +26,7 @@ from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.deepspeed.packages import missing_packages
 from determined_ds.config.hyperparameters import SHORTHANDS, read_hyperparameters
 from determined_ds.config.keys import CLUSTER
-from determined_ds.config.loggers import LOGGING, missing_loggers, read_loggers
+from determined_ds.config.loggers import LOGGING, lost_on_cluster, missing_loggers, read_loggers
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document
@@ -112,7 +112,9 @@ def check_experiment(document: Document, options: CheckOptions) -> Checked:
     findings += findings_of((each for each in problems if not _covered(each.key, reported)), ignored)
     if options.place == CLUSTER:
         policies = missing_policies(document) if experiment.states_all else []  # of what our trainer logs
-        findings += findings_of([], [*policies, *launcher_problems(document)])
+        variables = str(document.get(("environment", "environment_variables"), ""))
+        lost = lost_on_cluster(experiment.hyperparameters, variables)
+        findings += findings_of([], [*policies, *launcher_problems(document), *lost])
     context_dir = options.context_dir or _context_of(experiment, Path(document.name))
     findings += _entrypoint_findings(experiment, context_dir, options.place)
     wrong = {finding.problem.key for finding in findings if finding.severity == ERROR}

@@ -241,6 +241,21 @@ def _has_key(environ: Mapping[str, str], names: str, files: Iterable[Path]) -> b
     return any(environ.get(name) for name in names.split()) or any(file.is_file() for file in files)
 
 
+def lost_on_cluster(document: Document, variables: str) -> list[Problem]:
+    """A warning where MLflow is given no server: what it writes lies in a container, and ends with it.
+
+    Args:
+        document: The hyperparameters.
+        variables: The experiment's environment variables, as a text.
+    """
+    options, name = read_loggers(document, []).get("mlflow"), "MLFLOW_TRACKING_URI"
+    if options is None or "tracking_uri" in options or name in variables:
+        return []
+    message = f"has no tracking_uri: unless the image sets {name}, the run is in a file of the container"
+    fix = "write mlflow: {tracking_uri: http://HOST:5000}"
+    return [document.problem((LOGGING, "mlflow"), message, fix, "logger-server", value=NOT_GIVEN)]
+
+
 def missing_loggers(document: Document) -> list[Problem]:
     """A problem for each tool of the hyperparameters whose client is not installed on this machine."""
     return [

@@ -15,7 +15,10 @@ from tests.runtime.logs.reading import (
     serving_mlflow,
 )
 
-pytestmark = pytest.mark.programs
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.long("tools are proved by runtime/logs, and that a run begins them by cli/test_logging.py"),
+]
 CONST = "experiments/gpt2/const.yaml"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from determined_ds.config import loggers
 from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.loggers import MODES, TOOLS, missing_keys, missing_loggers
+from determined_ds.config.loggers import MODES, TOOLS, lost_on_cluster, missing_keys, missing_loggers
 from determined_ds.documents.document import Document
 from determined_ds.experiment.secrets import secret_problems
 from tests.making import decide, hyperparameters, refusal
@@ -116,6 +116,15 @@ def test_a_client_that_will_find_no_key_is_warned_of(
     (tmp_path / ".netrc").touch()
     (tmp_path / ".comet.config").touch()
     assert missing_keys(hyperparameters({"logging": logging}), {"HOME": str(tmp_path), **environ}) == []
+
+
+def test_mlflow_without_a_server_is_warned_of_on_a_cluster() -> None:
+    given = hyperparameters({"logging": {"mlflow": {}}})
+    (problem,) = lost_on_cluster(given, "")
+    assert (problem.key, problem.code) == ("hyperparameters.logging.mlflow", "logger-server")
+    assert lost_on_cluster(given, "['MLFLOW_TRACKING_URI=http://mlflow:5000']") == []
+    assert lost_on_cluster(hyperparameters({"logging": {"mlflow": {"tracking_uri": "http://x"}}}), "") == []
+    assert lost_on_cluster(hyperparameters({"logging": {"csv": {}}}), "") == []
 
 
 # ----------------------------------------------------------------------- DeepSpeed's own monitors

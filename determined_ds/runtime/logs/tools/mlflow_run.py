@@ -32,7 +32,7 @@ class MlflowRun:
     Args:
         about: The run.
         options: ``tracking_uri``, ``experiment_name``, ``run_name``, ``tags``; by default what the client's
-            environment variables say.
+            environment variables say, or without them a file in the run directory.
     """
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
@@ -47,7 +47,9 @@ class MlflowRun:
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=self._options.get("tracking_uri"))
+        uri = self._options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+        # The client's own default is a file in the current folder, which is sent to clusters.
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{self._about.folder}/mlflow.db")
         experiment_id = self._experiment_id()
         found = self._client.search_runs([experiment_id], f"tags.`{KEY}` = '{self._about.key}'")
         if found:
