@@ -225,28 +225,43 @@
 
   // ------------------------------------------------------------------------------------------- the page
 
+  const MARGIN = 300, waiting = [];
+  let drawing = false;
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting && !visible.has(entry.target)) {
-        visible.add(entry.target);
-        waiting.push(entry.target);
-      }
+    want(entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target));
+  }, { rootMargin: MARGIN + "px" });
+  function watchFigures() {  // those in view are not kept waiting for the observer
+    const now = figures().filter((figure) => figure.getBoundingClientRect().top < innerHeight + MARGIN);
+    for (const figure of figures()) if (!now.includes(figure)) seen.observe(figure);
+    want(now);
+  }
+  function want(wanted) {
+    for (const figure of wanted) {
+      if (visible.has(figure)) continue;
+      visible.add(figure);
+      waiting.push(figure);
     }
-    drawNext();
-  }, { rootMargin: "300px" });
-  const waiting = [];
-  function drawNext() {  // one picture a frame: the first one is there soon
+    if (!drawing) drawNext();
+  }
+  function drawNext() {  // one picture at a time: the first one is there soon
     const figure = waiting.shift();
+    drawing = Boolean(figure);
     if (!figure) return;
     if (figure.isConnected && !plots.has(figure)) draw(figure);
-    requestAnimationFrame(drawNext);
+    let gone = false;
+    const next = () => {
+      if (!gone) drawNext();
+      gone = true;
+    };
+    requestAnimationFrame(() => setTimeout(next));
+    setTimeout(next, 200);  // a tab in the background has no frames
   }
 
   function press(buttons, pressed) {
     for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
   }
   function begin() {
-    for (const figure of figures()) seen.observe(figure);
+    watchFigures();
     const controls = document.querySelector(".controls");
     if (!controls) return;
     controls.hidden = false;
@@ -334,7 +349,7 @@
       here.replaceWith(there);
       data = next;
       shape = shapeOf(next);
-      for (const figure of figures()) seen.observe(figure);
+      watchFigures();
     }
     data = next;
     enable();
