@@ -39,6 +39,7 @@ from determined_ds.transformers.taken_apart import (
     correct_instruments,
     trainer_breakdown,
 )
+from determined_ds.transformers.trainer_panel import panel_for_trainer
 from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")
@@ -96,6 +97,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._measured = measured_training(run, core_context, args)
         self._profiled: ProfiledTraining | None = None
         self._parts: TrainerBreakdown | None = None
+        self._progress = panel_for_trainer(run, is_chief=self._is_chief)
         if self._trial is not None:
             self._resume(self._trial, args)
 
@@ -172,6 +174,12 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         correct_instruments(args)
         if self._fit.breakdown and self._measured is None:
             self._parts = trainer_breakdown(self.core_context, args, kwargs["model"])
+        self._progress.start(
+            total=state.max_steps,
+            done=state.global_step,
+            metric=self.searcher_metric or "",
+            smaller_is_better=self._smaller_is_better,
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the evaluation before the step."""
@@ -197,6 +205,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._profiled is not None:
             self._profiled.end_step(state.global_step)
         self._watch.step()
+        self._progress.step(state.global_step)
         HEART.step(state.global_step)
         self._report_progress(state.global_step / max(1, state.max_steps))
         if state.global_step < state.max_steps and self._stop.ask():
@@ -273,6 +282,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._checkpoints.store(state.global_step)
         self._checkpoints.prune(args.save_total_limit, self._best_steps)
         self._not_training()
+        self._progress.checkpoints(state.global_step, None)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report what is left."""
@@ -283,6 +293,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._parts is not None:
             self._parts.close()
         self._report_validation(state)
+        self._progress.stop()
         self._is_training = False
         if self._measured is not None:
             self._measured.end(was_stopped=self._is_stopping)
@@ -329,6 +340,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._memory:
             metrics.update(memory_metrics(self._memory))
         self.core_context.train.report_training_metrics(steps_completed=state.global_step, metrics=metrics)
+        self._progress.report(TRAINING, state.global_step, metrics)
 
     def _report_validation(self, state: Any) -> None:
         """Report the evaluations of one step, of one data set or several, each metric once."""
@@ -345,6 +357,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._validated |= set(metrics)
         if self._is_chief and metrics:
             self.core_context.train.report_validation_metrics(steps_completed=step, metrics=metrics)
+            self._progress.report(VALIDATION, step, metrics)
 
     def _check_metrics(self, metrics: dict[str, Any]) -> None:
         """The searcher needs these two.
