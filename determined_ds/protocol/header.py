@@ -13,7 +13,7 @@ from determined_ds.errors import shown
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.launches import versions
 
-WIDTH = 110
+WIDTH = 80
 
 
 def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool = False) -> list[str]:
