@@ -151,11 +151,14 @@ class _SignalForwarder:
     def __init__(self, interrupts: Interrupts, ranks: Ranks) -> None:
         self._interrupts = interrupts
         self._ranks = ranks
-        self._is_requested = False
+        self._is_requested = self._is_killed = False
 
     def look(self) -> None:
         """Pass on what has come."""
         if self._interrupts.at_once:
+            if sys.stdout.isatty() and not self._is_killed:
+                print()  # after the ^C that the terminal shows
+            self._is_killed = True
             self._ranks.kill()
         elif self._interrupts.requested and not self._is_requested:
             self._is_requested = True
