@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class RecordedRun:
         records: The lines of ``metrics.jsonl``: ``group``, ``steps_completed``, ``metrics``, and mostly ``time``.
         checkpoints: Those that it keeps, the newest first.
         result: How it ended; None of one that has not, or was killed.
+        memory: What the memory model expects of the engines of its last launch, in bytes of the rank with most:
+            ``total_bytes``, ``model_states_bytes``, ``host_bytes``, and ``has_activations``; empty where not known.
         is_running: Whether a process of this machine, or of one that shares its locks, trains it now.
     """
 
@@ -41,6 +43,7 @@ class RecordedRun:
     checkpoints: tuple[Checkpoint, ...]
     result: RunResult | None
     is_running: bool
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -81,6 +84,7 @@ def read_run(path: Path) -> RecordedRun:
         checkpoints=tuple(checkpoints_in(there.checkpoints)),
         result=read_result(there),
         is_running=is_held(path),
+        memory=_json(there.memory),
     )
 
 

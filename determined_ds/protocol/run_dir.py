@@ -44,6 +44,7 @@ class RunDir:
         self.deepspeed_config = path / "deepspeed_config.json"  # what DeepSpeed was given
         self.metrics = path / "metrics.jsonl"
         self.loggers = path / "logging.json"  # what identifies the run in the tools that it is reported to
+        self.memory = path / "memory.json"  # what the memory model expects of its engines
         self.launches = path / "launches.jsonl"  # each start of its ranks, with what was decided
         self.result = path / "result.json"  # how it ended
         self.checkpoints = path / CHECKPOINTS

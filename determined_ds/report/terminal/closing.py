@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.document import get_path
+from determined_ds.memory.units import GIB
 from determined_ds.protocol.best import as_number
 from determined_ds.protocol.conclusion import COMPLETED
 from determined_ds.protocol.launches import Launch
@@ -72,7 +73,7 @@ def _facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
     yield "loss", _loss(training)
     yield "validation", _validation(run)
     yield "time", _time(run)
-    yield "memory", _memory(training)
+    yield "memory", _memory(run, training)
     if launch is not None:
         yield "strategy", _strategy(launch)
         yield "offload", _offload(launch)
@@ -121,10 +122,26 @@ def _time(run: RecordedRun) -> str:
     return joined(words)
 
 
-def _memory(training: list[Record]) -> str:
+def _memory(run: RecordedRun, training: list[Record]) -> str:
+    """What ranks took, beside what the memory model expects of the rank with most."""
     most = [value for record in training if (value := _metric(record, ("peak_memory_gib",))) is not None]
     least = [value for record in training if (value := _metric(record, ("peak_memory_gib_min",))) is not None]
-    return f"{span(max(least or most), max(most), 'GiB')} a rank at most" if most else ""
+    if not most:
+        return ""
+    on_cpu = bool(run.launches) and run.launches[-1].accelerator == "cpu"
+    took = f"{span(max(least or most), max(most), 'GiB')} a rank at most"
+    return joined([f"{took}, as a process" if on_cpu else took, _estimate(run, on_cpu=on_cpu)], "; ")
+
+
+def _estimate(run: RecordedRun, *, on_cpu: bool) -> str:
+    key = "total_bytes" if run.memory.get("has_activations") else "model_states_bytes"
+    expected = as_number(run.memory.get(key))
+    if not expected:
+        return ""
+    if on_cpu:
+        expected += as_number(run.memory.get("host_bytes")) or 0
+    of = "of tensors" if run.memory.get("has_activations") else "of model states alone"
+    return f"estimated {expected / GIB:.3g} GiB {of}"
 
 
 def _strategy(launch: Launch) -> str:

@@ -18,6 +18,7 @@ from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import METHOD, training_data
 from determined_ds.runtime.data.seeds import seed_everything, set_rng_state
 from determined_ds.runtime.data.streams import check_first_rows
+from determined_ds.runtime.estimated_memory import record_estimate
 from determined_ds.runtime.loop.boundaries import Schedule
 from determined_ds.runtime.loop.calls import TrainCalls
 from determined_ds.runtime.loop.due_after_step import DueAfterStep
@@ -106,6 +107,7 @@ class TrainingLoop(DueAfterStep):
         """
         batches = self._open_training_data()
         self._context.adopt()
+        record_estimate(self._trial, self._context)
         self._progress.start(
             total=self._schedule.stated_batches,
             done=self._state.batches_trained,

@@ -31,6 +31,11 @@ def quietly() -> Iterator[None]:
         yield
 
 
+def elements(parameter: Any) -> int:
+    """Of a parameter as a whole, also where ZeRO 3 keeps only this rank's part of it."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
 def shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: Any) -> ModelShape:
     """The shape of a model that is built, counted in its modules and read in its configuration.
 
@@ -46,10 +51,10 @@ def shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: An
         found = (getattr(config, name, None) for name in names)
         return next((value for value in found if isinstance(value, int)), 0)
 
-    owned = (sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules())
+    owned = (sum(map(elements, module.parameters(recurse=False))) for module in model.modules())
     return ModelShape(
-        num_parameters=max(1, sum(p.numel() for p in parameters)),
-        num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        num_parameters=max(1, sum(map(elements, parameters))),
+        num_trainable_parameters=sum(elements(p) for p in parameters if p.requires_grad),
         num_layers=size("num_hidden_layers", "n_layer", "num_layers"),
         hidden_size=size("hidden_size", "n_embd", "d_model"),
         num_heads=size("num_attention_heads", "n_head", "num_heads"),

@@ -59,7 +59,7 @@ def test_of_a_complete_run_it_has_everything() -> None:
         "  loss        5.531 -> 2.108",
         "  validation  validation_loss 2.25 at batch 100, the best; 2.5 at batch 200",
         "  time        63 s, 164 samples/s",
-        "  memory      0.68..0.71 GiB a rank at most",
+        "  memory      0.68..0.71 GiB a rank at most, as a process",
         "  strategy    ZeRO 3 with the optimizer offloaded, bf16, 2 slots on cpu, batch",
         "              32 = 8 x 2 x 2",
         "  offload     the optimizer to cpu",
@@ -70,6 +70,24 @@ def test_of_a_complete_run_it_has_everything() -> None:
         "  export      det-ds checkpoint export last --run-dir runs/gpt2 --to safetensors",
         "  report      det-ds report runs/gpt2 --open",
     ]
+
+
+def test_memory_stands_beside_what_was_expected() -> None:
+    """On a GPU both are of tensors on it; on a CPU the process has more than tensors."""
+    memory = {
+        "total_bytes": 2**30,
+        "model_states_bytes": 2**29,
+        "host_bytes": 2**28,
+        "has_activations": True,
+    }
+    on_gpu = replace(LAUNCH, accelerator="cuda")
+    for launch, known, line in (
+        (on_gpu, memory, "0.68..0.71 GiB a rank at most; estimated 1 GiB of tensors"),
+        (on_gpu, {**memory, "has_activations": False}, "at most; estimated 0.5 GiB of model states alone"),
+        (LAUNCH, memory, "at most, as a process; estimated 1.25 GiB of tensors"),
+    ):
+        lines = closing_block(replace(completed(), launches=(launch,), memory=known), columns=200)
+        assert next(each for each in lines if "  memory" in each).endswith(line)
 
 
 def test_of_a_stopped_one_it_says_how_to_resume() -> None:
