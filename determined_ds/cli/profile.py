@@ -53,10 +53,16 @@ def profile(config: Path, as_json: bool, **options: Any) -> None:
 def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
     """Train the steps; returns the run directory."""
     from determined_ds.cli.run import before_ranks
+    from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.options import RunOptions
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.protocol.terminal import outlive_readers
 
+    placed = placement_here()
+    if placed is not None:
+        message = f"starts its ranks itself, and {placed.launcher} has started this process as one"
+        fix = "have it start det-ds run with fit.profile, then: det-ds profile RUN_DIR"
+        raise ConfigError(Problem(key="det-ds profile", message=message, fix=fix, code="launcher"))
     outlive_readers()
     # Of ranks: torch's profiler of memory warns of every allocation that is older than it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

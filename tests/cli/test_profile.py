@@ -77,6 +77,21 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     assert "fix: record some" in done.stderr
 
 
+def test_under_another_launcher_it_is_refused(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    env = {
+        **dict.fromkeys(names, "0"),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+    }
+    env |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
+    done = det_ds("profile", "experiments/gpt2/const.yaml", ".", "--run-dir", tmp_path / "run", env=env)
+    assert done.returncode == 2, done.stderr
+    assert "torchrun has started this process as one" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_traces_that_cannot_be_written_beside_are_still_read(tmp_path: Path) -> None:
     written(tmp_path, [mark("data", 0, 10)], [(0, 100)])
     (tmp_path / "profile.json").mkdir()  # in its place
