@@ -18,7 +18,6 @@ from determined_ds.report.style import (
     SMALL_PT,
     drawing,
     figure_of,
-    svg_of,
 )
 from determined_ds.report.texts import printable, squeezed
 
@@ -41,22 +40,6 @@ OWNER_COLOURS = dict(zip(OWNERS, (0, 8, 2, 4, 1, 5, 7, 9), strict=True))
 PHASE_COLOURS = {"data": 0, "forward": 1, "recomputed": 5, "backward": 2, "optimizer": 4, "other": 7}
 LEAST = 0.01  # of the peak: what holds less is drawn with the rest
 LONGEST_NAME = 34
-
-
-def profile_svgs(profile: Mapping[str, Any]) -> dict[str, str]:
-    """The pictures of a profile for the inside of a page; their texts are escaped.
-
-    Args:
-        profile: Of ``profile.json``.
-
-    Returns:
-        Title -> ``<svg>``; without those for which the profile has no data.
-    """
-    pictures = {
-        "Memory over a step": ("profile-memory", memory_picture(profile)),
-        "What costs most": ("profile-operators", operators_picture(profile)),
-    }
-    return {title: svg_of(figure, name) for title, (name, figure) in pictures.items() if figure is not None}
 
 
 def memory_picture(profile: Mapping[str, Any]) -> Figure | None:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from determined_ds.protocol.conclusion import COMPLETED
 from determined_ds.protocol.handed_on import count
 from determined_ds.report.formatting import loss_text
+from determined_ds.report.profile_section import profile_section
 from determined_ds.report.runs.curves import VALIDATION
 from determined_ds.report.runs.differing import alike, differing, sections_of
 from determined_ds.report.runs.drawn_data import MOST_PARTS, drawn_data
@@ -66,6 +67,7 @@ def runs_page(runs: Sequence[RunView], *, live_s: float | None = None) -> str:
         data=data,
         parts=MOST_PARTS,
         blocks=_blocks(runs),
+        profiles=_profiles(runs),
         launches=_launches(runs),
         warnings=_warnings(runs),
         alike=alike(runs),
@@ -176,6 +178,12 @@ def _blocks(runs: Sequence[RunView]) -> list[tuple[str, str]]:
     ended = [shown for shown in runs if shown.status != RUNNING and shown.run.path.is_dir()]
     blocks = [(shown.label, "\n".join(map(_visible, closing_block(shown.run)))) for shown in ended]
     return [(label, lines) for label, lines in blocks if lines]
+
+
+def _profiles(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """What profiles have found, of each run that was profiled."""
+    found = [(shown.label, profile_section(shown.run.path, f"profile{at}")) for at, shown in enumerate(runs)]
+    return [{"label": label, **section} for label, section in found if section]
 
 
 def _visible(line: str) -> str:

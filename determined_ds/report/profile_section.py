@@ -1,0 +1,84 @@
+"""What a profile has found, for the page of a run: from ``profile.json`` in its directory."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from determined_ds.protocol.profile_files import PROFILE_DIR, PROFILE_JSON
+from determined_ds.report.formatting import number, percent
+from determined_ds.report.profile_pictures import memory_picture, operators_picture
+from determined_ds.report.profile_text import milliseconds
+from determined_ds.report.style import svg_of
+from determined_ds.report.texts import printable
+
+PICTURES = {"Memory over a step": memory_picture, "Operators that cost most": operators_picture}
+
+
+def profile_section(run_dir: Path, name: str) -> Mapping[str, Any] | None:
+    """The section of a run; None where it was not profiled, or its ``profile.json`` cannot be read.
+
+    Args:
+        run_dir: Of the run.
+        name: A word that no other run on the page has: the pictures' parts are named by it.
+
+    Returns:
+        ``parts``, rows of texts; ``findings``, mappings of texts; ``pictures``, title -> ``<svg>``, whose texts are
+        escaped.
+    """
+    path = run_dir / PROFILE_DIR / PROFILE_JSON
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return _section(path, changed, name)
+
+
+@functools.lru_cache(maxsize=32)
+def _section(path: Path, changed: int, name: str) -> Mapping[str, Any] | None:
+    """The same; a page that is live asks again and again."""
+    try:
+        profile = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            "parts": _parts(profile),
+            "findings": [_finding(each) for each in profile["findings"]],
+            "pictures": _pictures(profile, name),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # of another version, or torn
+
+
+def _parts(profile: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    step_s = profile["step_s"] or 1.0
+    parts = [
+        (printable(part), number(1000 * seconds, 3), percent(seconds / step_s))
+        for part, seconds in profile["seconds"].items()
+        if seconds
+    ]
+    return [*parts, ("step", number(1000 * profile["step_s"], 3), "")]
+
+
+def _finding(finding: Mapping[str, Any]) -> Mapping[str, str]:
+    return {
+        "code": printable(finding["code"]),
+        "saves": f"{milliseconds(finding['saves_s'])}, {percent(finding['share'])} of a step",
+        "seen": printable(finding["seen"]),
+        "fix": printable(finding["fix"]),
+    }
+
+
+def _pictures(profile: Mapping[str, Any], name: str) -> Mapping[str, Markup]:
+    if importlib.util.find_spec("matplotlib") is None:
+        return {}
+    figures = {title: draw(profile) for title, draw in PICTURES.items()}
+    return {
+        title: Markup(svg_of(figure, f"{name}-{index}").replace("<svg ", f'<svg aria-label="{title}" ', 1))
+        for index, (title, figure) in enumerate(figures.items())
+        if figure is not None
+    }
