@@ -67,6 +67,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "model_defs/vit/test_entry.py::test_an_image_that_is_found_broken_in_training_is_named": ("1",),
     "model_defs/vit/test_strategies.py::test_losses_are_those_without_zero": ("1-False", "3-True"),
+    "profile/test_planted_causes.py::test_what_is_planted_is_named_first": ("tiny bucket",),
     "runtime/checkpoints/test_built.py::test_a_new_learning_rate_is_the_one_of_the_next_step": (
         "no scheduler-[02]",
         "WarmupLR-[13]",

@@ -12,13 +12,13 @@ from determined_ds.protocol.profile_files import DATA, WAIT
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingCall:
-    """A call at a line of the user's code.
+    """A line of the user's code that waits.
 
     Args:
-        function: E.g. ``item`` or ``barrier``.
+        function: That it calls, e.g. ``item`` or ``barrier``; of several, the one that takes longest.
         place: File and line: ``model_def.py:88``.
-        seconds: In a mean step.
-        calls: In a mean step.
+        seconds: In a mean step, of all of them.
+        calls: Of the function, in a mean step.
     """
 
     function: str
@@ -35,23 +35,18 @@ def waiting_calls_of(trace: Trace) -> list[WaitingCall]:
     """
     data = [event for event in trace.events if event.name == DATA]
     steps, num_steps = StepsOf(trace.steps), len(trace.steps)
-    seconds: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str], int] = defaultdict(int)
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for event in trace.events:
         if not event.name.startswith(WAIT) or steps.index(event.begin) is None:
             continue
         if any(each.begin <= event.begin < each.end for each in data):
             continue
         function, _, place = event.name.removeprefix(WAIT).partition(" ")
-        seconds[function, place] += (event.end - event.begin) / 1e6
-        calls[function, place] += 1
-    found = [
-        WaitingCall(
-            function=function,
-            place=place,
-            seconds=total / num_steps,
-            calls=calls[function, place] / num_steps,
-        )
-        for (function, place), total in seconds.items()
-    ]
-    return sorted(found, key=lambda call: -call.seconds)
+        found[place][function].append((event.end - event.begin) / 1e6)
+    calls = []
+    for place, by_function in found.items():
+        function = max(by_function, key=lambda name: sum(by_function[name]))
+        seconds = sum(sum(each) for each in by_function.values()) / num_steps
+        num_calls = len(by_function[function]) / num_steps
+        calls.append(WaitingCall(function=function, place=place, seconds=seconds, calls=num_calls))
+    return sorted(calls, key=lambda call: -call.seconds)

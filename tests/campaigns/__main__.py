@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from tests.campaigns.case import Case
+from tests.campaigns.causes import planted_causes
 from tests.campaigns.files import mutated_files
 from tests.campaigns.kills import kills
 from tests.campaigns.trials import mutated_trials
@@ -19,6 +20,7 @@ CAMPAIGNS: dict[str, Callable[[int, random.Random, Path], Iterator[Case]]] = {
     "kills": kills,
     "trials": mutated_trials,
     "files": mutated_files,
+    "causes": planted_causes,
 }
 
 

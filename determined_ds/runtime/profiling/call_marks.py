@@ -23,8 +23,9 @@ from determined_ds.protocol.profile_files import WAIT
 
 # Of a tensor, what copies it to the host.
 TENSOR_CALLS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
-PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-TORCH = str(Path(torch.__file__).resolve().parent) + os.sep
+# As code objects name them: not resolved, where an environment is a link.
+PACKAGE = str(Path(__file__).parents[2]) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 # Functions around every collective.
