@@ -44,7 +44,7 @@ hypothesis.settings.load_profile("few")  # make test-all: --hypothesis-profile=m
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What somebody has measured of this machine must not change what is estimated.
-os.environ["DETERMINED_DS_MACHINE"] = "/nonexistent/machine.json"
+os.environ["DETERMINED_DS_MACHINE"] = "/dev/null/machine.json"
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from determined_ds.protocol.machine_file import LOCATION, read_machine
 from tests.command import det_ds
+from tests.machines import Machine
+from tests.ranks import free_port
 
 
 @pytest.fixture
@@ -27,6 +30,36 @@ def test_communication(tmp_path: Path, environment: dict[str, str]) -> None:
     assert [each.name for each in kept.collectives] == ["all_reduce", "send_recv"]
     assert read_machine(tmp_path / "run" / "machine.json") == kept
     assert (tmp_path / "run" / "communication.png").is_file()
+
+
+@pytest.mark.long("under torchrun on one machine the place of a rank is found as in bench/test_plan.py")
+def test_communication_between_two_machines(machines: tuple[Machine, Machine]) -> None:
+    folder, port = machines[0].shared, free_port()
+    options = ["--seconds", "2", "--largest", "16KiB", "--collectives", "all_reduce,send_recv"]
+    started = []
+    for number, machine in enumerate(machines):
+        where = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", f"{number}"]
+        where += ["--master_addr", machines[0].address, "--master_port", f"{port}"]
+        rank = ["-m", "determined_ds.cli", "bench", "communication", *options, "--accelerator", "cpu"]
+        words = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *where,
+            *rank,
+            "--run-dir",
+            str(folder / "run"),
+        ]
+        started.append(machine.start(words, env={LOCATION: str(folder / "machine.json")}))
+    said = [process.communicate(timeout=200)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert "all_reduce: 2 ranks on 2 machines, gloo, float32" in said[0]
+    assert "all_reduce" not in said[1]  # rank 0 alone shows and keeps the figures
+    kept = read_machine(folder / "machine.json")
+    assert [(each.name, each.ranks, each.machines) for each in kept.collectives] == [
+        ("all_reduce", 2, 2),
+        ("send_recv", 2, 2),
+    ]
 
 
 @pytest.mark.long("test_communication shows the same as a table")

@@ -83,7 +83,7 @@ def _of_model(
             if rate and (FEWEST + WARMUP) * samples * step_flops(shape) / rate > left_s:
                 group.notes.append(f"{model}: no time was left for {samples} samples and more")
                 break
-            seconds = _steps(group, engine, samples, end_s + left_s * (1 - 1 / (len(fitting) - index)))
+            seconds = _steps(group, engine, samples, end_s + left_s * (1 - 1 / (len(fitting) - index + 1)))
             low, median, high = quartiles(seconds)
             found.append(
                 TimedStep(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from determined_ds.protocol.machine_figures import COLLECTIVES
+import pytest
+
+from determined_ds.protocol.machine_figures import COLLECTIVES, bus_factor
 from determined_ds.protocol.machine_file import MachineFigures
 from determined_ds.runtime.benching.bench_communication import sizes_to
 from determined_ds.runtime.benching.bench_request import BenchRequest
 from determined_ds.runtime.benching.measuring import measure
+from determined_ds.runtime.benching.timing import join
 from tests.ranks import Ranks
 
 
@@ -47,3 +50,38 @@ def test_without_time_for_them_the_largest_are_left_out(two_ranks: Ranks) -> Non
     [collective] = machine.collectives
     assert 1 <= len(collective.points) < len(sizes_to(2**24))
     assert machine.measured[0].notes[0].startswith("all_reduce: no time was left for")
+
+
+def logged_seconds() -> list[float]:
+    """What DeepSpeed's log says of eight calls of one size, by itself."""
+    import deepspeed.comm as dist
+    import torch
+    from deepspeed.comm import comm
+
+    join("cpu", 10, lambda _: None)
+    comm.comms_logger.enabled = comm.comms_logger.prof_all = True
+    for _ in range(8):
+        dist.all_reduce(torch.zeros(2**20))
+    comm.comms_logger.enabled = False
+    [[_, milliseconds, *_]] = comm.comms_logger.comms_dict["all_reduce"].values()
+    return [each / 1000 for each in milliseconds]
+
+
+def test_deepspeeds_log_by_itself_adds_all_calls_up(two_ranks: Ranks) -> None:
+    """Why each call has a new timer here. Where this fails, DeepSpeed resets it, and ours need not."""
+    seconds, _ = two_ranks.run(logged_seconds)
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > 4 * seconds[0]
+
+
+def test_deepspeed_multiplies_a_reduce_scatter_by_the_ranks_once_more(two_ranks: Ranks) -> None:
+    """As the table says. Where this fails, it no longer does."""
+    names = ("reduce_scatter", "all_gather")
+    request = BenchRequest(
+        bench="communication", accelerator="cpu", seconds=1, collectives=names, largest_bytes=2**10
+    )
+    machine, _ = two_ranks.run(measured, request)
+    for each, times in zip(machine.collectives, (2, 1), strict=True):
+        [point] = each.points
+        ours = bus_factor(each.name, 2) * point.size_bytes / point.deepspeed_seconds
+        assert point.deepspeed_bus_bytes_per_s == pytest.approx(times * ours, rel=0.5)
