@@ -115,14 +115,21 @@ def trace_name(rank: int, *, for_tensorboard: bool = False) -> str:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder, in the order of ranks; also those of a run directory, and those that are not gzipped.
+    """The traces of a folder, one a rank, in their order; of a run directory, too. They may be gzipped or not.
 
     Args:
         folder: A run directory, its ``profile``, or a folder that traces were copied to.
     """
     inner = folder / PROFILE_DIR
     folder = inner if inner.is_dir() else folder
-    matches = [(re.match(r"rank(\d+)[.#].*json(\.gz)?$", path.name), path) for path in folder.glob("rank*")]
-    return [
-        path for _, _, path in sorted((int(match[1]), path.name, path) for match, path in matches if match)
+    found = [
+        (rank, path.name, path) for path in folder.glob("rank*") if (rank := rank_of_trace(path)) is not None
     ]
+    first = {rank: path for rank, _, path in sorted(found, reverse=True)}
+    return [first[rank] for rank in sorted(first)]
+
+
+def rank_of_trace(path: Path) -> int | None:
+    """Whose trace a file is, by its name; None for any other file."""
+    match = re.match(r"rank(\d+)[.#].*json(\.gz)?$", path.name)
+    return None if match is None else int(match[1])

@@ -13,6 +13,7 @@ import torch
 from determined import core, tensorboard
 
 from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.profile_files import rank_of_trace
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.profiling.breakdown import Breakdown, part_metrics
@@ -179,6 +180,9 @@ class Reporter:
             )
 
     def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
+        of_rank = rank_of_trace(path)
+        if of_rank is not None:  # ranks of a machine share a folder
+            return of_rank == self._context.distributed.rank
         return self._is_chief or not path.match("*tfevents*")
 
     def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
