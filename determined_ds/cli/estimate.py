@@ -50,7 +50,10 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
     Of a script it is the Hugging Face model that a hyperparameter describes.
     """
+    from determined_ds.cli.expected_times import as_json as times_as_json
+    from determined_ds.cli.expected_times import expected_times
     from determined_ds.memory import alternatives, fit, parse_bytes
+    from determined_ds.report.fitted import terminal_width
 
     _check(config, flags)
     gpu = parse_bytes(flags["gpu_memory"]) if flags["gpu_memory"] else None
@@ -61,10 +64,15 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
         shape, strategy = _of_experiment(config, context_dir, flags)
         marked = _label(strategy)
     rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
+    times = expected_times(shape, [row.strategy for row in rows])
     if as_json:
-        click.echo(json.dumps(_as_json(shape, rows, gpu), indent=2))
+        click.echo(
+            json.dumps({**_as_json(shape, rows, gpu), "expected_times": times_as_json(times)}, indent=2)
+        )
     else:
         _show(shape, rows, gpu, marked)
+        names = [_name_in_table(row.strategy, marked) for row in rows]
+        click.echo("\n".join(["", *times.lines(names, terminal_width())]))
     if gpu is not None:
         _refuse_too_small(shape, rows, gpu)
 
@@ -175,6 +183,11 @@ def _label(strategy: Strategy) -> str:
     return words
 
 
+def _name_in_table(strategy: Strategy, marked: str | None) -> str:
+    label = _label(strategy)
+    return label + (" *" if label == marked else "")
+
+
 def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, marked: str | None) -> None:
     from determined_ds.memory.units import GIB, MIB
     from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width, wrapped
@@ -191,8 +204,7 @@ def _show(shape: ModelShape, rows: list[Fit], gpu: int | None, marked: str | Non
         columns += [FittedColumn(head=(head,), align="right") for head in ("fits", "micro")]
     found = []
     for row in rows:
-        label = _label(row.strategy)
-        cells = [label + (" *" if label == marked else "")]
+        cells = [_name_in_table(row.strategy, marked)]
         cells += [_size(getattr(row.memory, f"{part}_bytes") / size) for part in PARTS]
         if gpu is not None:
             cells += ["yes" if row.fits else "no", str(row.largest_micro_batch or "-")]

@@ -99,6 +99,7 @@ class Row:
         samples_per_step: The global batch.
         tokens_per_sample: Where samples are texts.
         estimated_model_state_bytes: Of the rank that holds most, by the memory model.
+        predicted_step_seconds: Before it was measured: by the machine's figures, or by the measurements before it.
         repetitions: In the order in which they ran.
     """
 
@@ -118,6 +119,7 @@ class Row:
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
     estimated_model_state_bytes: Number | None = None
+    predicted_step_seconds: StepSeconds | None = None
     repetitions: tuple[Repetition, ...] = ()
 
     def __post_init__(self) -> None:

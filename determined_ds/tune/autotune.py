@@ -19,6 +19,7 @@ from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_ra
 from determined_ds.tune.choice import Base
 from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
+from determined_ds.tune.rates import rates_here
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
 from determined_ds.tune.winner import winner_yaml
 from determined_ds.tune.workbench import Request, Say, Sizes, Workbench, check_names, open_workbench
@@ -41,6 +42,7 @@ class Autotune:
         dropped: Reason -> how many choices cannot run.
         left: What is not searched, and why.
         unknown_sizes: Why the sizes of the model are not known; "" where they are.
+        figures: Where the rates of this machine are from, in words.
     """
 
     workbench: Workbench
@@ -49,6 +51,7 @@ class Autotune:
     dropped: dict[str, int]
     left: tuple[Left, ...]
     unknown_sizes: str = ""
+    figures: str = ""
 
     def header(self, *, runs_here: bool = True) -> list[str]:
         """What there is to choose from, in a few lines for people."""
@@ -59,6 +62,7 @@ class Autotune:
         ]
         if runs_here:
             lines.append(f"  run dir  {short(self.workbench.run_dir)}")
+            lines.append(f"  figures  {self.figures}")
         lines += [f"  dropped  {count:>4} that cannot run: {why}" for why, count in self.dropped.items()]
         lines += [f"  left out {each.axis}: {each.reason}" for each in self.left]
         if self.unknown_sizes:
@@ -157,6 +161,7 @@ def prepare_autotune(
     if len(candidates.possible) < 2:
         raise ConfigError(_nothing_to_choose(candidates.dropped, candidates.left))
     interrupts = Interrupts("ending the measurement; the best so far is written")
+    rates, figures = (None, "") if for_cluster else rates_here(base.accelerator)
 
     def run_once(candidate: Candidate, repetition: int, watch: Watch) -> Row:
         slots = base.experiment.slots
@@ -173,6 +178,7 @@ def prepare_autotune(
         warmup=request.warmup,
         tolerance=tolerance,
         say=say,
+        rates=rates,
     )
     return Autotune(
         workbench=workbench,
@@ -181,6 +187,7 @@ def prepare_autotune(
         dropped=candidates.dropped,
         left=candidates.left,
         unknown_sizes=sizes.unknown,
+        figures=figures,
     )
 
 

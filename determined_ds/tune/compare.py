@@ -12,9 +12,13 @@ from determined_ds.config.profiled_steps import MOST_ACTIVE
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
+from determined_ds.memory import ModelShape
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
+from determined_ds.tune.cost import arithmetic
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
+from determined_ds.tune.rates import rates_here
+from determined_ds.tune.step_times import is_predictable
 from determined_ds.tune.variants import Variant, named_variants
 from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
@@ -37,6 +41,7 @@ class Comparison:
     repeat: int
     parts: int = 0
     _rows: dict[int, list[Row]] = field(default_factory=dict)
+    _predicted: list[float | None] = field(default_factory=list)
 
     def run(self, interrupts: Interrupts) -> Results:
         """Measure, and write the report after each run; stop early when interrupted.
@@ -45,7 +50,12 @@ class Comparison:
             ConfigError: another process writes to the run directory.
         """
         with RunLock(self.workbench.run_dir):
-            estimates = self._estimates()
+            shapes = self._shapes()
+            estimates = [
+                None if shape is None else estimated_state_bytes(variant, shape)
+                for variant, shape in zip(self.variants, shapes, strict=True)
+            ]
+            self._predicted = self._predictions(shapes)
             self._rows = {index: [] for index in range(len(self.variants))}
             for repetition in range(self.repeat):
                 for index in in_turn(len(self.variants), repetition):
@@ -77,19 +87,32 @@ class Comparison:
             self._rows[index] or [unmeasured(variant, STOPPED, "not measured yet")]
             for index, variant in enumerate(self.variants)
         ]
-        pairs = zip(known, estimates, strict=True)
-        return [replace(merged(rows), estimated_model_state_bytes=estimate) for rows, estimate in pairs]
+        found = zip(known, estimates, self._predicted, strict=True)
+        return [
+            replace(merged(rows), estimated_model_state_bytes=estimate, predicted_step_seconds=predicted)
+            for rows, estimate, predicted in found
+        ]
 
-    def _estimates(self) -> list[int | None]:
-        """Bytes of model states that the memory model expects of each; None where the model cannot be built."""
-        found: list[int | None] = []
+    def _predictions(self, shapes: Sequence[ModelShape | None]) -> list[float | None]:
+        """Seconds of a step of each by this machine's figures; None where they, or the model's sizes, are unknown."""
+        rates, source = rates_here(self.workbench.base.accelerator)
+        if rates.knows_training:
+            self.workbench.say(f"predictions  by figures {source}")
+        return [
+            arithmetic(variant, shape, rates) if shape is not None and is_predictable(shape, rates) else None
+            for variant, shape in zip(self.variants, shapes, strict=True)
+        ]
+
+    def _shapes(self) -> list[ModelShape | None]:
+        """The sizes of each variant's model; None where it cannot be built."""
+        found: list[ModelShape | None] = []
         reasons: dict[str, list[str]] = {}
         for variant in self.variants:
             found.append(None)
             if not variant.can_run:
                 continue
             try:
-                found[-1] = estimated_state_bytes(variant, shape_of(self.workbench.base, variant))
+                found[-1] = shape_of(self.workbench.base, variant)
             except ConfigError as error:
                 reasons.setdefault(error.problems[0].message, []).append(variant.name)
         num_tried = sum(variant.can_run for variant in self.variants)

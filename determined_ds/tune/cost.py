@@ -1,4 +1,4 @@
-"""How long a step will take: arithmetic over compute, communication and bubble, corrected by what was measured.
+"""How long a step will take: arithmetic (``step_times``), corrected by what was measured.
 
 The logarithm of a step's time is that of the arithmetic, plus one number for every effect that a choice has beyond it
 (a ZeRO stage, bf16, compiled kernels, ...). Before anything is measured the effects are what is usual, with a width;
@@ -14,17 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.memory import ModelShape, memory_per_rank
+from determined_ds.tune.rates import Rates
+from determined_ds.tune.step_times import step_times
 from determined_ds.tune.variants import Variant
 
 Vector = npt.NDArray[np.float64]
-# Orders of magnitude of a rank: FLOP/s, bytes/s between ranks, bytes/s of its memory, seconds to start a micro-batch.
-# Of them only the ratios matter; the first measurement sets the scale.
-RATES = {"cpu": (5e10, 2e9, 1e10, 4e-3), "cuda": (1e14, 1e11, 1e12, 3e-3)}
 NOISE = 0.04  # of a measured median
 MISFIT = 0.03  # of a variant that was not measured: what no sum of effects explains
 UNKNOWN_SIZES = 3.0  # times as far off an effect may be, where no arithmetic stands below it
-PCIE = 2e10  # bytes/s between a GPU and its host
 
 # Effect -> (what it usually is, how far off that may be), as logarithms of the step's time.
 EFFECTS: dict[str, tuple[float, float]] = {
@@ -90,12 +89,16 @@ class CostModel:
         own: The experiment's own micro-batch size, from which doublings are counted.
         knows_sizes: Whether the model's sizes are known. Without them there is no arithmetic: what is usual of each
             effect is all that is known before the first measurement, and each may be further off.
+        rates: Of a rank of this machine, as far as they were measured; assumed, if None.
     """
 
-    def __init__(self, own: int, *, knows_sizes: bool = True) -> None:
+    def __init__(self, own: int, *, knows_sizes: bool = True, rates: Rates | None = None) -> None:
         self._own = own
+        self._rates = rates
         wider = 1.0 if knows_sizes else UNKNOWN_SIZES
-        self._mean: Vector = np.array([EFFECTS[name][0] for name in NAMES])
+        # What a precision gains is in the rates, where steps of it were timed.
+        timed = {name for name in ELEMENT_BYTES if rates is not None and rates.knows_precision(name)}
+        self._mean: Vector = np.array([0.0 if name in timed else EFFECTS[name][0] for name in NAMES])
         self._precision: Vector = np.diag([(wider * EFFECTS[name][1]) ** -2 for name in NAMES])
         self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity: a cache
 
@@ -124,7 +127,7 @@ class CostModel:
     def _row(self, variant: Variant, shape: ModelShape | None) -> tuple[Vector, float]:
         """A variant's effects, and the logarithm of its arithmetic; 0 where there is none."""
         if id(variant) not in self._rows:
-            known = 0.0 if shape is None else math.log(arithmetic(variant, shape))
+            known = 0.0 if shape is None else math.log(arithmetic(variant, shape, self._rates))
             self._rows[id(variant)] = variant, self._effects(variant, shape), known
         return self._rows[id(variant)][1:]
 
@@ -160,47 +163,18 @@ class CostModel:
         return np.array([values.get(name, 0.0) for name in NAMES])
 
 
-def arithmetic(variant: Variant, shape: ModelShape) -> float:
-    """Seconds of a step by arithmetic alone, up to a factor that all variants share.
-
-    Compute is 6 operations a parameter and token (8 where activations are computed again; "Scaling Laws for Neural
-    Language Models", arXiv 2001.08361); a pipeline of p stages and m micro-batches takes (m+p-1)/m of it (arXiv
-    1806.03377). Communication is ZeRO's (arXiv 1910.02054, section 7): twice the parameters a step, three times at
-    stage 3; stages 2 and 3 reduce after every micro-batch.
+def arithmetic(variant: Variant, shape: ModelShape, rates: Rates | None = None) -> float:
+    """Seconds of a step by arithmetic alone; at assumed rates up to a factor that all variants share.
 
     Args:
         variant: One that can run.
         shape: Of its model.
+        rates: Of a rank; assumed, if None.
     """
-    resolved, choice = variant.resolved, variant.choice
+    resolved = variant.resolved
     assert resolved is not None
-    flops, network, memory, start = RATES[resolved.accelerator.name]
-    batch, stages = resolved.batch, choice.pipe_parallel_size
-    count, stage = batch.accumulation, choice.zero_stage
-    parameters = shape.num_parameters / stages
-    tokens = max(1, shape.sequence_length)
-    samples = batch.micro_batch_size * count
-    work = 8 if _is_checkpointed(variant, shape) else 6
-    bubble = (count + stages - 1) / count
-    compute = (work * parameters * tokens * samples / flops + start * count) * bubble
-    element = resolved.strategy.element_bytes
-    replicas = batch.replicas
-    communication = 0.0
-    if replicas > 1:
-        reduced = count if stage >= 2 else 1
-        gathered = 2 * count if stage == 3 else 1
-        share = (replicas - 1) / replicas
-        communication = parameters * element * share * (reduced + gathered) / network
-    if stages > 1:
-        passed = 2 * count * batch.micro_batch_size * tokens * max(1, shape.hidden_size) * element
-        communication += passed / network
-    shards = replicas if stage else 1
-    step = 28 * parameters / shards / memory
-    if choice.offload_optimizer:
-        step += 28 * parameters / shards / RATES["cpu"][2] + 2 * element * parameters / shards / PCIE
-    if choice.offload_param:
-        communication += 3 * count * element * parameters / shards / PCIE
-    return compute + communication + step
+    strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
+    return step_times(strategy, shape, rates or Rates(accelerator=resolved.accelerator.name)).total_s
 
 
 def memory_bytes(variant: Variant, shape: ModelShape) -> int:

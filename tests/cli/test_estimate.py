@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
+from determined_ds.protocol.machine_file import MachineFigures
 from tests.command import ROOT
+from tests.tune.measured_machine import machine, written
 
 GPT2 = str(ROOT / "experiments" / "gpt2" / "const.yaml")
 
@@ -195,3 +199,68 @@ def test_a_trial_that_computes_its_blocks_again_keeps_less(name: str) -> None:
 
 
 FLAG = "--activation-checkpointing"
+
+
+# ------------------------------------------------------------------------------------------- seconds
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MachineFigures:
+    """This machine has four cores, and figures."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr("determined_ds.devices.num_cores", lambda: 4)
+    figures = machine()
+    monkeypatch.setenv("DETERMINED_DS_MACHINE", str(written(tmp_path / "machine.json", figures)))
+    return figures
+
+
+SMALL = ("--params", "1M", "--layers", "4", "--hidden", "128", "--precision", "fp32", "--slots", "2")
+
+
+def test_seconds_are_those_of_the_measured_machine(measured: MachineFigures) -> None:
+    result = estimate(*SMALL)
+    assert result.exit_code == 0, result.output
+    assert "times: of this machine, by det-ds bench training (2026-11-23)" in result.stdout
+    head, *rows = result.stdout.partition("\nseconds ")[2].splitlines()
+    assert head.split() == ["step", "compute", "communic.", "optimizer", "checkpoint"]
+    found = as_json(*SMALL)["expected_times"]["strategies"]
+    assert rows[0].split()[:2] == ["ZeRO", "0"]
+    assert float(rows[0].split()[3]) == pytest.approx(found[0]["compute_s"], rel=0.01)
+    zero0, zero1 = found[:2]
+    assert zero0["step_s"] == pytest.approx(
+        zero0["compute_s"] + zero0["communication_s"] + zero0["optimizer_s"]
+    )
+    assert zero0["communication_s"] == pytest.approx(1e-3 + 4e6 / 1e9, rel=1e-2)
+    assert zero1["checkpoint_s"] > 0
+
+
+def test_what_was_not_measured_has_no_seconds(measured: MachineFigures, tmp_path: Path) -> None:
+    written(Path(os.environ["DETERMINED_DS_MACHINE"]), replace(measured, steps=(), peaks=(), checkpoints=()))
+    found = as_json(*SMALL)["expected_times"]
+    assert [found["strategies"][0][key] for key in ("step_s", "compute_s", "checkpoint_s")] == [None] * 3
+    assert found["strategies"][0]["communication_s"] > 0
+    assert "compute: not measured; det-ds bench training measures it" in found["notes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--slots", "8"), "not for 8 ranks: this machine has 4 CPU cores"),
+        (("--slots", "2", "--precision", "bf16"), "training in bf16 was not timed"),
+    ],
+)
+def test_what_the_figures_are_not_of_is_named(
+    words: tuple[str, ...], says: str, measured: MachineFigures
+) -> None:
+    assert says in " ".join(estimate(*SMALL, *words).stdout.split())
+
+
+def test_a_machine_without_figures_is_told_how_to_get_them() -> None:
+    assert "times: none of this machine: det-ds bench measures" in estimate(*SMALL).stdout
+    assert as_json(*SMALL)["expected_times"]["strategies"] == []
+
+
+def test_figures_of_another_machine_are_ignored(measured: MachineFigures) -> None:
+    other = replace(measured, hardware=replace(measured.hardware, device="Z80"))
+    written(Path(os.environ["DETERMINED_DS_MACHINE"]), other)
+    assert "is of Z80" in " ".join(estimate(*SMALL).stdout.split())

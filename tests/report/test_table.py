@@ -148,7 +148,7 @@ def test_the_header_is_stable() -> None:
         "samples_per_s_against_first,scaling_efficiency,peak_memory_bytes,peak_memory_against_first,"
         "model_state_bytes,estimated_model_state_bytes,bubble,bubble_ideal,loss,loss_against_first,"
         "seconds_to_target_loss,target_loss,best_for,data_share,forward_share,backward_share,communication_share,"
-        "optimizer_share,pipeline_share,idle_share,other_share"
+        "optimizer_share,pipeline_share,idle_share,other_share,predicted_step_s"
     )
 
 

@@ -119,6 +119,7 @@ def prepared(candidates: Sequence[Candidate], machine: Machine, **more: Any) -> 
         budget=budget,
         warmup=WARMUP,
         tolerance=0.02,
+        rates=more.pop("rates", None),
         clock=lambda: machine.now,
     )
     told = Told(tuning=tuning, machine=machine)

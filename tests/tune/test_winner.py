@@ -85,6 +85,11 @@ def test_every_choice_says_what_it_gained(seed: int) -> None:
     assert re.search(r"samples/s, \d+\.\d\d times the .* of the experiment as it was; 2 slots", second)
     own, chosen = gpt2_candidates()[0].variant.choice, best.candidate.variant.choice
     changed = {each.name for each in fields(Choice) if getattr(own, each.name) != getattr(chosen, each.name)}
+    [predictions] = [line for line in rest if "predictions of" in line]
+    assert re.fullmatch(
+        r"#   predictions of \d+ step times: median error [\d.]+ %, rank correlation -?\d.\d\d", predictions
+    )
+    rest.remove(predictions)
     matches = [GAIN.fullmatch(line) for line in rest if "nothing that was tried" not in line]
     assert all(matches)
     assert {match[1] for match in matches if match} == {IN_WORDS[each] for each in changed}
