@@ -30,6 +30,7 @@ from determined_ds.transformers.contradictions import (
 )
 from determined_ds.transformers.here import TrialHere, missing_ranks, placed, trial_here
 from determined_ds.transformers.hf_arguments import ReconciledArguments
+from determined_ds.transformers.in_place_of_bars import panel_for_trainer
 from determined_ds.transformers.measured_training import measured_training
 from determined_ds.transformers.profiled_training import ProfiledTraining
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
@@ -39,7 +40,6 @@ from determined_ds.transformers.taken_apart import (
     correct_instruments,
     trainer_breakdown,
 )
-from determined_ds.transformers.trainer_panel import panel_for_trainer
 from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")

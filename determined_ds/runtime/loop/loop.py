@@ -18,7 +18,7 @@ from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import METHOD, training_data
 from determined_ds.runtime.data.seeds import seed_everything, set_rng_state
 from determined_ds.runtime.data.streams import check_first_rows
-from determined_ds.runtime.estimated_memory import record_estimate
+from determined_ds.runtime.expected_memory import record_estimate
 from determined_ds.runtime.loop.boundaries import Schedule
 from determined_ds.runtime.loop.calls import TrainCalls
 from determined_ds.runtime.loop.due_after_step import DueAfterStep

@@ -12,7 +12,7 @@ from determined_ds.runtime.scripts.given_run import ScriptRun
 def panel_for_trainer(run: ScriptRun | None, *, is_chief: bool) -> Progress:
     """The display of a Trainer that is made after this: the panel on a terminal, else what transformers shows itself.
 
-    A Trainer that was told to use no bars prints its logs, above the panel.
+    A Trainer with ``disable_tqdm`` prints its logs, above the panel.
 
     Args:
         run: Of ``det-ds run``; None where it has not started this process.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.runtime.estimated_memory import _whole
+from determined_ds.runtime.expected_memory import _whole
 from tests.ranks import Ranks
 
 

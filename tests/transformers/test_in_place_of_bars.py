@@ -13,7 +13,7 @@ from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.runtime.loop.live_panel import LivePanel
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun
-from determined_ds.transformers.trainer_panel import panel_for_trainer
+from determined_ds.transformers.in_place_of_bars import panel_for_trainer
 
 
 def run_in(folder: Path, measurement: Measurement | None = None) -> ScriptRun:
