@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.document import get_path
-from determined_ds.memory.units import GIB
+from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.best import as_number
 from determined_ds.protocol.conclusion import COMPLETED
 from determined_ds.protocol.launches import Launch
@@ -128,20 +128,21 @@ def _memory(run: RecordedRun, training: list[Record]) -> str:
     least = [value for record in training if (value := _metric(record, ("peak_memory_gib_min",))) is not None]
     if not most:
         return ""
-    on_cpu = bool(run.launches) and run.launches[-1].accelerator == "cpu"
     took = f"{span(max(least or most), max(most), 'GiB')} a rank at most"
-    return joined([f"{took}, as a process" if on_cpu else took, _estimate(run, on_cpu=on_cpu)], "; ")
+    if run.launches and run.launches[-1].accelerator == "cpu":
+        return joined(
+            [f"{took}, as a process", _expected(run, "model states", "model_states_bytes", "host_bytes")],
+            "; ",
+        )
+    if run.memory.get("has_activations"):
+        return joined([took, _expected(run, "all", "total_bytes")], "; ")
+    return joined([took, _expected(run, "model states", "model_states_bytes")], "; ")
 
 
-def _estimate(run: RecordedRun, *, on_cpu: bool) -> str:
-    key = "total_bytes" if run.memory.get("has_activations") else "model_states_bytes"
-    expected = as_number(run.memory.get(key))
-    if not expected:
-        return ""
-    if on_cpu:
-        expected += as_number(run.memory.get("host_bytes")) or 0
-    of = "of tensors" if run.memory.get("has_activations") else "of model states alone"
-    return f"estimated {expected / GIB:.3g} GiB {of}"
+def _expected(run: RecordedRun, what: str, *keys: str) -> str:
+    """What the memory model expects. On a CPU not all of it: of a buffer only what was written to is resident."""
+    expected = sum(as_number(run.memory.get(key)) or 0 for key in keys)
+    return f"{what} estimated at {format_bytes(round(expected))}" if expected else ""
 
 
 def _strategy(launch: Launch) -> str:

@@ -82,9 +82,9 @@ def test_memory_stands_beside_what_was_expected() -> None:
     }
     on_gpu = replace(LAUNCH, accelerator="cuda")
     for launch, known, line in (
-        (on_gpu, memory, "0.68..0.71 GiB a rank at most; estimated 1 GiB of tensors"),
-        (on_gpu, {**memory, "has_activations": False}, "at most; estimated 0.5 GiB of model states alone"),
-        (LAUNCH, memory, "at most, as a process; estimated 1.25 GiB of tensors"),
+        (on_gpu, memory, "0.68..0.71 GiB a rank at most; all estimated at 1 GiB"),
+        (on_gpu, {**memory, "has_activations": False}, "at most; model states estimated at 512 MiB"),
+        (LAUNCH, memory, "at most, as a process; model states estimated at 768 MiB"),
     ):
         lines = closing_block(replace(completed(), launches=(launch,), memory=known), columns=200)
         assert next(each for each in lines if "  memory" in each).endswith(line)
