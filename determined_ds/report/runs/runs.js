@@ -53,7 +53,9 @@
       let plain = 0;
       for (const name of chart.curves) {
         const known = run.curves[name], curve = smooth && known && known.m ? known.m : known, dots = name.startsWith("validation/");
-        const dash = !dots && plain++ ? [3 * plain, 4] : undefined;
+        const place = dots ? 0 : plain++;
+        const alone = data.runs.length === 1;  // then its metrics differ in colour
+        const dash = place && !alone ? [3 + 3 * place, 4] : undefined;
         const xs = curve && across(run, curve);
         if (!xs) continue;
         const odd = [];
@@ -62,7 +64,7 @@
           if (bad) odd.push([xs[i], value]);
           return bad || (logarithmic && value <= 0) ? null : value;
         });
-        lines.push({ run, name, dots, dash, xs, ys, odd });
+        lines.push({ run, name, dots, dash, xs, ys, odd, colour: (run.colour + (alone ? place : 0)) % 10 });
       }
     }
     return lines;
@@ -75,11 +77,11 @@
     const side = { stroke: muted, font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: grid, width: 1 } };
     const series = lines.map((line) => ({
       label: (several ? line.run.label + "  " : "") + line.name,
-      stroke: colour("s" + line.run.colour),
+      stroke: colour("s" + line.colour),
       width: line.dots ? 1.2 : 1.6,
       dash: line.dash,
       spanGaps: false,
-      points: line.dots || line.xs.length === 1 ? { show: true, size: line.xs.length > 60 ? 3 : 6, fill: colour("s" + line.run.colour) } : { show: false },
+      points: line.dots || line.xs.length === 1 ? { show: true, size: line.xs.length > 60 ? 3 : 6, fill: colour("s" + line.colour) } : { show: false },
     }));
     return {
       width, height: HEIGHT, series: [{}, ...series],
@@ -143,7 +145,7 @@
     context.textAlign = "center";
     context.font = "bold " + 14 * ratio + "px system-ui, sans-serif";
     for (const line of lines) {
-      context.fillStyle = colour("s" + line.run.colour);
+      context.fillStyle = colour("s" + line.colour);
       for (const [x] of line.odd) if (inside(x)) context.fillText("×", at(x), box.top + 22 * ratio);
     }
     context.restore();
@@ -173,7 +175,7 @@
       const row = document.createElement("div");
       if (line) {
         const dot = document.createElement("span");
-        dot.className = "dot c" + line.run.colour;
+        dot.className = "dot c" + line.colour;
         row.append(dot);
       }
       row.append(text);

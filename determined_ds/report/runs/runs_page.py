@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -243,19 +244,28 @@ def _warnings(runs: Sequence[RunView]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- pictures
 
 
+@dataclass(frozen=True)
+class _Key:
+    """How a curve of a chart is drawn: ``line``, ``dashed`` or ``dots``, in which of the page's colours."""
+
+    name: str
+    style: str
+    colour: int
+
+
 def _chart(chart: LineChart, runs: Sequence[RunView]) -> dict[str, Any]:
-    lines = [
-        StillLine(shown.curves[name], index % len(PALETTE))
-        for index, shown in enumerate(runs)
-        for name in chart.curves
-        if name in shown.curves
-    ]
-    plain = 0
-    keys = []
+    """Its still picture and its key. Several metrics of one run differ in colour, those of several runs in dashes."""
+    keys: list[_Key] = []
     for name in chart.curves:
         if name.startswith(f"{VALIDATION}/"):
-            style = "dots"
+            keys.append(_Key(name, "dots", 0))
         else:
-            style, plain = "dashed" if plain else "line", plain + 1
-        keys.append({"name": name, "style": style})
+            place = sum(key.style != "dots" for key in keys)
+            keys.append(_Key(name, "dashed" if place and len(runs) > 1 else "line", place % len(PALETTE)))
+    lines = [
+        StillLine(shown.curves[key.name], index % len(PALETTE) if len(runs) > 1 else key.colour)
+        for index, shown in enumerate(runs)
+        for key in keys
+        if key.name in shown.curves
+    ]
     return {"title": chart.title, "still": still_picture(lines, chart.title), "curves": keys}
