@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from determined_ds.config.hyperparameters import TRIAL_SEED
 from determined_ds.protocol.handed_on import count
 from determined_ds.report.runs.given_values import (
     DifferingKey,
@@ -82,12 +83,16 @@ def differing(runs: Sequence[RunView]) -> Apart:
     """What differs between runs: first the hyperparameters and what was decided, then what follows from them."""
     sections = [sections_of(shown) for shown in runs]
     causes, consequences = (_differing_in(names, sections) for names in (CAUSES, CONSEQUENCES))
+    seeds = tuple(column for column in causes if column.key == TRIAL_SEED)
+    if len(causes) > 1:  # in a search they always differ, and matter least
+        causes = tuple(column for column in causes if column not in seeds)
+        consequences += seeds
     tables = []
     if len(causes) > MOST_COLUMNS:
         title = f"Hyperparameters and what was decided: {count(len(causes), 'key')}"
         tables.append(DifferingTable(title=title, rows=causes, is_open=True))
     if consequences:
-        title = f"In DeepSpeed's configuration and in the environment: {count(len(consequences), 'key')}"
+        title = f"In DeepSpeed's configuration, seeds and the environment: {count(len(consequences), 'key')}"
         tables.append(DifferingTable(title=title, rows=consequences, is_open=not causes))
     return Apart(columns=causes if len(causes) <= MOST_COLUMNS else (), tables=tuple(tables))
 

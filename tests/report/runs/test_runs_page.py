@@ -102,7 +102,7 @@ def test_several_runs_say_first_what_differs(tmp_path: Path) -> None:
         runs.append(shown(recorded(tmp_path / name, course(40, slope=slope), launches=[given]), name))
     page = page_of(*runs)
     assert page.texts["p"][0] == "Best validation_loss 1.1235: quick, after batch 40."
-    consequences, figures = page.rows[:2], page.rows[2:5]
+    figures, consequences = page.rows[:3], page.rows[3:5]
     assert consequences == [["key", "slow", "quick"], ["torch", "0.001", "0.123457"]]
     assert [row[:3] for row in figures] == [
         ["run", "learning_rate", "status"],
