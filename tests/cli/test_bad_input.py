@@ -178,9 +178,14 @@ MISTAKES = {
         fix="'zero_optimization'",
     ),
     "package": Mistake(
-        arguments=setting("hyperparameters.overwrite_deepspeed_args.wandb={enabled: true}"),
-        says=("wandb.enabled = true", "needs the package wandb"),
-        fix="pip install 'wandb'",
+        edit=replaced(JSON, '"AdamW"', '"MuAdamW"'),
+        says=("optimizer.type = 'MuAdamW'", "needs the package mup"),
+        fix="pip install 'mup'",
+    ),
+    "tool": Mistake(
+        arguments=setting("hyperparameters.logging.wandb.projct=x"),
+        says=("hyperparameters.logging.wandb.projct", "unknown key"),
+        fix="did you mean 'project'?",
     ),
     "two-names": Mistake(
         arguments=setting("hyperparameters.pipe_parallel_size=1", "hyperparameters.pipeline_parallel_size=2"),

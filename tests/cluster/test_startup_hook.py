@@ -353,3 +353,19 @@ def test_a_python_that_does_not_look_in_the_context_is_refused(hook: Hook) -> No
     assert done.returncode == 1
     assert "startup-hook: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# --------------------------------------------------------------------------------------- what a team looks at
+
+
+@pytest.mark.parametrize(
+    ("logging", "installs"), [({"wandb": {"project": "x"}}, True), ({"wandb": False, "csv": {}}, False)]
+)
+def test_it_installs_the_clients_of_the_tools_that_are_named(
+    hook: Hook, first: Path, logging: dict[str, object], installs: bool
+) -> None:
+    """The image has one that is too old."""
+    as_if_installed(first, "wandb", "0.1.0")
+    done = hook(PYTHONPATH=first, DET_HPARAMS=json.dumps({"logging": logging}))
+    assert ("startup-hook: installing wandb>=0.20 (here: 0.1.0)" in done.stdout) == installs, done.stderr
+    assert (done.returncode != 0) == installs  # the pip of the test starts nothing

@@ -38,6 +38,13 @@ hyperparameters:
       zero_optimization: {stage: 1, offload_optimizer: {device: cpu}}
       wandb: {enabled: true}
 """
+# What Python runs at its start: the tests' own environment has the package.
+WITHOUT_WANDB = """\
+from importlib import util
+
+found = util.find_spec
+util.find_spec = lambda name, *more: None if name == "wandb" else found(name, *more)
+"""
 # What needs another name for /dev/shm: a mount that only this process and those that it starts see.
 SMALL_SHARED_MEMORY = "mount -t tmpfs -o size=1m none /dev/shm && "
 
@@ -76,6 +83,7 @@ def test_on_a_broken_machine_each_fault_is_named(tmp_path: Path) -> None:
     as_if_installed(site, "torch", "2.3.0a0+40ec155e58")
     (site / "determined").mkdir()
     (site / "determined/__init__.py").write_text("raise ImportError('no module named urllib3')\n")
+    (site / "sitecustomize.py").write_text(WITHOUT_WANDB)
     lock = home / ".cache/torch_extensions/py311_cu130/cpu_adam/lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
