@@ -15,10 +15,15 @@ from determined_ds.protocol.profile_files import PROFILE_DIR, PROFILE_JSON
 from determined_ds.report.formatting import number, percent
 from determined_ds.report.profile_pictures import memory_picture, operators_picture
 from determined_ds.report.profile_text import milliseconds
+from determined_ds.report.rank_bars import rank_bars_picture
 from determined_ds.report.style import svg_of
 from determined_ds.report.texts import printable
 
-PICTURES = {"Memory over a step": memory_picture, "Operators that cost most": operators_picture}
+PICTURES = {
+    "The parts by rank": rank_bars_picture,
+    "Memory over a step": memory_picture,
+    "Operators that cost most": operators_picture,
+}
 
 
 def profile_section(run_dir: Path, name: str) -> Mapping[str, Any] | None:

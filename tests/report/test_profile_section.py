@@ -104,7 +104,7 @@ def test_the_page_of_a_run_has_it_and_its_texts_are_texts(tmp_path: Path) -> Non
 def test_pictures_of_several_runs_have_names_of_their_own(tmp_path: Path) -> None:
     runs = [profiled(recorded(tmp_path / name, course(3)), a_profile()) for name in ("one", "two")]
     page = runs_page([shown(path, path.name) for path in runs])
-    assert page.count('class="picture"') == 4
+    assert page.count('class="picture"') == 6
     assert "profile0-0-" in page
     assert "profile1-0-" in page
 

@@ -112,6 +112,8 @@ class Measuring(TrainingLoop):
         super().begin_step()
 
     def _count_step(self) -> None:
+        if self._capture is not None:
+            self._measure.stop()  # the trace is written at the end of the last one
         super()._count_step()
         loss, weight = self._sums.running("loss"), self._sums.weight("loss")
         self._measure.end(loss, weight)
