@@ -121,7 +121,7 @@ def sent_from(folder: Path) -> dict[str, int]:
 @IGNORES_THE_MATCHER
 def test_what_the_cluster_gets() -> None:
     sent = sent_from(ROOT)
-    assert sum(sent.values()) < 2 * 2**20
+    assert sum(sent.values()) < 2.5 * 2**20  # a file of data would be more
     assert {path.split("/")[0] for path in sent if "/" in path} == {
         "determined_ds",
         "experiments",
