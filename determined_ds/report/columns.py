@@ -19,7 +19,8 @@ from determined_ds.report.formatting import (
     signed_percent,
     step_unit,
 )
-from determined_ds.report.results import PARTS, Results, Row
+from determined_ds.report.repetition import PARTS
+from determined_ds.report.results import Results, Row
 from determined_ds.report.strengths import best_for
 from determined_ds.report.texts import printable
 

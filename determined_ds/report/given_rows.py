@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.report.given_tables import values_of
-from determined_ds.report.results import FAILED, MEASURED, PARTS, Results, Row
+from determined_ds.report.repetition import PARTS
+from determined_ds.report.results import FAILED, MEASURED, Results, Row
 
 Values = dict[str, Any]  # field -> value
 

@@ -10,7 +10,8 @@ from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.report.columns import CSV
-from determined_ds.report.results import PARTS, STATUSES
+from determined_ds.report.repetition import PARTS
+from determined_ds.report.results import STATUSES
 
 GB, MB = 10**9, 10**6
 # Field -> the names that it goes by, each with what makes the field's unit of it: samples/s, seconds, bytes.

@@ -20,8 +20,8 @@ from determined_ds.report.bars import (
     note_missing,
     places_of,
 )
+from determined_ds.report.divided_steps import parts_picture
 from determined_ds.report.formatting import byte_unit, label, number, percent, slots_text
-from determined_ds.report.parts_picture import parts_picture
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import GROUND, INK, MUTED, colours, drawing, figure_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,17 +162,10 @@ def prepare_autotune(
         raise ConfigError(_nothing_to_choose(candidates.dropped, candidates.left))
     interrupts = Interrupts("ending the measurement; the best so far is written")
     rates, figures = (None, "") if for_cluster else rates_here(base.accelerator)
-
-    def run_once(candidate: Candidate, repetition: int, watch: Watch) -> Row:
-        slots = base.experiment.slots
-        return workbench.measure(
-            candidate.variant, candidate.name, repetition, interrupts, most_slots=slots, watch=watch
-        )
-
     tuning = Tuning(
         candidates=candidates.possible,
         reference=reference_of(base, sizes),
-        measure=run_once,
+        measure=_measuring(workbench, interrupts),
         metric=metric,
         budget=allowed,
         warmup=request.warmup,
@@ -189,6 +182,18 @@ def prepare_autotune(
         unknown_sizes=sizes.unknown,
         figures=figures,
     )
+
+
+def _measuring(workbench: Workbench, interrupts: Interrupts) -> Callable[[Candidate, int, Watch], Row]:
+    """What measures a candidate for the n-th time."""
+
+    def run_once(candidate: Candidate, repetition: int, watch: Watch) -> Row:
+        slots = workbench.base.experiment.slots
+        return workbench.measure(
+            candidate.variant, candidate.name, repetition, interrupts, most_slots=slots, watch=watch
+        )
+
+    return run_once
 
 
 def parse_budget(text: str) -> Budget:

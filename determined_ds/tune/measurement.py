@@ -16,16 +16,16 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.memory import ModelShape
 from determined_ds.memory.states import model_states
-from determined_ds.protocol.conclusion import INVALID
+from determined_ds.protocol.conclusion import INVALID, RunResult
 from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
+from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import (
     CANNOT_RUN,
     FAILED,
     MEASURED,
     OUT_OF_MEMORY,
     STOPPED,
-    Repetition,
     Row,
     read_row,
     write_row,
@@ -69,45 +69,71 @@ def measure(
     there = _known(variant, document, run_dir, steps, warmup)
     if there is not None:
         return there
+    arguments = ["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine]
     process = TrialProcess(
         experiment=document,
         context_dir=context_dir,
         run_dir=run_dir,
         accelerator=accelerator,
-        arguments=[
-            *("--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine),
-            *(("--parts", str(parts)) if parts else ()),
-        ],
+        arguments=[*arguments, *(["--parts", str(parts)] if parts else [])],
         environment={} if threads is None else {"OMP_NUM_THREADS": str(threads)},
     )
-    process.start()
-    seconds: list[float] = []
-    try:
-        while (code := process.poll()) is None:
-            time.sleep(POLL_S)
-            records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
-            seconds += [record["metrics"]["step_seconds"] for record in records]
-            to_come = warmup + steps - len(seconds)
-            cut = "interrupted" if interrupts.requested else watch(seconds) if watch and to_come > 0 else None
-            if cut:
-                process.kill()
-                return _cut_short(variant, cut, seconds[warmup:])
-    finally:
-        process.kill()
-    if code == 0:
-        if parts:
-            _take_apart(run_dir)
+    seconds, cut = _run(process, interrupts, watch, num_steps=warmup + steps)
+    if cut:
+        return _cut_short(variant, cut, seconds[warmup:])
+    if process.poll() == 0:
+        _take_apart(run_dir, parts)
         row = _known(variant, document, run_dir, steps, warmup)
-        return row or unmeasured(
-            variant, FAILED, f"it ended without a measurement of {variant.choice.engine}"
+        missing = f"it ended without a measurement of {variant.choice.engine}"
+        return row or unmeasured(variant, FAILED, missing)
+    if parts and len(seconds) >= warmup + steps:  # it was the profiler that it failed for
+        return measure(
+            variant,
+            context_dir=context_dir,
+            run_dir=run_dir,
+            accelerator=accelerator,
+            steps=steps,
+            warmup=warmup,
+            interrupts=interrupts,
+            threads=threads,
+            watch=watch,
         )
-    result = process.result()
+    return _failed(variant, process.result())
+
+
+def _failed(variant: Variant, result: RunResult) -> Row:
     status = CANNOT_RUN if result.status == INVALID else OUT_OF_MEMORY if result.ran_out_of_memory else FAILED
     return unmeasured(variant, status, result.reason or "")
 
 
-def _take_apart(run_dir: Path) -> None:
+def _run(
+    process: TrialProcess, interrupts: Interrupts, watch: Watch | None, *, num_steps: int
+) -> tuple[list[float], str]:
+    """Run a process to its end. Returns the seconds of its steps, and why it was cut short; "" where it was not."""
+    process.start()
+    seconds: list[float] = []
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            seconds += _new_steps(process)
+            watched = watch is not None and len(seconds) < num_steps
+            cut = "interrupted" if interrupts.requested else watch(seconds) if watch and watched else None
+            if cut:
+                return seconds, cut
+        return [*seconds, *_new_steps(process)], ""
+    finally:
+        process.kill()
+
+
+def _new_steps(process: TrialProcess) -> list[float]:
+    records = (each for each in process.new_metrics() if each.get("group") == STEP_GROUP)
+    return [record["metrics"]["step_seconds"] for record in records]
+
+
+def _take_apart(run_dir: Path, parts: int) -> None:
     """Add to a measurement where the time of its steps went, by the traces beside it; nothing where there are none."""
+    if not parts:
+        return
     from determined_ds.profile.analysis import analyse
 
     path = RunDir(run_dir).measured

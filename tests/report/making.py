@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import (
     ACCELERATORS,
     CANNOT_RUN,
@@ -15,7 +16,6 @@ from determined_ds.report.results import (
     OUT_OF_MEMORY,
     PRECISIONS,
     STATUSES,
-    Repetition,
     Results,
     Row,
 )

@@ -13,7 +13,8 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.experiment.decide import read_document
 from determined_ds.memory import ModelShape
-from determined_ds.report.results import MEASURED, Repetition, Row
+from determined_ds.report.repetition import Repetition
+from determined_ds.report.results import MEASURED, Row
 from determined_ds.tune.axes import name_of
 from determined_ds.tune.candidates import Candidate, candidates_of
 from determined_ds.tune.choice import Base, read_base

@@ -15,16 +15,9 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.errors import ConfigError
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.results import (
-    CANNOT_RUN,
-    FAILED,
-    MEASURED,
-    OUT_OF_MEMORY,
-    STOPPED,
-    Repetition,
-    write_row,
-)
+from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
+from determined_ds.report.repetition import Repetition
+from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, write_row
 from determined_ds.tune.compare import in_turn
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, measure, merged, unmeasured
 from determined_ds.tune.variants import Variant, named_variants
@@ -185,6 +178,45 @@ def test_a_damaged_measurement_is_none(tmp_path: Path) -> None:
     written(tmp_path / "run", variant(), 4, 2)
     RunDir(tmp_path / "run").measured.write_text("{")
     assert measured_in(tmp_path / "run", variant()) in (STOPPED, CANNOT_RUN)
+
+
+def test_where_the_profiler_fails_it_is_measured_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All timed steps are done, and the process ends badly: the next one records none."""
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, *, arguments: list[str], **_: object) -> None:
+            started.append(arguments)
+
+        def start(self) -> None:
+            self._records = [{"group": STEP_GROUP, "metrics": {"step_seconds": 0.1}}] * 6
+            if "--parts" not in started[-1]:
+                written(tmp_path / "run", variant(), 4, 2)
+
+        def poll(self) -> int:
+            return int("--parts" in started[-1])
+
+        def new_metrics(self) -> list[dict[str, object]]:
+            return self._records
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr("determined_ds.tune.measurement.TrialProcess", Process)
+    row = measure(
+        variant(),
+        context_dir=tmp_path,
+        run_dir=tmp_path / "run",
+        accelerator="cpu",
+        steps=4,
+        warmup=2,
+        interrupts=Interrupts(""),
+        parts=3,
+    )
+    assert (row.status, row.num_steps, row.parts) == (MEASURED, 4, None)
+    assert ["--parts" in words for words in started] == [True, False]
 
 
 # --------------------------------------------------------------------------------------------- from Python

@@ -14,17 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from determined_ds.report.predictions import predictions_of
 from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
 from determined_ds.tune.candidates import Candidate
-from determined_ds.tune.cost import arithmetic, memory_bytes
+from determined_ds.tune.cost import memory_bytes
 from determined_ds.tune.measurement import Watch
-from determined_ds.tune.rates import Rates
 from determined_ds.tune.selection import BEATEN, STEPS_TO_JUDGE
 from determined_ds.tune.variants import decided
-from tests.report.making import results
 from tests.tune.bases import SHAPE, base_of, gpt2_candidates, row_of
-from tests.tune.measured_machine import machine
 from tests.tune.simulated import LOSS, START_S, STEPS, Machine, Told, prepared, tuned
 
 SEEDS = range(40)
@@ -57,22 +53,6 @@ def test_twelve_runs_find_the_best_of_fifty() -> None:
     assert len(gpt2_candidates()) == 50
     assert sum(share >= 0.97 for share in shares) >= 0.9 * len(shares), sorted(shares)[:8]
     assert statistics.median(shares) >= 0.99
-
-
-def test_each_was_predicted_before_it_was_measured() -> None:
-    """The first one only by figures of the machine; whoever tunes again sees how good that was."""
-    predictions = [predictions_of(results(*told(seed).tuning.rows)) for seed in SEEDS[:10]]
-    errors = [found.median_error for found in predictions]
-    assert statistics.median(error for error in errors if error is not None) < 0.1
-    first, *others = told().tuning.rows
-    assert first.predicted_step_seconds is None
-    assert all(row.predicted_step_seconds for row in others)
-
-    rates = Rates(accelerator="cpu", machine=machine())
-    first = told(rates=rates).tuning.rows[0]
-    assert first.predicted_step_seconds == pytest.approx(
-        arithmetic(gpt2_candidates()[0].variant, SHAPE, rates), rel=0.3
-    )
 
 
 def test_more_runs_find_no_less() -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
-from determined_ds.report.results import MEASURED, STOPPED, Repetition, Row, write_row
+from determined_ds.report.repetition import Repetition
+from determined_ds.report.results import MEASURED, STOPPED, Row, write_row
 from determined_ds.runtime.checkpoints.state_bytes import watch
 from determined_ds.runtime.group.collectives import reduce_over_ranks
 from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun

@@ -11,7 +11,8 @@ import pytest
 from determined_ds.profile.analysis import analyse
 from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import STEP_GROUP
-from determined_ds.report.results import MEASURED, PARTS, STOPPED, Row
+from determined_ds.report.repetition import PARTS
+from determined_ds.report.results import MEASURED, STOPPED, Row
 from tests.ranks import Ranks
 
 GLOBAL_BATCH_SIZE, NUM_SAMPLES = 8, 64

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from determined_ds.report.bars import ROOM, beside, height_of, name_bars, note_missing, places_of
 from determined_ds.report.formatting import LEAST_SHARE, number, step_unit
-from determined_ds.report.results import PARTS, Results
+from determined_ds.report.repetition import PARTS
+from determined_ds.report.results import Results
 from determined_ds.report.style import MUTED, PALETTE, SMALL_PT, drawing, figure_of
 
 if TYPE_CHECKING:
