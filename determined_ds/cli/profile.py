@@ -111,7 +111,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
         return
     click.echo()
     Console().print(parts_table(found))
-    click.echo("\n".join(profile_lines(content)))
+    click.echo("\n".join(["", *profile_lines(content)]))
     click.echo()
     for path in written:
         click.echo(short(path))

@@ -31,6 +31,7 @@ PARTS_OF_A_SLOW_RANK = {
     "forward": "its forward pass takes {} longer: look for work that only it does, and for other processes there",
     "backward": "its backward pass takes {} longer: look for other processes on its device, and for its clock rate",
     "optimizer": "its optimizer takes {} longer: look for other processes on its machine",
+    "idle": "its GPU is idle {} longer: its host launches kernels later; look for other processes on its machine",
     "other": "it spends {} more outside of the passes: callbacks, logging, what only this rank does in train_batch",
 }
 
@@ -72,9 +73,7 @@ def _slow_rank(profile: Profile) -> Iterator[LostTime]:
         f"the other ranks wait {ms(found.seconds)} a step for rank {found.rank}, "
         f"the last in {found.steps} of {found.of_steps} steps"
     )
-    fix = "look for work that only this rank does, and for other processes on its machine"
-    if found.part:
-        fix = PARTS_OF_A_SLOW_RANK[found.part].format(ms(found.part_seconds))
+    fix = PARTS_OF_A_SLOW_RANK[found.part].format(ms(found.part_seconds))
     yield _finding(profile, SLOW_RANK, found.seconds, seen, fix, rank=found.rank, last_in=found.steps)
 
 

@@ -40,7 +40,8 @@ def parts_table(profile: Profile) -> Group:
         table.add_row(*cells, bar, *([_spread(profile, part)] if several else []))
         at += seconds
     table.add_row("step", _ms(whole), "", Text(clock(profile)), style="bold")
-    return Group(Text(headline(profile), style="bold"), "", table, *_notes(profile))
+    notes = list(_notes(profile))
+    return Group(Text(headline(profile), style="bold"), "", table, *([Text(""), *notes] if notes else []))
 
 
 def headline(profile: Profile) -> str:
@@ -61,7 +62,6 @@ def clock(profile: Profile) -> str:
 
 
 def _notes(profile: Profile) -> Iterator[Text]:
-    yield Text("")
     if profile.mfu is not None:
         yield Text(
             f"{profile.tflops_per_rank:.3g} TFLOP/s a rank: {percent(profile.mfu)} of its measured peak (MFU)."

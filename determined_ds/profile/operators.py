@@ -11,6 +11,7 @@ from determined_ds.profile.nesting import PHASES, Nested, StepsOf
 from determined_ds.profile.trace_file import Event, Trace
 
 MOST = 10
+SHAPES = 3  # of an operator's inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +134,7 @@ def alike(module: str) -> str:
 
 
 def shapes_of(event: Event) -> str:
-    """The shapes of an operator's tensors."""
-    shapes = event.args.get("Input Dims") or ()
-    return " ".join(str(shape) for shape in shapes if shape and not isinstance(shape[0], list))
+    """The shapes of an operator's first tensors."""
+    dims = event.args.get("Input Dims") or ()
+    shapes = [str(shape) for shape in dims if shape and not isinstance(shape[0], list)]
+    return " ".join(shapes[:SHAPES]) + (" …" if len(shapes) > SHAPES else "")

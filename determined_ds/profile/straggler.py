@@ -16,12 +16,14 @@ from determined_ds.profile.arrivals import Arrival
 from determined_ds.profile.step_parts import RankProfile
 
 # Of a step's work. What is waited for is not what a rank does by itself.
-WORK = ("data", "forward", "backward", "optimizer", "other")
+WORK = ("data", "forward", "backward", "optimizer", "idle", "other")
 # A noisy machine delays now this rank, now that one, and now more, now less. The straggler is the last in so many
 # steps, in this share of all, and in as many by at least half of what it is in the middle.
 LEAST_STEPS = 3
 SHARE = 0.8
 ALIKE = 0.5
+# Of the delay that its own work explains: the rest is the system's, which wakes a process late.
+EXPLAINED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,11 @@ class Straggler:
 
     Args:
         rank: Its number.
-        seconds: Of a median step: how long the others wait for it, beyond what it waits for them.
+        seconds: Of a median step: how long the others wait for it, beyond what it waits for them; no more than it
+            works longer than they do.
         steps: In how many of the recorded steps it is this rank.
         of_steps: How many there are.
-        part: Of a step, in which it takes longer than the others; empty where none is clear.
+        part: Of a step, in which it takes longer than the others, and longest.
         part_seconds: How much longer, in a mean step.
     """
 
@@ -41,8 +44,8 @@ class Straggler:
     seconds: float
     steps: int
     of_steps: int
-    part: str = ""
-    part_seconds: float = 0.0
+    part: str
+    part_seconds: float
 
 
 def find_straggler(ranks: Sequence[RankProfile]) -> Straggler | None:
@@ -93,27 +96,25 @@ def _among(ranks: Sequence[RankProfile]) -> Straggler | None:
     clear = sum(each >= ALIKE * delay for each in ahead)
     if len(steps) < LEAST_STEPS or clear < SHARE * len(steps):
         return None
-    part, part_seconds = _slower_part(rank, ranks)
+    more = _more_work(rank, ranks)
+    if sum(more.values()) < EXPLAINED * delay:
+        return None
+    part = max(more, key=lambda name: more[name])
     return Straggler(
         rank=rank,
-        seconds=delay,
+        seconds=min(delay, sum(more.values())),
         steps=len(ahead),
         of_steps=len(steps),
         part=part,
-        part_seconds=part_seconds,
+        part_seconds=more[part],
     )
 
 
-def _slower_part(rank: int, ranks: Sequence[RankProfile]) -> tuple[str, float]:
-    """The part of a step in which a rank takes longer than the others, and by how much."""
+def _more_work(rank: int, ranks: Sequence[RankProfile]) -> dict[str, float]:
+    """Part of a step -> how much longer a rank works there than the others do; less than 0 where it works less."""
     own = next(each.seconds for each in ranks if each.rank == rank)
-    more = {
-        part: own.get(part, 0.0)
-        - median([each.seconds.get(part, 0.0) for each in ranks if each.rank != rank])
-        for part in WORK
-    }
-    part = max(more, key=lambda name: more[name])
-    return (part, more[part]) if more[part] > 0 else ("", 0.0)
+    others = [each.seconds for each in ranks if each.rank != rank]
+    return {part: own[part] - median(each[part] for each in others) for part in WORK}
 
 
 def _matched(ranks: Sequence[RankProfile]) -> Iterator[Mapping[int, Arrival]]:

@@ -57,14 +57,14 @@ def operators_lines(profile: Mapping[str, Any]) -> list[str]:
         name = squeezed(f"{printable(each['name'])}, {each['phase']}", LONGEST - 5)
         share, time = percent(each["share"]), milliseconds(each["seconds"])
         lines += [f"{share:>7}  {time:>10}  {each['calls']:>5,.0f}  {name}"]
-        lines += _wrapped(_about(each), " " * 28, " " * 28)
+        lines += _wrapped(_about(each), " " * 28, " " * 28) if _about(each) else []
     return [line[:WIDTH] for line in lines]
 
 
 def _about(operator: Mapping[str, Any]) -> str:
     module = squeezed(printable(operator["module"]), LONGEST)
     several = f" ({operator['num_modules']} modules)" if operator["num_modules"] > 1 else ""
-    return f"{module}{several} {squeezed(operator['shapes'], 80)}".strip()
+    return f"{module}{several} {operator['shapes']}".strip()
 
 
 def memory_lines(profile: Mapping[str, Any]) -> list[str]:

@@ -38,8 +38,14 @@ def test_the_last_to_come_in_every_step_is_named_with_the_part_that_is_longer() 
     found = find_straggler([rank_of(0, [[20, 89]] * 4, forward=0.02, data=0.01), late])
     assert found is not None
     assert (found.rank, found.steps, found.of_steps) == (1, 4, 4)
-    assert round(found.seconds, 6) == 0.031
+    assert round(found.seconds, 6) == 0.03
     assert (found.part, round(found.part_seconds, 6)) == ("forward", 0.03)
+
+
+def test_one_that_is_late_without_working_longer_is_none() -> None:
+    """The system woke it late."""
+    late = rank_of(1, [[50, 90]] * 4, forward=0.03)
+    assert find_straggler([rank_of(0, [[20, 89]] * 4, forward=0.02), late]) is None
 
 
 def test_ranks_that_are_late_by_turns_are_none() -> None:
