@@ -117,6 +117,22 @@ def test_two_ranks_wait_for_their_collectives(zero_stage: int, two_ranks: Ranks,
     assert [rank.rank for rank in profile.ranks] == [0, 1]
     assert_adds_up(profile)
     assert all(rank.seconds["communication"] > 0 for rank in profile.ranks)
+    assert_knows_what_holds_memory(profile, of_ranks=2 if zero_stage == 3 else 1)
+    found = {(each.phase, each.module) for each in profile.ranks[0].operators.costliest}
+    assert ("backward", "*") in found  # layers of a Sequential are named by numbers
+
+
+def assert_knows_what_holds_memory(profile: Profile, *, of_ranks: int) -> None:
+    """Weights and Adam's two moments of each, in fp32, divided among so many ranks."""
+    weights = 6 * (64 * 64 + 64) + 64 * 8 + 8
+    for rank in profile.ranks:
+        assert rank.memory is not None
+        assert rank.memory.knows_states
+        for owner, copies in (("parameters", 1), ("optimizer_states", 2 if of_ranks == 1 else 3)):
+            most = max(rank.memory.bytes_by_owner[owner])
+            assert most == pytest.approx(4 * copies * weights / of_ranks, rel=0.05), owner
+        assert max(rank.memory.bytes_by_owner["gradients"]) > 0
+        assert max(rank.memory.bytes_by_owner["activations"]) > 0
 
 
 def test_a_training_that_ends_before_writes_the_whole_steps_it_has(one_rank: Ranks, tmp_path: Path) -> None:
