@@ -126,6 +126,20 @@ def read_timers(engine: Any, at_stop: Callable[[str], None], *, prints: bool) ->
     return found
 
 
+def stop_reading(engine: Any) -> None:
+    """End :func:`read_timers`; what the JSON does not switch on is off again."""
+    timers = engine.timers
+    for name in TIMERS.values():
+        timers(name).at_stop = timers(name).is_due = None
+    timers.forget()
+    if timers.is_silent:
+        timers.is_silent = False
+        engine._config.wall_clock_breakdown = False
+        engine.engine_timers = EngineTimers(enable_micro_timers=False, enable_global_timers=False)
+    if engine.steps_per_print() == NEVER:
+        engine._config.steps_per_print = None
+
+
 def _silence(engine: Any) -> None:
     """Have the timers run, and nothing printed of them."""
     engine.timers.is_silent = True

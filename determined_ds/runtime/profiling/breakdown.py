@@ -15,15 +15,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 from deepspeed.comm import comm
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.peak_flops import known_peak_flops
-from determined_ds.runtime.rank_memory import GB, rank_memory
+from determined_ds.runtime.rank_memory import GB
 from determined_ds.trial.comms_logger import CommunicationMeter
-from determined_ds.trial.step_timers import TIMERS, StepTimer, read_timers
+from determined_ds.trial.step_timers import TIMERS, StepTimer, read_timers, stop_reading
 
 SECONDS = ("forward_s", "backward_s", "optimizer_s")  # in the order of TIMERS
 COMMUNICATION = ("communication_s", "communication_bytes")
@@ -59,6 +60,7 @@ class Breakdown:
         self._engines = engines
         self._device = device
         self._peak_flops = peak_flops
+        self._process = psutil.Process()
         self._batches = 0
         self._flops = UNKNOWN
         self._mode = FlopCount(self._is_training) if counts_flops else None
@@ -119,7 +121,13 @@ class Breakdown:
 
     def _part_ends(self, part: str) -> None:
         if self._is_within:
-            self._memory[part] = max(self._memory[part], rank_memory(self._device).allocated_bytes)
+            self._memory[part] = max(self._memory[part], self._held_bytes())
+
+    def _held_bytes(self) -> int:
+        """The ``allocated_bytes`` of :func:`~determined_ds.runtime.rank_memory.rank_memory`, at less cost."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self._device))
+        return int(self._process.memory_info().rss)
 
     def _forget(self) -> None:
         for engine in self._engines:
@@ -157,8 +165,10 @@ class Breakdown:
         """End the measurement."""
         self._is_within = False
         self._entered.close()
-        self._forget()
         self._meter.detach()
+        for engine in self._engines:
+            if isinstance(engine, DeepSpeedEngine):
+                stop_reading(engine)
 
 
 def breakdown_of(context: Any) -> Breakdown:
