@@ -54,6 +54,6 @@ def test_paused_and_activated_it_is_one_run_there_and_its_file_is_uploaded(
     assert run.data.tags["determined_ds.continued_from_batch"] == str(stopped_at)
     assert run.data.tags["determined_ds.group"] == f"gpt2_const experiment {number}"
     assert run.data.params["determined.trial_id"] == str(trial.id)
-    files = list(cluster.storage.rglob("metrics.csv"))
+    files = [*cluster.storage.rglob("metrics.csv"), *cluster.storage.rglob("metrics-2.csv")]
     found = [point for file in files for point in points_of(csv_rows(file), "training/loss", "batches")]
     assert found == reported

@@ -39,6 +39,11 @@ class RunHere:
         return self.there.path.name
 
     @property
+    def csv(self) -> str:
+        """The name of the file with its metrics."""
+        return "metrics.csv"
+
+    @property
     def group(self) -> str:
         """The search that it is a trial of; "" without one."""
         folder = self.there.path.parent
@@ -75,6 +80,12 @@ class RunOnCluster:
     def name(self) -> str:
         """What distinguishes it from others of its experiment, for people."""
         return f"trial {self.info.trial.trial_id}"
+
+    @property
+    def csv(self) -> str:
+        """The same; a container does not have that of the container before."""
+        number = self.info.trial._trial_run_id
+        return "metrics.csv" if number == 1 else f"metrics-{number}.csv"
 
     @property
     def group(self) -> str:
@@ -129,6 +140,7 @@ def shown_run(
         config=config_of(launch, run.ids),
         folder=str(folder),
         events=str(events),
+        csv=run.csv,
         pid=os.getpid(),
         tools={name: dict(options) for name, options in tools.items()},
     )

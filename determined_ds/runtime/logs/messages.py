@@ -29,6 +29,7 @@ class ShownRun:
         config: The configuration, with where values came from, and the surroundings.
         folder: Where tools may write.
         events: Where TensorBoard looks for files.
+        csv: The name of a file with its metrics.
         pid: The chief's process, whose use of the machine is the run's.
         tools: Tool -> options.
     """
@@ -43,6 +44,7 @@ class ShownRun:
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: str = "."
     events: str = "."
+    csv: str = "metrics.csv"
     pid: int = 0
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

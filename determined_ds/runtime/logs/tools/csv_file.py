@@ -1,4 +1,4 @@
-"""``metrics.csv``: a line a report, a column a metric."""
+"""A CSV file: a line a report, a column a metric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP, TIME = "batches", "time"
 
 
 class CsvFile:
-    """The file, in the run directory; on a cluster beside the files for TensorBoard, with which it is uploaded.
+    """The file, in the run directory. On a cluster each start of the trial has its own, uploaded as TensorBoard's are.
 
     What is after the batch that a resumed run continues from is cut off: it is trained, and written, again.
 
@@ -24,7 +24,7 @@ class CsvFile:
     """
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
-        self._path = Path(about.folder) / "metrics.csv"
+        self._path = Path(about.folder) / about.csv
         self._continues = about.continues
         self._columns = [STEP, TIME]
 
