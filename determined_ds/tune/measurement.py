@@ -66,8 +66,7 @@ def measure(
     """
     assert variant.document is not None
     document = _without_instruments(variant.document)
-    there = _known(variant, document, run_dir, steps, warmup)
-    if there is not None:
+    if (there := _known(variant, document, run_dir, steps, warmup)) is not None:
         return there
     arguments = ["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine]
     process = TrialProcess(
@@ -84,8 +83,7 @@ def measure(
     if process.poll() == 0:
         _take_apart(run_dir, parts)
         row = _known(variant, document, run_dir, steps, warmup)
-        missing = f"it ended without a measurement of {variant.choice.engine}"
-        return row or unmeasured(variant, FAILED, missing)
+        return row or unmeasured(variant, FAILED, f"it ended without measuring {variant.choice.engine}")
     if parts and len(seconds) >= warmup + steps:  # it was the profiler that it failed for
         return measure(
             variant,
