@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,54 @@ def test_this_repository_sends_what_determined_sends() -> None:
     items = context.read_v1_context(ROOT)
     assert ours.keys() == {item.path for item in items if (ROOT / item.path).is_file()}
     assert context_problems(ROOT) == ([], [])
+
+
+# What a task, a script and the start-up hook import by name; the rest is imported by them.
+IMPORTED_ON_A_CLUSTER = (
+    "determined_ds",
+    "determined_ds.train",
+    "determined_ds.startup",
+    "determined_ds.sessions",
+    "determined_ds.transformers",
+    "determined_ds.callbacks",
+    "determined_ds.runtime.loop.fit",
+)
+
+
+def _file_of(module: str) -> str | None:
+    path = module.replace(".", "/")
+    found = (name for name in (f"{path}.py", f"{path}/__init__.py") if (ROOT / name).is_file())
+    return next(found, None)
+
+
+def _imported_at_once(node: ast.AST) -> Iterator[str]:
+    """Modules that a file imports when it is imported itself, not within a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield child.module
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _imported_at_once(child)
+
+
+def test_all_that_a_task_imports_is_sent() -> None:
+    """A module that .detignore keeps back would end every task before it trains."""
+    sent = {file.name for file in files_sent(ROOT)}
+    waiting = [name for name in map(_file_of, IMPORTED_ON_A_CLUSTER) if name]
+    assert len(waiting) == len(IMPORTED_ON_A_CLUSTER)
+    known = dict.fromkeys(waiting, "a task")
+    while waiting:
+        name = waiting.pop()
+        for found in filter(None, map(_file_of, _imported_at_once(ast.parse((ROOT / name).read_text())))):
+            if found not in known:
+                known[found] = name
+                waiting.append(found)
+    kept_back = {name: by for name, by in known.items() if name not in sent}
+    assert not kept_back, f"not sent, and imported by: {kept_back}"
 
 
 def test_the_defaults_are_determineds_own() -> None:
