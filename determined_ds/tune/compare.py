@@ -15,10 +15,9 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.memory import ModelShape
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
-from determined_ds.tune.cost import arithmetic
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
 from determined_ds.tune.rates import rates_here
-from determined_ds.tune.step_times import is_predictable
+from determined_ds.tune.step_times import expected_step_s
 from determined_ds.tune.variants import Variant, named_variants
 from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
@@ -99,7 +98,7 @@ class Comparison:
         if rates.knows_training:
             self.workbench.say(f"predictions  by figures {source}")
         return [
-            arithmetic(variant, shape, rates) if shape is not None and is_predictable(shape, rates) else None
+            None if variant.resolved is None else expected_step_s(variant.resolved.strategy, shape, rates)
             for variant, shape in zip(self.variants, shapes, strict=True)
         ]
 

@@ -73,6 +73,13 @@ def is_predictable(shape: ModelShape, rates: Rates) -> bool:
     return shape.sequence_length > 0 and rates.knows_training
 
 
+def expected_step_s(strategy: Strategy, shape: ModelShape | None, rates: Rates) -> float | None:
+    """Seconds of a step by measured figures; None where they, or the model's sizes, are unknown."""
+    if shape is None or not is_predictable(shape, rates):
+        return None
+    return step_times(strategy.checkpointed_by(shape.checkpoint_interval), shape, rates).total_s
+
+
 def _between_replicas(strategy: Strategy, shape: ModelShape, rates: Rates) -> float:
     """Reducing gradients and gathering parameters.
 
