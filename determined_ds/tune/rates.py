@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.strategy import Strategy
 from determined_ds.devices import hardware_here
 from determined_ds.protocol.machine_figures import (
     ALL_REDUCE,
     DEVICE,
     HOST,
     TO_DEVICE,
+    TimedStep,
     bus_factor,
 )
 from determined_ds.protocol.machine_file import MachineFigures, figures_of
@@ -40,11 +41,13 @@ class Rates:
 
     @property
     def source(self) -> str:
-        """What was measured when, in words; "" where nothing was."""
+        """What it is from and of which days, in words; "" where nothing was measured."""
         if self.machine is None:
             return ""
-        runs = {each.bench: each.when.partition("T")[0] for each in self.machine.measured}
-        return f"det-ds bench {', '.join(f'{bench} ({when})' for bench, when in runs.items())}"
+        days = sorted({each.when.partition("T")[0] for each in self.machine.measured})
+        return (
+            f"det-ds bench of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else "det-ds bench"
+        )
 
     @property
     def knows_training(self) -> bool:
@@ -55,23 +58,36 @@ class Rates:
         """Whether steps of this precision were timed."""
         return bool(self._timed(precision))
 
-    def flops_per_s(self, precision: str, ranks: int) -> float:
-        """Operations per second of one of so many ranks while it trains in a precision.
+    def flops_per_s(self, strategy: Strategy, num_parameters: int) -> float:
+        """Operations per second of a rank while it trains, by the timed steps that are nearest in size.
 
-        Where training in it was not timed: those of training in any other, else a share of the measured peak.
+        Where training in the precision was not timed: by those in any other, else a share of the measured peak.
+
+        Args:
+            strategy: Its precision, ranks and micro-batch.
+            num_parameters: Of the model.
         """
+        precision, ranks = strategy.precision, strategy.slots
+
+        def distance(step: TimedStep) -> tuple[float, float]:
+            sizes = (
+                (step.num_parameters or num_parameters) / num_parameters,
+                step.micro_batch_size / strategy.micro_batch_size,
+            )
+            return abs(math.log(step.ranks / ranks)), sum(abs(math.log(ratio)) for ratio in sizes)
+
         timed = self._timed(precision) or self._timed(None)
         if timed:
-            nearest = min(abs(math.log(count / ranks)) for count, _ in timed)
-            return statistics.median(rate for count, rate in timed if abs(math.log(count / ranks)) == nearest)
+            _, rate = min(timed, key=lambda found: distance(found[0]))
+            return rate
         peak = self.machine.peak_flops_per_s(precision, ranks) if self.machine else None
         return ASSUMED[self.accelerator][0] if peak is None else OF_PEAK * peak
 
-    def _timed(self, precision: str | None) -> list[tuple[int, float]]:
-        """(ranks, FLOP/s of one) of steps that were timed; of any precision, if None."""
+    def _timed(self, precision: str | None) -> list[tuple[TimedStep, float]]:
+        """Steps that were timed, with the FLOP/s of a rank; of any precision, if None."""
         steps = self.machine.steps if self.machine else ()
         return [
-            (step.ranks, rate)
+            (step, rate)
             for step in steps
             if (precision is None or step.precision == precision) and (rate := step.flops_per_s) is not None
         ]

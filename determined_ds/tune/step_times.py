@@ -55,7 +55,7 @@ def step_times(strategy: Strategy, shape: ModelShape, rates: Rates) -> StepTimes
         (8 if strategy.activation_checkpointing else 6) * parameters * max(1, shape.sequence_length) * samples
     )
     bubble = (count + stages - 1) / count
-    compute = (work / rates.flops_per_s(strategy.precision, ranks) + rates.start_s * count) * bubble
+    compute = (work / rates.flops_per_s(strategy, shape.num_parameters) + rates.start_s * count) * bubble
     shards = strategy.replicas if strategy.zero_stage else 1
     step = STEP_BYTES * parameters / shards / rates.memory_bytes_per_s(ranks)
     element, to_device = strategy.element_bytes, rates.to_device_bytes_per_s(ranks)

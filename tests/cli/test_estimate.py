@@ -220,7 +220,7 @@ SMALL = ("--params", "1M", "--layers", "4", "--hidden", "128", "--precision", "f
 def test_seconds_are_those_of_the_measured_machine(measured: MachineFigures) -> None:
     result = estimate(*SMALL)
     assert result.exit_code == 0, result.output
-    assert "times: of this machine, by det-ds bench training (2026-11-23)" in result.stdout
+    assert "times: of this machine, by det-ds bench of 2026-11-23" in result.stdout
     head, *rows = result.stdout.partition("\nseconds ")[2].splitlines()
     assert head.split() == ["step", "compute", "communic.", "optimizer", "checkpoint"]
     found = as_json(*SMALL)["expected_times"]["strategies"]

@@ -31,9 +31,17 @@ def test_compute_is_operations_over_those_that_training_reached() -> None:
     assert times.compute_s == pytest.approx(operations / FLOPS + RATES.start_s)
 
 
+def test_of_several_timed_steps_the_nearest_in_size_counts() -> None:
+    [step] = machine().steps
+    large = replace(step, model="large", num_parameters=10**9, micro_batch_size=64, flops=8 * FLOPS)
+    rates = Rates(accelerator="cpu", machine=machine(steps=(step, large)))
+    assert rates.flops_per_s(strategy(micro_batch_size=16), 10**6) == FLOPS
+    assert rates.flops_per_s(strategy(micro_batch_size=32), 10**9) == 4 * FLOPS
+
+
 def test_where_training_was_not_timed_it_is_a_share_of_the_peak() -> None:
     rates = Rates(accelerator="cpu", machine=machine(steps=()))
-    assert rates.flops_per_s("fp32", 2) == OF_PEAK * 4 * FLOPS
+    assert rates.flops_per_s(strategy(), 10**6) == OF_PEAK * 4 * FLOPS
     assert rates.knows_training
     assert not Rates(accelerator="cpu", machine=machine(steps=(), peaks=())).knows_training
     assert not Rates(accelerator="cpu").knows_training
