@@ -295,7 +295,7 @@ def last_words(run_dir: Path) -> dict[str, Any]:
 
 def is_measured(metric: str) -> bool:
     """Whether it tells of clocks and memory: no two runs have the same."""
-    return metric == "bubble" or "per_second" in metric or "peak_memory" in metric
+    return metric == "bubble" or "per_second" in metric or "memory" in metric
 
 
 def differences(left: Any, right: Any, path: str = "") -> list[str]:
