@@ -18,10 +18,10 @@ from determined_ds.profile.step_parts import RankProfile
 # Of a step's work. What is waited for is not what a rank does by itself.
 WORK = ("data", "forward", "backward", "optimizer", "idle", "other")
 # A noisy machine delays now this rank, now that one, and now more, now less. The straggler is the last in so many
-# steps, in this share of all, and in as many by at least half of what it is in the middle.
+# steps, in this share of all, and in as many by at least a quarter of what it is in the middle.
 LEAST_STEPS = 3
 SHARE = 0.8
-ALIKE = 0.5
+ALIKE = 0.25
 # Of the delay that its own work explains: the rest is the system's, which wakes a process late.
 EXPLAINED = 0.5
 
