@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.master.core_context import cluster_core_context
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.runtime.tensorboard_files import upload, upload_last
 from determined_ds.runtime.tracebacks import show_own_errors
 
 logger = logging.getLogger("determined_ds")
@@ -97,7 +99,11 @@ def open_context(
         context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
         context.engine = engine
         context.resets_optimizer = run is not None and run.resets_optimizer
-        with _to_tools(context, task, devices) if trains else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if task.on_cluster:  # once the tools have ended, whose files are beside them
+                stack.callback(upload_last, core_context.train, partial(upload, context))
+            if trains:
+                stack.enter_context(_to_tools(context, task, devices))
             yield context
             leave_peers()  # a rank that fails shows signs of life to its end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 from determined import core
 
@@ -12,6 +13,7 @@ from determined_ds.runtime.group.distributed import join_process_group
 from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.master.core_context import cluster_core_context
+from determined_ds.runtime.tensorboard_files import upload_files, upload_last
 from determined_ds.transformers.here import accelerator_here, trial_here
 
 
@@ -35,6 +37,8 @@ def init(*, use_cpu: bool = False) -> Iterator[core.Context]:
     with contextlib.ExitStack() as stack:
         if trial is not None and on_cluster:
             context = stack.enter_context(cluster_core_context(distributed))
+            # Also what DetCallback records; once the tools have ended, whose files are beside it.
+            stack.callback(upload_last, context.train, partial(upload_files, context.train, distributed.rank))
             stack.enter_context(reported_to_tools(context, trial.task, devices))
         else:
             context = stack.enter_context(core.init(distributed=distributed))

@@ -12,7 +12,7 @@ from determined import core
 
 from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.protocol.profile_files import DATA, CaptureRecord
-from determined_ds.runtime.profiling.capture import Capture, folder_of_traces
+from determined_ds.runtime.profiling.capture import Capture, folder_of_traces, kept_in
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
@@ -61,6 +61,7 @@ class ProfiledTraining:
             flops=None if args.torch_compile else FlopCount(lambda: bool(model.training)),
             note=print if core_context.distributed.rank == 0 else lambda _: None,
             for_tensorboard=run_dir is None,
+            kept_in=kept_in() if run_dir is None else "",
         )
         self._data: Any = None
         self._begin()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,12 +22,19 @@ from determined_ds.runtime.logs.identity import RunHere, RunOnCluster, shown_run
 from determined_ds.runtime.logs.sender import TeamTools
 from determined_ds.runtime.logs.sink import sent_on
 from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.tensorboard_files import (
+    OF_TOOLS,
+    copy_changed,
+    upload_files,
+    upload_last,
+    upload_too,
+)
 
-logger = logging.getLogger("determined_ds")
-CSV, TENSORBOARD = "csv", "tensorboard"
+TENSORBOARD = "tensorboard"
 
 
-def report_to_tools(core_context: core.Context) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def report_to_tools(core_context: core.Context) -> Iterator[None]:
     """Send what a Core API script reports to the tools of ``hyperparameters.logging``, on a cluster too.
 
     Under ``det-ds run`` that is done anyway, and this does nothing::
@@ -39,17 +45,25 @@ def report_to_tools(core_context: core.Context) -> contextlib.AbstractContextMan
     Args:
         core_context: From ``determined.core.init``.
 
-    Returns:
-        A context manager, in which the script trains.
+    Yields:
+        While the script trains.
     """
     info = cluster_info()
     if info is None or info.task_type != "TRIAL":
-        return contextlib.nullcontext()
-    trial = info.trial
+        yield
+        return
+    trial, train = info.trial, core_context.train
     task = task_of_cluster(
         trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
     )
-    return reported_to_tools(core_context, task, detect_accelerator(None))
+    is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
+    with contextlib.ExitStack() as stack:
+        if (
+            is_manual and core_context.distributed.rank == 0
+        ):  # else Determined does when it closes the context
+            stack.callback(upload_last, train, partial(upload_files, train, 0))
+        stack.enter_context(reported_to_tools(core_context, task, detect_accelerator(None)))
+        yield
 
 
 @contextlib.contextmanager
@@ -86,24 +100,17 @@ def reported_to_tools(
         log = run_dir.logs / "logging.log"
         log.parent.mkdir(exist_ok=True)
     else:
-        about = partial(shown_run, run=RunOnCluster(info=cluster_info()), folder=events, events=events)
-        log = Path(tempfile.mkdtemp()) / "logging.log"
+        folder = Path(tempfile.mkdtemp())
+        upload_too(core_context.train, folder)
+        about = partial(shown_run, run=RunOnCluster(info=cluster_info()), folder=folder, events=events)
+        log = folder / "logging.log"
     sink = TeamTools(partial(about, exp_conf=task.exp_conf or {}, tools=tools), log)
-    with contextlib.ExitStack() as stack:
-        by_itself = getattr(core_context.train, "_tensorboard_mode", None) == core.TensorboardMode.AUTO
-        if (
-            run_dir is None and {CSV, TENSORBOARD} & tools.keys() and not by_itself
-        ):  # with the last lines, too
-            stack.callback(_uploaded, core_context)
-        stack.enter_context(sent_on(core_context, [sink], launch))
-        yield
-
-
-def _uploaded(core_context: core.Context) -> None:
     try:
-        core_context.train.upload_tensorboard_files()
-    except Exception as error:  # what is only shown fails no training
-        logger.warning("warning: files of %s and %s were not uploaded: %s", CSV, TENSORBOARD, error)
+        with sent_on(core_context, [sink], launch):
+            yield
+    finally:
+        if run_dir is None:  # a context that uploads by itself does so when it is closed
+            copy_changed(log.parent, events / OF_TOOLS)
 
 
 def _launch(

@@ -16,6 +16,7 @@ from determined_ds.documents.writing import write_whole
 from determined_ds.protocol.launches import FORK, START, Launch
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.logs.messages import ShownRun
+from determined_ds.runtime.tensorboard_files import OF_TOOLS, uploaded_to
 
 UNCATEGORIZED = "Uncategorized"  # a master's project of experiments without one
 TRIALS = "trials"  # the folder of a search with its trials
@@ -37,6 +38,15 @@ class RunHere:
     def name(self) -> str:
         """What distinguishes it from others of its experiment, for people."""
         return self.there.path.name
+
+    @property
+    def kept_in(self) -> str:
+        """Where its files are found later."""
+        return str(self.there.path)
+
+    def tensorboard(self, events: Path) -> str:
+        """The command that shows its scalars."""
+        return f"tensorboard --logdir {events}"
 
     @property
     def csv(self) -> str:
@@ -80,6 +90,15 @@ class RunOnCluster:
     def name(self) -> str:
         """What distinguishes it from others of its experiment, for people."""
         return f"trial {self.info.trial.trial_id}"
+
+    @property
+    def kept_in(self) -> str:
+        """Where its files are found once the container is gone."""
+        return f"{uploaded_to(self.info)}/{OF_TOOLS}"
+
+    def tensorboard(self, events: Path) -> str:
+        """The command that shows its scalars."""
+        return f"det tensorboard start {self.info.trial.experiment_id}"
 
     @property
     def csv(self) -> str:
@@ -141,6 +160,8 @@ def shown_run(
         folder=str(folder),
         events=str(events),
         csv=run.csv,
+        kept_in=run.kept_in,
+        tensorboard=run.tensorboard(events),
         pid=os.getpid(),
         tools={name: dict(options) for name, options in tools.items()},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 # Of a rank.
@@ -28,7 +29,9 @@ class ShownRun:
         continues: The batch that it continues from, where its tools have seen it before; None where it is new.
         config: The configuration, with where values came from, and the surroundings.
         folder: Where tools may write.
+        kept_in: Where people find what is written there: on a cluster, where it is uploaded to.
         events: Where TensorBoard looks for files.
+        tensorboard: The command that shows them.
         csv: The name of a file with its metrics.
         pid: The chief's process, whose use of the machine is the run's.
         tools: Tool -> options.
@@ -43,10 +46,17 @@ class ShownRun:
     continues: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: str = "."
+    kept_in: str = ""
     events: str = "."
+    tensorboard: str = "tensorboard"
     csv: str = "metrics.csv"
     pid: int = 0
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def later(self, path: str) -> str:
+        """Where people find a file, or a folder, that a tool writes."""
+        inside = self.kept_in and Path(path).is_relative_to(self.folder)
+        return f"{self.kept_in}/{Path(path).relative_to(self.folder)}".removesuffix("/.") if inside else path
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class TeamTools:
     def __init__(self, about: Callable[[Launch], ShownRun], log: Path) -> None:
         self._about = about
         self._log = log
+        self._log_shown = str(log)
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._num_lost = 0
@@ -66,6 +67,7 @@ class TeamTools:
     def begin(self, launch: Launch) -> None:
         """Start the process."""
         about = self._about(launch)
+        self._log_shown = about.later(str(self._log))
         self._tools = tuple(about.tools)
         package = str(Path(determined_ds.__file__).parents[1])
         with self._log.open("ab") as log:
@@ -125,7 +127,7 @@ class TeamTools:
             if not self._has_ended:
                 names = ", ".join(self._tools)
                 text = "warning: the run continues, and is not reported to %s any more: see %s"
-                logger.warning(text, names, self._log)
+                logger.warning(text, names, self._log_shown)
 
     def _listen(self) -> None:
         assert self._process is not None
@@ -136,7 +138,9 @@ class TeamTools:
                 print(content, flush=True)
             elif kind == WARNING:
                 name, text = content
-                logger.warning("warning: %s %s; see %s\n  fix: %s", name, text, self._log, TOOLS[name].fix)
+                logger.warning(
+                    "warning: %s %s; see %s\n  fix: %s", name, text, self._log_shown, TOOLS[name].fix
+                )
             elif kind == ENDED:
                 self._closed = {name: (unsent, closed) for name, (unsent, closed) in content.items()}
 
@@ -152,4 +156,4 @@ class TeamTools:
                     else "has not closed the run"
                 )
                 text = "warning: %s %s; see %s\n  fix: %s"
-                logger.warning(text, TOOLS[name].title, what, self._log, TOOLS[name].fix)
+                logger.warning(text, TOOLS[name].title, what, self._log_shown, TOOLS[name].fix)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import pathlib
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
 import torch
-from determined import core, tensorboard
 
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.profile_files import rank_of_trace
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.profiling.breakdown import Breakdown, part_metrics
 from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.runtime.scalars import write_scalars
+from determined_ds.runtime.tensorboard_files import upload
 from determined_ds.trial import returned
 from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
 
@@ -167,23 +165,8 @@ class Reporter:
 
     def upload(self) -> None:
         """Flush the files for TensorBoard; on a cluster, upload them to its storage."""
-        if not self._context.get_enable_tensorboard_logging():
-            return
-        if isinstance(self._core.train, core.DummyTrainContext):
-            if self._is_chief:
-                self._context.get_tensorboard_writer().flush()
-            return
-        self._context._maybe_reset_tbd_writer()
-        with HEART.patiently():
-            self._core.train.upload_tensorboard_files(
-                self._is_tensorboard_file, tensorboard.util.get_rank_aware_path
-            )
-
-    def _is_tensorboard_file(self, path: pathlib.Path) -> bool:
-        of_rank = rank_of_trace(path)
-        if of_rank is not None:  # ranks of a machine share a folder
-            return of_rank == self._context.distributed.rank
-        return self._is_chief or not path.match("*tfevents*")
+        if self._context.get_enable_tensorboard_logging():
+            upload(self._context)
 
     def _write_tensorboard(self, group: str, batches_trained: int, metrics: dict[str, Any]) -> None:
         if self._context.get_enable_tensorboard_logging():

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,6 +43,8 @@ from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 from determined_ds.runtime.profiling.peak_flops import known_peak_flops
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.tensorboard_files import uploaded_to
 
 logger = logging.getLogger("determined_ds")
 # What a record may add to this process's memory before it is ended early. A trace takes a tenth of it on a disk.
@@ -61,6 +64,7 @@ class Capture:
         flops: Counts the operations of a step that is not recorded, the second of the process or a later one.
         note: Shows a line.
         for_tensorboard: Whether the trace has a name by which files for TensorBoard are uploaded.
+        kept_in: Where people find the trace; "" for the folder.
     """
 
     def __init__(
@@ -75,9 +79,13 @@ class Capture:
         flops: FlopCount | None,
         note: Callable[[str], None],
         for_tensorboard: bool = False,
+        kept_in: str = "",
     ) -> None:
         self._steps = steps
         self._path = folder / trace_name(record.rank, for_tensorboard=for_tensorboard)
+        self._kept_in = kept_in or short(folder)
+        # On a cluster a file that vanishes among those to upload fails the upload of any rank of the machine.
+        self._unfinished = folder.parents[1] if for_tensorboard else folder
         self._record = replace(record, wait=steps.wait, warmup=steps.warmup)
         self._device = device
         self._marks = marks
@@ -222,14 +230,12 @@ class Capture:
         self._profiler.add_metadata_json(HELD, self._looks.as_json())
         self._profiler.stop()
         try:
-            write_trace(self._profiler, self._path)
+            write_trace(self._profiler, self._path, self._unfinished)
         except OSError as error:
             logger.warning("warning: profile: the trace cannot be written: %s", error.strerror or error)
         else:
             size = self._path.stat().st_size / MIB
-            self._note(
-                f"profile     {len(self._taken)} steps, {size:.1f} MiB a rank, in {short(self._path.parent)}"
-            )
+            self._note(f"profile     {len(self._taken)} steps, {size:.1f} MiB a rank, in {self._kept_in}")
         self._profiler = None
 
     def close(self) -> None:
@@ -268,23 +274,24 @@ class MarkedBatches:
             return next(self._batches)
 
 
-def write_trace(profiler: Any, path: Path) -> None:
+def write_trace(profiler: Any, path: Path, unfinished: Path) -> None:
     """Write a trace, whole or not at all.
 
     Args:
         profiler: Torch's, stopped.
         path: Of the file, which is gzipped.
+        unfinished: A folder for what vanishes, on the same disk.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    plain, partial = path.with_suffix(".plain"), path.with_name(path.name + PARTIAL_FILE)
+    folder = Path(tempfile.mkdtemp(dir=unfinished))
+    plain, partial = folder / "plain.json", folder / PARTIAL_FILE
     try:
         profiler.export_chrome_trace(os.fspath(plain))
         with open(plain, "rb") as source, gzip.open(partial, "wb", compresslevel=3) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         partial.replace(path)
     finally:
-        plain.unlink(missing_ok=True)
-        partial.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None]) -> Capture:
@@ -327,6 +334,7 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         steps,
         folder=folder_of_traces(context._core, context._run_dir.path if is_here else None),
         for_tensorboard=not is_here,
+        kept_in="" if is_here else kept_in(),
         record=record,
         device=device,
         marks=lambda: marked(engines, mover=context._mover),
@@ -344,3 +352,8 @@ def folder_of_traces(core_context: core.Context, run_dir: Path | None) -> Path:
         run_dir: The run directory; None on a cluster: beside the files for TensorBoard, which are uploaded.
     """
     return Path(core_context.train.get_tensorboard_path() if run_dir is None else run_dir) / PROFILE_DIR
+
+
+def kept_in() -> str:
+    """Where the traces of a trial on a cluster are found, once they are uploaded."""
+    return f"{uploaded_to(cluster_info())}/{PROFILE_DIR}"

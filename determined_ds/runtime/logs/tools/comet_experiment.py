@@ -66,7 +66,7 @@ class CometExperiment:
         if self._about.continues is not None:
             self._experiment.log_other("continued from batch", self._about.continues)
         if isinstance(self._experiment, comet_ml.OfflineExperiment):
-            return f"offline; later: comet upload {folder}/{self._about.key}*.zip"
+            return f"offline; later: comet upload {self._about.later(folder)}/{self._about.key}*.zip"
         return str(self._experiment.url or "")
 
     def _folder(self) -> str:

@@ -25,6 +25,7 @@ class CsvFile:
 
     def __init__(self, about: ShownRun, options: Mapping[str, Any]) -> None:
         self._path = Path(about.folder) / about.csv
+        self._about = about
         self._continues = about.continues
         self._columns = [STEP, TIME]
 
@@ -34,7 +35,7 @@ class CsvFile:
         self._columns = list(rows[0]) if rows else [STEP, TIME]
         kept = [row for row in rows if float(row[STEP]) <= (self._continues or 0)]
         self._write_all(kept)
-        return str(self._path)
+        return self._about.later(str(self._path))
 
     def report(self, reports: list[NumbersAt]) -> None:
         """Append lines; a metric that is new gives all lines a column."""

@@ -33,7 +33,7 @@ class EventFile:
             start = SessionLog(status=SessionLog.START)
             # Source: torch 2.13's ``FileWriter`` writes the same for its ``purge_step``.
             self._writer.add_event(Event(step=self._about.continues + 1, session_log=start))
-        return f"tensorboard --logdir {self._about.events}"
+        return self._about.tensorboard
 
     def report(self, reports: list[NumbersAt]) -> None:
         """Write scalars."""

@@ -66,7 +66,7 @@ class WandbRun:
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
         if self._is_offline:
-            folder = os.path.dirname(os.path.dirname(self._run.dir))
+            folder = self._about.later(os.path.dirname(os.path.dirname(self._run.dir)))
             starts = f"{folder}/offline-run-*-{self._about.key}"  # each in a folder of its own
             return "" if self._mode == "disabled" else f"offline; later: wandb sync {starts}"
         return str(self._run.url or "")
