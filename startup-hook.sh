@@ -11,7 +11,7 @@ import sys
 
 if sys.version_info < (3, 10):
     found = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(f"startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {found}: choose another image.")
+    sys.exit(f"ERROR: startup-hook: determined_ds needs Python 3.10 or newer, python3 here is {found}: choose another image.")
 
 import configparser
 import json
@@ -46,7 +46,7 @@ def fits(requirement, version):
 for name in ("setup.cfg", "constraints.txt", "determined_ds"):
     if not os.path.exists(name):
         sys.exit(
-            f"startup-hook: {name} is not in the context directory, {os.getcwd()}. Create the experiment from the "
+            f"ERROR: startup-hook: {name} is not in the context directory, {os.getcwd()}. Create the experiment from the "
             "folder that holds it, and see that .detignore lets it through."
         )
 
@@ -56,8 +56,11 @@ extras = setup["options.extras_require"]
 lines = setup["options"]["install_requires"] + extras["models"]
 # The clients of the tools that the trial reports to.
 tools = json.loads(os.environ.get("DET_HPARAMS") or "{}").get("logging")
+clients = {}
 for tool, options in tools.items() if isinstance(tools, dict) else ():
-    lines += extras.get(tool, "") if options is not False else ""
+    if options is not False and tool in extras:
+        lines += extras[tool]
+        clients |= dict.fromkeys((r.name for r in map(Requirement, filter(None, extras[tool].splitlines()))), tool)
 wanted = {r.name: r for r in map(Requirement, filter(None, lines.splitlines()))}
 missing = {n: r for n, r in wanted.items() if not fits(r, installed(n))}
 
@@ -66,7 +69,7 @@ for name in ("torch", "determined"):
     if name in missing:
         found = installed(name) or "none"
         sys.exit(
-            f"startup-hook: determined_ds needs {wanted[name]}, and this image has {name} {found}. Name one that fits in "
+            f"ERROR: startup-hook: determined_ds needs {wanted[name]}, and this image has {name} {found}. Name one that fits in "
             "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
             "2.3: see \"The image\" in docs/cluster.md.)"
         )
@@ -85,18 +88,20 @@ if missing:
         constraints.flush()
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints.name]
         if subprocess.call([*pip, *map(str, missing.values())]):
+            off = " and ".join(f"hyperparameters.logging.{clients[n]}: false" for n in missing if n in clients)
             sys.exit(
-                f"startup-hook: could not install {names}. pip says why above. Give the containers a way to a package "
-                "index (PIP_INDEX_URL in environment.environment_variables), or use an image that has them."
+                f"ERROR: startup-hook: could not install {names}. pip says why above. Give the containers a way to a package "
+                "index (PIP_INDEX_URL in environment.environment_variables), or use an image that has them"
+                + (f", or leave it out: {off}." if off else ".")
             )
 
 try:
     import determined_ds
 except Exception as error:
-    sys.exit(f"startup-hook: determined_ds does not import here: {type(error).__name__}: {error}")
+    sys.exit(f"ERROR: startup-hook: determined_ds does not import here: {type(error).__name__}: {error}")
 if not os.path.samefile(os.path.dirname(determined_ds.__file__), "determined_ds"):
     sys.exit(
-        f"startup-hook: python3 takes determined_ds from {os.path.dirname(determined_ds.__file__)}, not from the "
+        f"ERROR: startup-hook: python3 takes determined_ds from {os.path.dirname(determined_ds.__file__)}, not from the "
         "context directory: unset PYTHONSAFEPATH in the image."
     )
 PY

@@ -265,7 +265,7 @@ def test_what_cannot_be_installed_is_said_with_a_fix(hook: Hook, first: Path, op
     assert "went on" not in done.stdout
     assert "pip was started" in done.stderr
     said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"startup-hook: could not install {LIGHT}>=2.0.2 (here: 1.0). ")
+    assert said.startswith(f"ERROR: startup-hook: could not install {LIGHT}>=2.0.2 (here: 1.0). ")
     assert "PIP_INDEX_URL" in said
     assert "use an image that has them" in said
     assert "Traceback" not in done.stderr
@@ -286,7 +286,7 @@ def test_an_image_that_does_not_fit_is_refused(
     done = hook(PYTHONPATH=first)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"startup-hook: determined_ds needs {needs}, and this image has {name} {version}. Name one that fits in "
+        f"ERROR: startup-hook: determined_ds needs {needs}, and this image has {name} {version}. Name one that fits in "
         "environment.image; docker/Dockerfile makes one. (Determined's default, determinedai/pytorch-ngc, has torch "
         '2.3: see "The image" in docs/cluster.md.)\n'
     )
@@ -317,7 +317,7 @@ def test_a_python_that_is_too_old_is_refused(hook: Hook, tmp_path: Path) -> None
     done = hook(old.parent)
     assert done.returncode == 1
     assert done.stderr == (
-        "startup-hook: determined_ds needs Python 3.10 or newer, python3 here is 3.7.17: choose another image.\n"
+        "ERROR: startup-hook: determined_ds needs Python 3.10 or newer, python3 here is 3.7.17: choose another image.\n"
     )
 
 
@@ -329,7 +329,9 @@ def test_a_context_that_lacks_something_is_refused(
     done = hook()
     (tmp_path / "away").rename(context_dir / name)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"startup-hook: {name} is not in the context directory, {context_dir}. ")
+    assert done.stderr.startswith(
+        f"ERROR: startup-hook: {name} is not in the context directory, {context_dir}. "
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -341,7 +343,8 @@ def test_what_does_not_import_is_said(hook: Hook, context_dir: Path) -> None:
     broken.write_bytes(kept)
     assert done.returncode == 1
     assert done.stderr == (
-        "startup-hook: determined_ds does not import here: ModuleNotFoundError: No module named 'no_such_module'\n"
+        "ERROR: startup-hook: determined_ds does not import here: ModuleNotFoundError: No module named "
+        "'no_such_module'\n"
     )
 
 
