@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from determined_ds.protocol.best import as_number
 from determined_ds.protocol.checkpoint_files import Checkpoint
 from determined_ds.protocol.conclusion import COMPLETED, FAILED, STOPPED, RunResult
 from determined_ds.protocol.kept_warnings import KeptWarning, counted
-from determined_ds.protocol.launches import Launch
+from determined_ds.protocol.launches import RESTART, RESUME, START, Launch
 from determined_ds.protocol.metrics_file import NOT_FINITE, Record
 from determined_ds.protocol.recorded_run import RecordedRun
 
 GROUPS = ("training", "validation")
 SUMMARIES = {"avg_metrics": "training", "validation_metrics": "validation"}  # the names of their summaries
 ENDED = {"COMPLETED": COMPLETED, "CANCELED": STOPPED, "PAUSED": STOPPED, "ERROR": FAILED}
+RESTART_OR_RESUME = f"{RESTART} or {RESUME}"  # the kind of a start
 MOST_LINES = 5000  # of a log, at level WARNING and above; the last ones
 LOGIN = "log in: det user login NAME; or export DET_USER and DET_PASS"
 
@@ -68,12 +70,13 @@ class Cluster:
             found = bindings.get_GetTrial(trial._session, trialId=trial_id).trial
             experiment = trial.get_experiment()
             summaries = [SUMMARIES.get(name, name) for name in trial.summary_metrics or {}]
+            records = _records(trial, dict.fromkeys([*GROUPS, *summaries]))
             run = RecordedRun(
                 path=Path(f"trial-{trial_id}"),
                 config={**dict(experiment.config or {}), "name": experiment.name},
                 ds_config={},
-                launches=(_launch(found, experiment),),
-                records=tuple(_records(trial, dict.fromkeys([*GROUPS, *summaries]))),
+                launches=tuple(_launches(_launch(found, experiment), found, _starts(trial, found), records)),
+                records=tuple(records),
                 checkpoints=tuple(_checkpoints(trial)),
                 result=_result(found),
                 is_running=_state(found) not in ENDED,
@@ -122,7 +125,7 @@ def _state(found: Any) -> str:
 
 
 def _launch(found: Any, experiment: Any) -> Launch:
-    """What the master knows of how it was launched; pauses between allocations are not in it."""
+    """What the master knows of how it was launched."""
     config = experiment.config or {}
     hyperparameters = masked({"hyperparameters": dict(found.hparams or {})})["hyperparameters"]
     batch = hyperparameters.get("global_batch_size")
@@ -136,6 +139,34 @@ def _launch(found: Any, experiment: Any) -> Launch:
         global_batch_size=batch if isinstance(batch, int) else 0,
         hyperparameters=hyperparameters,
     )
+
+
+def _starts(trial: Any, found: Any) -> list[float]:
+    """When each of its allocations has started, in order."""
+    from determined.common.api import bindings
+
+    tasks = [bindings.get_GetTask(trial._session, taskId=each).task for each in found.taskIds or ()]
+    # As of 0.38.1 these times are of UTC, and do not say so.
+    times = [
+        f"{each.startTime.removesuffix('Z')}Z"
+        for task in tasks
+        for each in task.allocations
+        if each.startTime
+    ]
+    return sorted(at for time in times if (at := _seconds(time)) is not None)
+
+
+def _launches(
+    launch: Launch, found: Any, starts: Sequence[float], records: Sequence[Record]
+) -> Iterator[Launch]:
+    """One for each allocation. Which of them are restarts a master says only where all of them are, or none."""
+    again = len(starts) - 1
+    kind = RESTART if found.restarts == again else RESTART_OR_RESUME if found.restarts else RESUME
+    for number, start in enumerate(starts or [launch.time]):
+        done = [record["steps_completed"] for record in records if record["time"] < start] if number else []
+        yield replace(
+            launch, time=start, kind=kind if number else START, steps_completed=max(done, default=0)
+        )
 
 
 def _words(entrypoint: Any) -> str:

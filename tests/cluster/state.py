@@ -93,6 +93,7 @@ class Allocation:
         acked: It has said that it will.
         killed: It was killed by the master.
         exit_code: Of its main process; None while it runs.
+        start_time: By the clock of the day.
         started_s: By the monotonic clock.
         ended_s: The same.
     """
@@ -107,6 +108,7 @@ class Allocation:
     acked: bool = False
     killed: bool = False
     exit_code: int | None = None
+    start_time: str = field(default_factory=now)
     started_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_a_trial_is_shown_as_a_run_is(trials: list[Trial]) -> None:
     )
     warnings = [(each["level"], each["message"], each["count"], each["ranks"]) for each in found["warnings"]]
     assert warnings == [("WARNING", "loader slow: 3 s", 2, [0, 1]), ("ERROR", "lost", 1, [])]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "kind"),
+    [(0, "resume"), (2, "restart"), (1, "restart or resume")],
+    ids=["paused", "lost", "both"],
+)
+def test_each_start_of_its_containers_is_shown(trials: list[Trial], restarts: int, kind: str) -> None:
+    """And pauses are left out of the time of training."""
+    trial = trials[0]
+    trial.restarts = restarts
+    [first] = trial.allocations
+    trial.allocations = [
+        replace(first, id=f"{trial.task_id}.{number}", start_time=f"2026-01-01T0{number}:00:00.719")
+        for number in (1, 2, 3)
+    ]
+    for report, at in zip(trial.reports, ("01:10", "01:20", "01:20", "02:30", "03:05", "03:05"), strict=True):
+        report.at = f"2026-01-01T{at}:00Z"
+    done = invoke("--trial", trial.id, "--json")
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["runs"]
+    shown = [(each["kind"], each["steps_completed"]) for each in found["launches"]]
+    assert shown == [("start", 0), (kind, 20), (kind, 30)]
+    assert found["curves"]["training/loss"]["seconds"] == [600.0, 1200.0, 1200.0 + 1800.0]
 
 
 def test_all_trials_of_an_experiment_beside_a_run_of_this_machine(

@@ -39,6 +39,23 @@ class TrialApi:
                 return {"b64Tgz": base64.b64encode(tgz).decode()}
         raise Refused(404, f"task '{task}' not found")
 
+    @route("GET", "/api/v1/tasks/{task}")
+    def task(self, request: Request, task: str) -> dict[str, Any]:
+        """As a real master shows it: the newest allocation first, in UTC without saying so."""
+        [trial] = [each for each in self._master.trials.values() if each.task_id == task]
+        allocations = [
+            {
+                "taskId": task,
+                "allocationId": each.id,
+                "state": "STATE_TERMINATED" if each.exit_code is not None else "STATE_RUNNING",
+                "startTime": each.start_time.removesuffix("Z"),
+                "slots": 0,
+            }
+            for each in reversed(trial.allocations)
+        ]
+        kept = {"taskId": task, "taskType": "TASK_TYPE_TRIAL", "startTime": trial.start_time}
+        return {"task": {**kept, "allocations": allocations}}
+
     @route("POST", "/api/v1/allocations/{allocation}/acceleratorData")
     def accelerator_data(self, request: Request, allocation: str) -> None:
         self._master.allocation(allocation)
