@@ -99,20 +99,26 @@ def open_context(
         context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
         context.engine = engine
         context.resets_optimizer = run is not None and run.resets_optimizer
-        with contextlib.ExitStack() as stack:
-            if task.on_cluster:  # once the tools have ended, whose files are beside them
-                stack.callback(upload_last, core_context.train, partial(upload, context))
-            if trains:
-                stack.enter_context(_to_tools(context, task, devices))
+        with _uploaded_at_last(context, task), _to_tools(context, task, devices, trains=trains):
             yield context
             leave_peers()  # a rank that fails shows signs of life to its end
 
 
+@contextlib.contextmanager
+def _uploaded_at_last(context: DeepSpeedTrialContext, task: Task) -> Iterator[None]:
+    """On a cluster, upload once the tools have ended, whose files are beside those for TensorBoard."""
+    try:
+        yield
+    finally:
+        if task.on_cluster:
+            upload_last(context._core.train, partial(upload, context))
+
+
 def _to_tools(
-    context: DeepSpeedTrialContext, task: Task, devices: Accelerator
+    context: DeepSpeedTrialContext, task: Task, devices: Accelerator, *, trains: bool
 ) -> contextlib.AbstractContextManager[None]:
     run = script_run()
-    if run is not None and run.measurement is not None:
+    if not trains or (run is not None and run.measurement is not None):
         return contextlib.nullcontext()
     return reported_to_tools(
         context._core,
