@@ -33,7 +33,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def callbacks_of_a_trainer(folder: Path) -> list[type]:
-    arguments = transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[])
+    # Its default depends on the level that transformers logs at.
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=False
+    )
     config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=8, n_positions=8)
     trainer = transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=arguments)
     return [type(callback) for callback in trainer.callback_handler.callbacks]
