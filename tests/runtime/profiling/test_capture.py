@@ -119,7 +119,9 @@ def test_two_ranks_wait_for_their_collectives(zero_stage: int, two_ranks: Ranks,
     assert all(rank.seconds["communication"] > 0 for rank in profile.ranks)
     assert_knows_what_holds_memory(profile, of_ranks=2 if zero_stage == 3 else 1)
     modules = {each.module for each in profile.ranks[0].operators.costliest}
-    assert "*" in modules  # layers of a Sequential are named by numbers; which pass of theirs costs most, varies
+    assert (
+        "*" in modules
+    )  # layers of a Sequential are named by numbers; which pass of theirs costs most, varies
 
 
 def assert_knows_what_holds_memory(profile: Profile, *, of_ranks: int) -> None:
