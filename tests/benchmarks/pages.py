@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from determined_ds.protocol.run_dir import RunDir
@@ -84,7 +84,7 @@ class _Drawn(BaseHTTPRequestHandler):
     """Serves the page, and hears when it is drawn."""
 
     page = b""
-    found: dict[str, float] = {}  # noqa: RUF012
+    found: ClassVar[dict[str, float]] = {}
     done = threading.Event()
 
     def do_GET(self) -> None:

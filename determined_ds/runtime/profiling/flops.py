@@ -79,20 +79,6 @@ class StepFlops:
         return self.model + self.again
 
 
-def model_flops(step: Callable[[], Any]) -> StepFlops:
-    """The floating-point operations of a step that is taken.
-
-    Args:
-        step: Takes it: a forward and a backward pass, or several. On meta tensors nothing is computed.
-
-    Returns:
-        Those of this rank; over the ranks of a replica they add up to the model's.
-    """
-    with FlopCount() as count:
-        step()
-    return count.so_far
-
-
 class FlopCount(TorchDispatchMode):
     """Counts while it is entered; may be entered again, and adds up.
 

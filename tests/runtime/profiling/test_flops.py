@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,11 +10,18 @@ import torch
 import transformers
 from deepspeed.profiling.flops_profiler import get_model_profile
 
-from determined_ds.runtime.profiling.flops import FlopCount, model_flops
+from determined_ds.runtime.profiling.flops import FlopCount, StepFlops
 
 SAMPLES, TOKENS, LAYERS, WIDTH, WORDS = 2, 128, 4, 128, 256
 # 6 x parameters in matrices x tokens, and 12 x layers x width x tokens x sequence length for attention.
 ANALYTIC = SAMPLES * TOKENS * (6 * (12 * LAYERS * WIDTH**2 + WORDS * WIDTH) + 12 * LAYERS * WIDTH * TOKENS)
+
+
+def model_flops(step: Callable[[], Any]) -> StepFlops:
+    """What is counted of a step while it is taken."""
+    with FlopCount() as count:
+        step()
+    return count.so_far
 
 
 def gpt2(attention: str = "sdpa", dropout: float = 0.0) -> Any:
