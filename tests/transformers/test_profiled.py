@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from determined_ds.profile.analysis import analyse
@@ -13,6 +12,7 @@ from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import RunDir
 from tests.command import ROOT, det_ds
+from tests.recorded_steps import assert_adds_up
 from tests.transformers.test_resume import experiment
 
 
@@ -32,10 +32,9 @@ def test_its_losses_stay_the_same_and_parts_add_up(tmp_path: Path) -> None:
     assert found == losses(tmp_path / "plain")
     profile = analyse(traces_in(tmp_path / "profiled" / "run"))
     assert (profile.zero_stage, profile.accumulation, profile.global_batch_size) == (1, 2, 8)
+    assert_adds_up(profile)
     for rank in profile.ranks:
         assert [step.batch for step in rank.steps] == [3, 4, 5, 6]
         assert all(rank.seconds[part] for part in ("data", "forward", "backward", "optimizer"))
-        for step in rank.steps:
-            assert step.total_s == pytest.approx(step.clock_s, rel=0.02)
         # Evaluations after batch 4 and a checkpoint after batch 6 take longer than any step.
         assert max(step.total_s for step in rank.steps) < 10 * rank.median_s

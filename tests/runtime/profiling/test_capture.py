@@ -12,9 +12,9 @@ from determined_ds.profile.analysis import analyse
 from determined_ds.profile.step_parts import Profile
 from determined_ds.protocol.profile_files import traces_in
 from tests.ranks import Ranks, RanksFailed
+from tests.recorded_steps import assert_adds_up
 
 PROFILE = {"wait": 2, "warmup": 1, "active": 3}
-WITHIN = 0.02
 
 
 def train(run_dir: Path, profile: Any, zero_stage: int = 1, case: str = "") -> Any:
@@ -79,14 +79,6 @@ def train(run_dir: Path, profile: Any, zero_stage: int = 1, case: str = "") -> A
 
 def profile_of(run_dir: Path) -> Profile:
     return analyse(traces_in(run_dir))
-
-
-def assert_adds_up(profile: Profile) -> None:
-    """Each recorded step of each rank, against the loop's own clock."""
-    for rank in profile.ranks:
-        for step in rank.steps:
-            assert step.clock_s is not None
-            assert step.total_s == pytest.approx(step.clock_s, rel=WITHIN)
 
 
 def test_losses_are_those_of_a_training_that_is_not_recorded(one_rank: Ranks, tmp_path: Path) -> None:
