@@ -1,0 +1,77 @@
+"""What a pipeline cannot do, and degrees that do not fit the ranks."""
+
+from __future__ import annotations
+
+from determined_ds.config.facts import ZERO
+from determined_ds.config.rules.rule import Rule
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        code="pipeline-zero-stage",
+        key=(ZERO, "stage"),
+        breaks=lambda f: f.pipe > 1 and f.zero_stage > 1,
+        message="a pipeline (pipe_parallel_size {pipe}) runs with ZeRO stage 0 or 1 only, not {zero_stage}",
+        fix="set zero_optimization.stage to 1, or pipe_parallel_size to 1",
+        source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__",
+    ),
+    Rule(
+        code="pipeline-fp16-stage",
+        key=("fp16", "enabled"),
+        breaks=lambda f: f.pipe > 1 and f.enabled("fp16") and f.zero_stage == 0,
+        message="without ZeRO a pipeline does not scale its fp16 loss, and divides the gradients by the scale",
+        fix="set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine.backward; runtime/fp16/unfused_optimizer.py",
+    ),
+    Rule(
+        code="more-ranks-than-devices",
+        key=("slots_per_trial",),
+        breaks=lambda f: f.slots > f.max_ranks,
+        message="{slots} slots on a machine that carries {max_ranks} ranks ({num_devices} devices)",
+        fix="use --slots {max_ranks} or fewer",
+        source="one rank a GPU; at most four ranks a CPU core",
+    ),
+    Rule(
+        code="pipeline-bubble",
+        key=("gradient_accumulation_steps",),
+        breaks=lambda f: f.pipe > 1 and f.micro_batches < f.pipe,
+        message="{micro_batches} micro-batches for {pipe} pipeline stages: some stages are always idle",
+        fix="use at least {pipe} micro-batches (4 x {pipe} keep the bubble under 20 %)",
+        source="GPipe, arXiv 1811.06965: the bubble is (p-1)/(m+p-1)",
+        warning=True,
+    ),
+    Rule(
+        code="pipeline-bf16-grad-dtype",
+        key=("data_types", "grad_accum_dtype"),
+        breaks=lambda f: (
+            f.pipe > 1 and f.enabled("bf16") and f.zero_stage == 1 and f.strategy.grad_dtype != "fp32"
+        ),
+        message="bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
+        fix='add "data_types": {{"grad_accum_dtype": "fp32"}}',
+        source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
+        warning=True,
+    ),
+    *(
+        Rule(
+            code="model-parallel-degree",
+            key=key,
+            breaks=lambda f, key=key: (f.ds.get(key) or 1) not in (1, f.topology.model_parallel_size),  # type: ignore[misc]
+            message="ranks would share a replica that hyperparameters.model_parallel_size"
+            " = {topology.model_parallel_size} counts as several, each with its own data",
+            fix="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
+            source="deepspeed 0.19.8 __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__",
+        )
+        for key in (("sequence_parallel_size",), ("tensor_parallel", "autotp_size"))
+    ),
+    *(
+        Rule(
+            code="pipeline-unheeded",
+            key=(section, "enabled"),
+            breaks=lambda f, section=section: f.pipe > 1 and f.enabled(section),  # type: ignore[misc]
+            message="is ignored by a pipeline's engine",
+            fix="remove it, or set pipe_parallel_size to 1",
+            source="deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.train_batch; __init__.py initialize",
+            warning=True,
+        )
+        for section in ("flops_profiler", "hybrid_engine")
+    ),
+)
