@@ -4,211 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.deepspeed.normalized import TORCH_TYPES
 from determined_ds.config.facts import ZERO_OPTIMIZERS
 from determined_ds.config.rules import RULES, Rule
-from determined_ds.documents.document import KeyPath, dotted
+from determined_ds.documents.document import dotted
 from determined_ds.errors import ConfigError, Problem
-from tests.making import CPU, CUDA, decide
+from tests.config.rule_cases import communication, degrees, execution, optimizers, precision
+from tests.config.rule_cases import zero as zero_cases
+from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, Cases, Setup, zero
+from tests.making import CPU, decide
 from tests.ranks import Ranks
 
-ZERO = "zero_optimization"
-FEW = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A configuration; the rest is two replicas and a batch that divides."""
-
-    ds: dict[str, Any] = field(default_factory=dict)
-    pipe: int = 1
-    model: int = 1
-    slots: int = 2
-    accelerator: Accelerator = CUDA
-    machines: int = 1
-
-
-def zero(stage: int, **settings: Any) -> dict[str, Any]:
-    return {ZERO: {"stage": stage, **settings}}
-
-
-CPU_OFFLOAD, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
-MASTER = {"enabled": True, "bf16_master_weights_and_grads": True}
-CONTIGUOUS = {"contiguous_memory_optimization": True}
-SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
-FP16 = {"fp16": {"enabled": True}}
-BF16 = {"bf16": {"enabled": True}}
-
-# (code, key) of a rule -> (what breaks it, its neighbour that does not).
-CASES: dict[tuple[str, KeyPath], tuple[Setup, Setup]] = {
-    ("pipeline-zero-stage", (ZERO, "stage")): (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
-    ("offload-param-stage", (ZERO, "offload_param")): (
-        Setup(ds=zero(2, offload_param=CPU_OFFLOAD)),
-        Setup(ds=zero(3, offload_param=CPU_OFFLOAD)),
-    ),
-    ("offload-optimizer-stage", (ZERO, "offload_optimizer")): (
-        Setup(ds=zero(0, offload_optimizer=CPU_OFFLOAD)),
-        Setup(ds=zero(1, offload_optimizer=CPU_OFFLOAD)),
-    ),
-    ("offload-nvme-stage", (ZERO, "offload_optimizer", "device")): (
-        Setup(ds=zero(2, offload_optimizer=NVME)),
-        Setup(ds=zero(3, offload_optimizer=NVME)),
-    ),
-    ("offload-nvme-path", (ZERO, "offload_optimizer", "device")): (
-        Setup(ds=zero(3, offload_optimizer={"device": "nvme"})),
-        Setup(ds=zero(3, offload_optimizer=NVME)),
-    ),
-    ("offload-nvme-path", (ZERO, "offload_param", "device")): (
-        Setup(ds=zero(3, offload_param={"device": "nvme"})),
-        Setup(ds=zero(3, offload_param=NVME)),
-    ),
-    ("fp16-and-bf16", ("fp16", "enabled")): (
-        Setup(ds={**FP16, "bf16": {"enabled": True}}),
-        Setup(ds={**FP16, "bf16": {"enabled": False}}),
-    ),
-    ("fp16-unsupported", ("fp16", "enabled")): (Setup(ds=FP16, accelerator=CPU), Setup(ds=FP16)),
-    ("pipeline-fp16-stage", ("fp16", "enabled")): (
-        Setup(ds=FP16, pipe=2),
-        Setup(ds={**FP16, **zero(1)}, pipe=2),
-    ),
-    ("zeropp-hpz-stage", (ZERO, "zero_hpz_partition_size")): (
-        Setup(ds=zero(2, zero_hpz_partition_size=2)),
-        Setup(ds=zero(2, zero_hpz_partition_size=1)),
-    ),
-    ("zeropp-hpz-size", (ZERO, "zero_hpz_partition_size")): (
-        Setup(ds=zero(3, zero_hpz_partition_size=3), slots=4),
-        Setup(ds=zero(3, zero_hpz_partition_size=8), slots=4),  # more than there are: all of them
-    ),
-    **{
-        (f"zeropp-quantized-{what}", (ZERO, key)): (broken, Setup(ds=zero(3, **{key: True})))
-        for key in (
-            "zero_quantized_weights",
-            "zero_quantized_nontrainable_weights",
-            "zero_quantized_gradients",
-        )
-        for what, broken in (
-            ("stage", Setup(ds=zero(2, **{key: True}))),
-            ("cuda", Setup(ds=zero(3, **{key: True}), accelerator=CPU)),
-        )
-    },
-    ("zeropp-gradients-machines", (ZERO, "zero_quantized_gradients")): (
-        Setup(ds={**BF16, **zero(3, zero_quantized_gradients=True)}, machines=2),
-        Setup(
-            ds={**BF16, "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)},
-            machines=2,
-        ),
-    ),
-    ("onebit", ("optimizer", "type")): (
-        Setup(ds={"optimizer": {"type": "OneBitAdam"}}),
-        Setup(ds={"optimizer": {"type": "AdamW"}}),
-    ),
-    ("optimizer-nvcc", ("optimizer", "type")): (
-        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}),
-        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}),
-    ),
-    ("master-weights-stage", ("fp16", "fp16_master_weights_and_grads")): (
-        Setup(ds={"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}),
-        Setup(ds={"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, **zero(1)}),
-    ),
-    ("master-weights-stage", ("bf16", "bf16_master_weights_and_grads")): (
-        Setup(ds={"bf16": MASTER}),
-        Setup(ds={"bf16": MASTER, **zero(1)}),
-    ),
-    ("bf16-optimizer-states", ("bf16", "bf16_optimizer_states")): (
-        Setup(ds={"bf16": {"enabled": True, "bf16_optimizer_states": True}, **zero(1)}),
-        Setup(ds={"bf16": {**MASTER, "bf16_optimizer_states": True}, **zero(1)}),
-    ),
-    ("allreduce-sum", ("gradient_allreduce_op",)): (
-        Setup(ds={"gradient_allreduce_op": "SUM", **zero(3)}),
-        Setup(ds={"gradient_allreduce_op": "SUM", **zero(2)}),
-    ),
-    ("compute-grad-norm-stage", (ZERO, "compute_grad_norm")): (
-        Setup(ds=zero(3, compute_grad_norm=False)),
-        Setup(ds=zero(2, compute_grad_norm=False)),
-    ),
-    ("offload-ratio-stage", (ZERO, "offload_optimizer", "ratio")): (
-        Setup(ds=zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5})),
-        Setup(ds=zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})),
-    ),
-    ("loss-scale", ("fp16", "loss_scale")): (
-        Setup(ds={"fp16": {"enabled": True, "min_loss_scale": 0}}),
-        Setup(ds={"fp16": {"enabled": True, "min_loss_scale": 0, "loss_scale": 128}}),
-    ),
-    ("more-ranks-than-devices", ("slots_per_trial",)): (
-        Setup(slots=4, accelerator=FEW),
-        Setup(slots=2, accelerator=FEW),
-    ),
-    ("pipeline-bubble", ("gradient_accumulation_steps",)): (
-        Setup(ds={"gradient_accumulation_steps": 1}, pipe=2),
-        Setup(ds={"gradient_accumulation_steps": 2}, pipe=2),
-    ),
-    ("pipeline-bf16-grad-dtype", ("data_types", "grad_accum_dtype")): (
-        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
-        Setup(
-            ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.float32"}},
-            pipe=2,
-        ),
-    ),
-    ("cpu-checkpointing", ("activation_checkpointing", "cpu_checkpointing")): (
-        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CPU),
-        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CUDA),
-    ),
-    ("contiguous-checkpoints", ("activation_checkpointing", "contiguous_memory_optimization")): (
-        Setup(ds={"activation_checkpointing": CONTIGUOUS}),
-        Setup(
-            ds={
-                "activation_checkpointing": {
-                    **CONTIGUOUS,
-                    "number_checkpoints": 2,
-                    "partition_activations": True,
-                }
-            }
-        ),
-    ),
-    ("zero-untested-optimizer", ("optimizer", "type")): (
-        Setup(ds={**zero(1), **SGD}),
-        Setup(ds={**zero(1), **SGD, "zero_allow_untested_optimizer": True}),
-    ),
-    ("grad-accum-mix", ("data_types", "grad_accum_dtype")): (
-        Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
-        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
-    ),
-    ("model-parallel-degree", ("sequence_parallel_size",)): (
-        Setup(ds={"sequence_parallel_size": 2}),
-        Setup(ds={"sequence_parallel_size": 2}, model=2),
-    ),
-    ("model-parallel-degree", ("tensor_parallel", "autotp_size")): (
-        Setup(ds={"tensor_parallel": {"autotp_size": 2}}),
-        Setup(ds={"tensor_parallel": {"autotp_size": 2}}, model=2),
-    ),
-    ("pipeline-unheeded", ("flops_profiler", "enabled")): (
-        Setup(ds={"flops_profiler": {"enabled": True}}, pipe=2),
-        Setup(ds={"flops_profiler": {"enabled": True}}),
-    ),
-    ("pipeline-unheeded", ("hybrid_engine", "enabled")): (
-        Setup(ds={"hybrid_engine": {"enabled": True}}, pipe=2),
-        Setup(ds={"hybrid_engine": {"enabled": True}}),
-    ),
-    ("deepcompile-cuda", ("compile", "deepcompile")): (
-        Setup(ds={**zero(1), "compile": {"deepcompile": True}}, accelerator=CPU),
-        Setup(ds={**zero(1), "compile": {"deepcompile": True}}),
-    ),
-    ("deepcompile-stage", ("compile", "deepcompile")): (
-        Setup(ds={**zero(0), "compile": {"deepcompile": True}}),
-        Setup(ds={**zero(2), "compile": {"deepcompile": True}}),
-    ),
-    ("memory-breakdown-peak", ("memory_breakdown",)): (
-        Setup(ds={"memory_breakdown": True}, accelerator=CUDA),
-        Setup(ds={"memory_breakdown": True}, accelerator=CPU),
-    ),
-}
+SUBJECTS = (degrees, zero_cases, precision, communication, optimizers, execution)
+CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
 
 
 def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:

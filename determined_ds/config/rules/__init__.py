@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from determined_ds.config.facts import Facts
-from determined_ds.config.rules import communication, execution, optimizers, pipelines, precision, zero
+from determined_ds.config.rules import communication, degrees, execution, optimizers, precision, zero
 from determined_ds.config.rules.rule import Rule
 from determined_ds.errors import NOT_GIVEN, Problem
 
 RULES: tuple[Rule, ...] = (
-    *pipelines.RULES,
+    *degrees.RULES,
     *zero.RULES,
     *precision.RULES,
     *communication.RULES,

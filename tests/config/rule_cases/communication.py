@@ -1,0 +1,40 @@
+"""What ranks send each other, and in what: a point that breaks each rule, and a neighbour."""
+
+from __future__ import annotations
+
+from tests.config.rule_cases.points import BF16, ZERO, Cases, Setup, zero
+from tests.making import CPU
+
+CASES: Cases = {
+    ("zeropp-hpz-stage", (ZERO, "zero_hpz_partition_size")): (
+        Setup(ds=zero(2, zero_hpz_partition_size=2)),
+        Setup(ds=zero(2, zero_hpz_partition_size=1)),
+    ),
+    ("zeropp-hpz-size", (ZERO, "zero_hpz_partition_size")): (
+        Setup(ds=zero(3, zero_hpz_partition_size=3), slots=4),
+        Setup(ds=zero(3, zero_hpz_partition_size=8), slots=4),  # more than there are: all of them
+    ),
+    **{
+        (f"zeropp-quantized-{what}", (ZERO, key)): (broken, Setup(ds=zero(3, **{key: True})))
+        for key in (
+            "zero_quantized_weights",
+            "zero_quantized_nontrainable_weights",
+            "zero_quantized_gradients",
+        )
+        for what, broken in (
+            ("stage", Setup(ds=zero(2, **{key: True}))),
+            ("cuda", Setup(ds=zero(3, **{key: True}), accelerator=CPU)),
+        )
+    },
+    ("zeropp-gradients-machines", (ZERO, "zero_quantized_gradients")): (
+        Setup(ds={**BF16, **zero(3, zero_quantized_gradients=True)}, machines=2),
+        Setup(
+            ds={**BF16, "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)},
+            machines=2,
+        ),
+    ),
+    ("allreduce-sum", ("gradient_allreduce_op",)): (
+        Setup(ds={"gradient_allreduce_op": "SUM", **zero(3)}),
+        Setup(ds={"gradient_allreduce_op": "SUM", **zero(2)}),
+    ),
+}

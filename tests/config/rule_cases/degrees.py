@@ -1,0 +1,44 @@
+"""What a pipeline cannot do, and degrees that do not fit the ranks: a point that breaks each rule, and a neighbour."""
+
+from __future__ import annotations
+
+from tests.config.rule_cases.points import FEW, FP16, ZERO, Cases, Setup, zero
+
+CASES: Cases = {
+    ("pipeline-zero-stage", (ZERO, "stage")): (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
+    ("pipeline-fp16-stage", ("fp16", "enabled")): (
+        Setup(ds=FP16, pipe=2),
+        Setup(ds={**FP16, **zero(1)}, pipe=2),
+    ),
+    ("more-ranks-than-devices", ("slots_per_trial",)): (
+        Setup(slots=4, accelerator=FEW),
+        Setup(slots=2, accelerator=FEW),
+    ),
+    ("pipeline-bubble", ("gradient_accumulation_steps",)): (
+        Setup(ds={"gradient_accumulation_steps": 1}, pipe=2),
+        Setup(ds={"gradient_accumulation_steps": 2}, pipe=2),
+    ),
+    ("pipeline-bf16-grad-dtype", ("data_types", "grad_accum_dtype")): (
+        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
+        Setup(
+            ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "torch.float32"}},
+            pipe=2,
+        ),
+    ),
+    ("model-parallel-degree", ("sequence_parallel_size",)): (
+        Setup(ds={"sequence_parallel_size": 2}),
+        Setup(ds={"sequence_parallel_size": 2}, model=2),
+    ),
+    ("model-parallel-degree", ("tensor_parallel", "autotp_size")): (
+        Setup(ds={"tensor_parallel": {"autotp_size": 2}}),
+        Setup(ds={"tensor_parallel": {"autotp_size": 2}}, model=2),
+    ),
+    ("pipeline-unheeded", ("flops_profiler", "enabled")): (
+        Setup(ds={"flops_profiler": {"enabled": True}}, pipe=2),
+        Setup(ds={"flops_profiler": {"enabled": True}}),
+    ),
+    ("pipeline-unheeded", ("hybrid_engine", "enabled")): (
+        Setup(ds={"hybrid_engine": {"enabled": True}}, pipe=2),
+        Setup(ds={"hybrid_engine": {"enabled": True}}),
+    ),
+}
