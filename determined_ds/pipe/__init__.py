@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: which rank computes what in which order, what that costs, and what it holds. Pure."""

@@ -1,0 +1,176 @@
+"""What each rank of a pipeline computes, in order: one list a rank, for each schedule.
+
+A model is cut into ``ranks * chunks`` parts, and a rank holds ``chunks`` of them. ``looped`` schedules give part ``i``
+to rank ``i % ranks``; ``dualpipev`` folds the parts into a V, so that rank 0 holds the first and the last one.
+
+=============  ======  ==========================================================================================
+``gpipe``      1       all forward passes, then all backward passes. Huang et al. 2018, arXiv:1811.06965
+``1f1b``       1       a forward and a backward pass in turns. Narayanan et al. 2021, arXiv:2104.04473, figure 4
+``interleaved``  1...  the same over several parts a rank. There, section 2.2
+``zb-h1``      1       a backward pass in two: for the input, which the rank before waits for, and for the weights,
+                       later. Qi et al. 2023, arXiv:2401.10241, section 2
+``dualpipev``  2       parts in a V; forward passes of one half with backward passes of the other.
+                       github.com/deepseek-ai/DualPipe; DeepSpeed 0.19.8's ``DualPipeVSchedule``
+=============  ======  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+FORWARD, BACKWARD = "F", "B"  # a backward pass whole
+INPUT, WEIGHT = "I", "W"  # or in two
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"
+
+
+class Op(NamedTuple):
+    """A pass of a micro-batch through a part.
+
+    Args:
+        kind: ``F``, ``B``, ``I`` or ``W``.
+        part: Of the model, from 0.
+        micro_batch: From 0.
+    """
+
+    kind: str
+    part: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A schedule of one optimizer step.
+
+    Args:
+        schedule: Its name.
+        ranks: Of one replica, >= 1.
+        micro_batches: Of a step, >= 1.
+        chunks: Parts of a rank, >= 1; 2 of ``dualpipev``, 1 of the others but ``interleaved``.
+    """
+
+    schedule: str
+    ranks: int
+    micro_batches: int
+    chunks: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Of the whole model."""
+        return self.ranks * self.chunks
+
+    def rank_of(self, part: int) -> int:
+        """The rank that holds a part."""
+        if self.schedule == DUALPIPEV:
+            return min(part, self.parts - 1 - part)
+        return part % self.ranks
+
+    def orders(self) -> list[list[Op]]:
+        """What each rank computes, in order.
+
+        Raises:
+            ValueError: there is no such order, see :meth:`problem`.
+        """
+        if problem := self.problem():
+            raise ValueError(problem)
+        return [list(_ORDERS[self.schedule](self, rank)) for rank in range(self.ranks)]
+
+    def problem(self) -> str:
+        """Why there is no order of these numbers; "" where there is one."""
+        ranks, chunks, micro_batches = self.ranks, self.chunks, self.micro_batches
+        if self.schedule not in _ORDERS:
+            return f"{self.schedule} must be one of {', '.join(_ORDERS)}"
+        if self.schedule == DUALPIPEV:
+            if chunks != 2:
+                return f"dualpipev has 2 chunks a rank, not {chunks}"
+            if micro_batches < 2 * ranks:
+                return f"dualpipev needs 2 micro-batches a rank: at least {2 * ranks}, not {micro_batches}"
+        elif self.schedule != INTERLEAVED and chunks != 1:
+            return f"{self.schedule} has 1 chunk a rank, not {chunks}"
+        elif chunks > 1 and micro_batches % ranks:
+            return f"{chunks} chunks need a multiple of {ranks} micro-batches, not {micro_batches}"
+        return ""
+
+
+def _gpipe(pipe: Pipeline, rank: int) -> Iterator[Op]:
+    for kind in (FORWARD, BACKWARD):
+        for micro_batch in range(pipe.micro_batches):
+            yield Op(kind, rank, micro_batch)
+
+
+def _one_f_one_b(pipe: Pipeline, rank: int) -> Iterator[Op]:
+    """Forward passes until the first backward pass can come, then both in turns, then the backward passes left.
+
+    With several chunks the order of the passes is by rounds: as many micro-batches as there are ranks through the
+    first chunk, the same through the second, and so on.
+    """
+    ranks, chunks, total = pipe.ranks, pipe.chunks, pipe.micro_batches * pipe.chunks
+    ahead = (ranks - 1 - rank) if chunks == 1 else (chunks - 1) * ranks + 2 * (ranks - 1 - rank)
+    ahead = min(ahead, total)
+
+    def op(kind: str, index: int) -> Op:
+        if chunks == 1:
+            return Op(kind, rank, index)
+        turn, place = divmod(index, ranks * chunks)
+        chunk, micro_batch = divmod(place, ranks)
+        chunk = chunk if kind == FORWARD else chunks - 1 - chunk
+        return Op(kind, chunk * ranks + rank, turn * ranks + micro_batch)
+
+    for index in range(total + ahead):
+        if index < total:
+            yield op(FORWARD, index)
+        if index >= ahead:
+            yield op(BACKWARD, index - ahead)
+
+
+def _zb_h1(pipe: Pipeline, rank: int) -> Iterator[Op]:
+    """The order of 1F1B. The weights' part of a backward pass is late by as many micro-batches as the rank's number."""
+    for op in _one_f_one_b(pipe, rank):
+        if op.kind == FORWARD:
+            yield op
+            continue
+        yield op._replace(kind=INPUT)
+        if op.micro_batch >= rank:
+            yield Op(WEIGHT, rank, op.micro_batch - rank)
+    for micro_batch in range(max(0, pipe.micro_batches - rank), pipe.micro_batches):
+        yield Op(WEIGHT, rank, micro_batch)
+
+
+def _dualpipev(pipe: Pipeline, rank: int) -> Iterator[Op]:
+    """In the eight steps of DualPipeV, without its late weight gradients, as DeepSpeed has them."""
+    halves = (rank, pipe.parts - 1 - rank)
+    done: dict[tuple[str, int], int] = {}
+    below = pipe.ranks - 1 - rank  # ranks between this one and the turn of the V
+
+    def op(kind: str, half: int) -> Op:
+        micro_batch = done.get((kind, half), 0)
+        done[kind, half] = micro_batch + 1
+        return Op(kind, halves[half], micro_batch)
+
+    steps = (
+        (2 * below, ((FORWARD, 0),)),
+        (rank + 1, ((FORWARD, 0), (FORWARD, 1))),
+        (below, ((BACKWARD, 1), (FORWARD, 1))),
+        (
+            pipe.micro_batches - 2 * pipe.ranks + rank + 1,
+            ((FORWARD, 0), (BACKWARD, 1), (FORWARD, 1), (BACKWARD, 0)),
+        ),
+        (below, ((BACKWARD, 1), (FORWARD, 1), (BACKWARD, 0))),
+        (rank + 1, ((BACKWARD, 1), (BACKWARD, 0))),
+        (below, ((BACKWARD, 0),)),
+    )
+    for times, passes in steps:
+        for _ in range(times):
+            for kind, half in passes:
+                yield op(kind, half)
+
+
+_ORDERS: dict[str, Callable[[Pipeline, int], Iterator[Op]]] = {
+    ONE_F_ONE_B: _one_f_one_b,
+    INTERLEAVED: _one_f_one_b,
+    DUALPIPEV: _dualpipev,
+    ZB_H1: _zb_h1,
+    GPIPE: _gpipe,
+}
+SCHEDULES = tuple(_ORDERS)

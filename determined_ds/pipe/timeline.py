@@ -1,0 +1,97 @@
+"""When each pass of a schedule runs, by the time that passes take: the bubble, and what ranks hold meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Op, Pipeline
+
+# A backward pass takes twice as long as a forward one, half of it for the weights.
+UNITS: Mapping[str, float] = {FORWARD: 1, BACKWARD: 2, INPUT: 1, WEIGHT: 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A pass, and when it runs.
+
+    Args:
+        op: The pass.
+        start: In the unit of the costs.
+        end: The same.
+    """
+
+    op: Op
+    start: float
+    end: float
+
+
+def timeline(
+    pipe: Pipeline, cost: Callable[[Op], float] | None = None, orders: Sequence[Sequence[Op]] | None = None
+) -> list[list[Span]]:
+    """When passes run, where each starts as soon as its rank is free and its inputs are there; sending takes no time.
+
+    Args:
+        pipe: The schedule.
+        cost: Returns how long a pass takes; by default as in :data:`UNITS`, divided by the chunks of a rank.
+        orders: Of the ranks; by default those of the schedule.
+
+    Returns:
+        The passes of each rank, in order.
+
+    Raises:
+        ValueError: ranks would wait for each other forever.
+    """
+    takes = cost or (lambda op: UNITS[op.kind] / pipe.chunks)
+    left = [list(reversed(order)) for order in (orders if orders is not None else pipe.orders())]
+    spans: list[list[Span]] = [[] for _ in left]
+    ended: dict[Op, float] = {}
+    while any(left):
+        before = len(ended)
+        for rank, ops in enumerate(left):
+            while ops and all(op in ended for op in _awaited(ops[-1], pipe.parts)):
+                op = ops.pop()
+                free = spans[rank][-1].end if spans[rank] else 0.0
+                start = max([free, *(ended[each] for each in _awaited(op, pipe.parts))])
+                ended[op] = start + takes(op)
+                if op.kind == INPUT:  # what a rank before waits for
+                    ended[op._replace(kind=BACKWARD)] = ended[op]
+                spans[rank].append(Span(op=op, start=start, end=ended[op]))
+        if len(ended) == before:
+            waiting = ", ".join(f"{ops[-1]}" for ops in left if ops)
+            raise ValueError(f"the ranks of {pipe} wait for each other: {waiting}")
+    return spans
+
+
+def _awaited(op: Op, parts: int) -> list[Op]:
+    """The passes that must have ended before one starts."""
+    kind, part, micro_batch = op
+    if kind == FORWARD:
+        return [Op(FORWARD, part - 1, micro_batch)] if part else []
+    if kind == WEIGHT:
+        return [Op(INPUT, part, micro_batch)]
+    own = [Op(FORWARD, part, micro_batch)]
+    return [*own, Op(BACKWARD, part + 1, micro_batch)] if part < parts - 1 else own
+
+
+def bubble(spans: Sequence[Sequence[Span]]) -> float:
+    """The share of the ranks' time in which they wait, from the first start to the last end."""
+    busy = sum(span.end - span.start for rank in spans for span in rank)
+    start = min(rank[0].start for rank in spans)
+    whole = max(rank[-1].end for rank in spans) - start
+    return 1 - busy / (len(spans) * whole)
+
+
+def most_held(pipe: Pipeline, orders: Sequence[Sequence[Op]] | None = None) -> list[int]:
+    """The most activations that each rank holds at a time: of one micro-batch in one part each.
+
+    They are held from a forward pass to the end of its backward pass, that for the weights where it has two.
+    """
+    most = []
+    for order in orders if orders is not None else pipe.orders():
+        held = highest = 0
+        for op in order:
+            held += {FORWARD: 1, BACKWARD: -1, WEIGHT: -1}.get(op.kind, 0)
+            highest = max(highest, held)
+        most.append(highest)
+    return most
