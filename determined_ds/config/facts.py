@@ -77,6 +77,16 @@ class Facts:
         return self.topology.pipe_parallel_size
 
     @property
+    def schedule(self) -> str:
+        """The schedule of a pipeline."""
+        return self.strategy.pipe_schedule
+
+    @property
+    def schedule_problem(self) -> str:
+        """Why the pipeline has no such schedule; "" where it has."""
+        return self.strategy.pipeline.problem()
+
+    @property
     def micro_batches(self) -> int:
         return self.batch.accumulation
 

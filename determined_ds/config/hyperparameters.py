@@ -21,6 +21,7 @@ from determined_ds.documents.document import (
 )
 from determined_ds.documents.values import KINDS, kind_of, type_fix
 from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, chunks_problem
 
 AUTO = "auto"
 LARGEST = 2**31 - 1
@@ -100,6 +101,8 @@ class Hyperparameters:
     micro_batch_size: int | None = None
     torch_compile: bool = False
     sdpa_kernel: str | None = None
+    pipe_schedule: str = ONE_F_ONE_B
+    pipe_chunks: int | None = None
     fit: FitOptions = field(default_factory=FitOptions)
     trial_seed: int | None = None
     logging: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -129,7 +132,12 @@ SHORTHANDS: dict[str, KeyPath] = {
     "micro_batch_size": ("train_micro_batch_size_per_gpu",),
 }
 # Numbers that may be 0 or have a largest value of their own.
-RANGES = {"zero_stage": (0, 3), "micro_batch_size": (1, LARGEST), TRIAL_SEED: (0, LARGEST)}
+RANGES = {
+    "zero_stage": (0, 3),
+    "micro_batch_size": (1, LARGEST),
+    "pipe_chunks": (1, LARGEST),
+    TRIAL_SEED: (0, LARGEST),
+}
 OWN_KEYS = (
     *SIZES,
     "deepspeed_config",
@@ -137,11 +145,18 @@ OWN_KEYS = (
     *SHORTHANDS,
     "torch_compile",
     "sdpa_kernel",
+    "pipe_schedule",
+    "pipe_chunks",
     "fit",
     TRIAL_SEED,
     LOGGING,
 )
 SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
+# Name -> its values, and what they are.
+ONE_OF = {
+    "sdpa_kernel": (SDPA_KERNELS, "attention kernel of torch"),
+    "pipe_schedule": (SCHEDULES, "schedule of a pipeline"),
+}
 
 
 def parse_hyperparameters(document: Document) -> Hyperparameters:
@@ -186,13 +201,13 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         values["torch_compile"] = torch_compile
     elif torch_compile is not None:
         problems.append(_wrong(document, ("torch_compile",), KINDS[bool], "write true or false"))
-    kernel = document.get(("sdpa_kernel",))
-    if kernel in SDPA_KERNELS:
-        values["sdpa_kernel"] = kernel
-    elif kernel not in (None, AUTO):
-        fix = f"{one_of(SDPA_KERNELS, kernel)}, or leave it out"
-        message = "is not a valid attention kernel of torch"
-        problems.append(document.problem(("sdpa_kernel",), message, fix, "wrong-type"))
+    for name, (known, what) in ONE_OF.items():
+        value = document.get((name,))
+        if value in known:
+            values[name] = value
+        elif value not in (None, AUTO):
+            fix = f"{one_of(known, value)}, or leave it out"
+            problems.append(document.problem((name,), f"is not a valid {what}", fix, "wrong-type"))
     values["fit"] = _fit(document, problems)
     values[LOGGING] = read_loggers(document, problems)
     read = Hyperparameters(
@@ -201,6 +216,9 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         overwrite_deepspeed_args=dict(overwrite or {}),
     )
     problems += _stated_twice(document, read)
+    if read.pipe_chunks is not None and (wrong := chunks_problem(read.pipe_schedule, read.pipe_chunks)):
+        fix = "change it, or leave it out"
+        problems.append(document.problem(("pipe_chunks",), wrong, fix, "pipe-chunks"))
     return read, problems
 
 

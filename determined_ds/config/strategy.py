@@ -9,6 +9,7 @@ from typing import Any
 from determined_ds.config.batch import Batch
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
+from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, Pipeline, default_chunks
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
@@ -59,6 +60,8 @@ class Strategy:
         contiguous_gradients: Gradients are copied into a bucket.
         torch_compile: Engines compile their models by ``torch.compile``.
         deepcompile: They compile by DeepSpeed's DeepCompile.
+        pipe_schedule: One of :data:`~determined_ds.pipe.orders.SCHEDULES`.
+        pipe_chunks: Parts of the model that a pipeline's rank holds.
     """
 
     zero_stage: int = 0
@@ -86,6 +89,8 @@ class Strategy:
     contiguous_gradients: bool = True
     torch_compile: bool = False
     deepcompile: bool = False
+    pipe_schedule: str = ONE_F_ONE_B
+    pipe_chunks: int = 1
 
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
@@ -109,11 +114,23 @@ class Strategy:
         return self.replicas * self.pipe_parallel_size * self.model_parallel_size
 
     @property
+    def pipeline(self) -> Pipeline:
+        """What its ranks compute in which order."""
+        return Pipeline(
+            schedule=self.pipe_schedule,
+            ranks=self.pipe_parallel_size,
+            micro_batches=self.accumulation,
+            chunks=self.pipe_chunks,
+        )
+
+    @property
     def name(self) -> str:
         """In a few words: ``ZeRO 3 with the optimizer and the parameters offloaded``."""
         words = f"ZeRO {self.zero_stage}"
         if self.pipe_parallel_size > 1:
-            words = f"a pipeline of {self.pipe_parallel_size} with {words}"
+            order = "" if self.pipe_schedule == ONE_F_ONE_B else f" ({self.pipe_schedule}"
+            order += f", {self.pipe_chunks} chunks" if self.pipe_chunks > 1 else ""
+            words = f"a pipeline of {self.pipe_parallel_size}{order and order + ')'} with {words}"
         parts = (("the optimizer", self.offload_optimizer), ("the parameters", self.offload_param))
         moved = " and ".join(what for what, device in parts if device)
         return f"{words} with {moved} offloaded" if moved else words
@@ -141,6 +158,9 @@ def read_strategy(
         torch_compile: The hyperparameter of that name.
     """
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
+    schedule = (hyperparameters or {}).get("pipe_schedule")
+    schedule = schedule if schedule in SCHEDULES else ONE_F_ONE_B
+    chunks = (hyperparameters or {}).get("pipe_chunks")
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
     # What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py.
     low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
@@ -175,6 +195,8 @@ def read_strategy(
         contiguous_gradients=zero.get("contiguous_gradients", True),
         torch_compile=torch_compile,
         deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
+        pipe_schedule=schedule,
+        pipe_chunks=chunks if isinstance(chunks, int) else default_chunks(schedule),
     )
 
 

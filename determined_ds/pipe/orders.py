@@ -76,19 +76,22 @@ class Pipeline:
             raise ValueError(problem)
         return [list(_ORDERS[self.schedule](self, rank)) for rank in range(self.ranks)]
 
+    def forward_orders(self) -> list[list[Op]]:
+        """What each rank computes where nothing is trained: any number of micro-batches, each as early as it can be."""
+        passes = [
+            Op(FORWARD, part, batch) for part in range(self.parts) for batch in range(self.micro_batches)
+        ]
+        passes.sort(key=lambda op: (op.part + op.micro_batch, op.part))
+        return [[op for op in passes if self.rank_of(op.part) == rank] for rank in range(self.ranks)]
+
     def problem(self) -> str:
         """Why there is no order of these numbers; "" where there is one."""
         ranks, chunks, micro_batches = self.ranks, self.chunks, self.micro_batches
-        if self.schedule not in _ORDERS:
-            return f"{self.schedule} must be one of {', '.join(_ORDERS)}"
-        if self.schedule == DUALPIPEV:
-            if chunks != 2:
-                return f"dualpipev has 2 chunks a rank, not {chunks}"
-            if micro_batches < 2 * ranks:
-                return f"dualpipev needs 2 micro-batches a rank: at least {2 * ranks}, not {micro_batches}"
-        elif self.schedule != INTERLEAVED and chunks != 1:
-            return f"{self.schedule} has 1 chunk a rank, not {chunks}"
-        elif chunks > 1 and micro_batches % ranks:
+        if wrong := chunks_problem(self.schedule, chunks):
+            return wrong
+        if self.schedule == DUALPIPEV and micro_batches < 2 * ranks:
+            return f"dualpipev needs 2 micro-batches a rank: at least {2 * ranks}, not {micro_batches}"
+        if self.schedule == INTERLEAVED and chunks > 1 and micro_batches % ranks:
             return f"{chunks} chunks need a multiple of {ranks} micro-batches, not {micro_batches}"
         return ""
 
@@ -174,3 +177,19 @@ _ORDERS: dict[str, Callable[[Pipeline, int], Iterator[Op]]] = {
     GPIPE: _gpipe,
 }
 SCHEDULES = tuple(_ORDERS)
+
+
+def default_chunks(schedule: str) -> int:
+    """Parts of a rank where none are stated."""
+    return 2 if schedule in (INTERLEAVED, DUALPIPEV) else 1
+
+
+def chunks_problem(schedule: str, chunks: int) -> str:
+    """Why a schedule cannot have so many parts a rank; "" where it can."""
+    if schedule not in _ORDERS:
+        return f"{schedule} must be one of {', '.join(_ORDERS)}"
+    if schedule == DUALPIPEV and chunks != 2:
+        return f"dualpipev has 2 chunks a rank, not {chunks}"
+    if schedule not in (DUALPIPEV, INTERLEAVED) and chunks != 1:
+        return f"{schedule} has 1 chunk a rank, not {chunks}"
+    return ""

@@ -33,7 +33,7 @@ def timeline(
 
     Args:
         pipe: The schedule.
-        cost: Returns how long a pass takes; by default as in :data:`UNITS`, divided by the chunks of a rank.
+        cost: Returns how long a pass takes; by default as in :data:`UNITS`.
         orders: Of the ranks; by default those of the schedule.
 
     Returns:
@@ -42,7 +42,7 @@ def timeline(
     Raises:
         ValueError: ranks would wait for each other forever.
     """
-    takes = cost or (lambda op: UNITS[op.kind] / pipe.chunks)
+    takes = cost or (lambda op: UNITS[op.kind])
     left = [list(reversed(order)) for order in (orders if orders is not None else pipe.orders())]
     spans: list[list[Span]] = [[] for _ in left]
     ended: dict[Op, float] = {}

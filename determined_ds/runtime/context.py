@@ -31,6 +31,7 @@ from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
 from determined_ds.trial.of_context import completed_hparams
+from determined_ds.trial.planned_engine import PlannedEngine
 
 logger = logging.getLogger("determined_ds")
 
@@ -200,6 +201,10 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         is_own = is_fixed(model)
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
+        if isinstance(engine, PlannedEngine) and not engine.loads_data:
+            self._mpu.should_build_data_loader = (
+                False  # Determined's unit expects the last part on the last rank
+            )
         if chosen is not None:
             self._mpu = chosen
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:

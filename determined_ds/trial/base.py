@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import deepspeed
 import torch
 from attrdict import AttrDict
 from determined import pytorch
@@ -21,6 +20,7 @@ from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import resolved_of
+from determined_ds.trial.planned_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 
@@ -308,9 +308,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             if optimizer is not None:
                 check_optimizer(optimizer, ds_config)
             given = without_instruments(ds_config, self.resolved.switched_on)
-            engine, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, model_parameters=parameters, config=given
-            )
+            engine = initialize(model=model, optimizer=optimizer, model_parameters=parameters, config=given)
             fix_engine(engine)
         give_schedule(self, engine, ds_config)
         self._groups.append((engine, groups))

@@ -17,12 +17,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
+from determined_ds.pipe.timeline import bubble as bubble_of
+from determined_ds.pipe.timeline import timeline
 
 WORK = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
 AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
@@ -99,9 +103,17 @@ class InstructionTimes:
 
     @property
     def ideal_bubble(self) -> float:
-        """``(p - 1) / (m + p - 1)``."""
-        waiting = self._engine.num_stages - 1
-        return float(waiting / (self._engine.gradient_accumulation_steps() + waiting))
+        """By the schedule, where all parts take equally long and messages no time."""
+        return bubble_of(timeline(self.pipeline))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What the ranks compute in which order."""
+        micro_batches = self._engine.gradient_accumulation_steps()
+        planned = getattr(self._engine.module, "pipe", None)
+        if planned is None:
+            return Pipeline(schedule=ONE_F_ONE_B, ranks=self._engine.num_stages, micro_batches=micro_batches)
+        return replace(planned, micro_batches=micro_batches)
 
     @property
     def pipelines(self) -> list[list[int]]:
@@ -111,7 +123,7 @@ class InstructionTimes:
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         run = type(self._engine)._exec_schedule
-        if isinstance(pipe_schedule, schedule.InferenceSchedule):
+        if not torch.is_grad_enabled():  # of an evaluation
             run(self._engine, pipe_schedule)
             return
         self._read()

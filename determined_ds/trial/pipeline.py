@@ -1,4 +1,4 @@
-"""PipelineTrial: a PipelineModule trained by DeepSpeed's 1F1B schedule."""
+"""PipelineTrial: layers over pipeline stages, trained by the schedule that ``pipe_schedule`` names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from deepspeed.pipe import PipelineModule
 
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.planned_module import made_module
 
 
 class PipelineTrial(ReconciledTrial):
@@ -71,12 +72,12 @@ class PipelineTrial(ReconciledTrial):
         Returns:
             This rank's part of the model.
         """
-        num_stages = self.resolved.topology.pipe_parallel_size
-        layers = returned.layers(self, self.build_layers(), num_stages)
+        pipe = self.resolved.strategy.pipeline
+        layers = returned.layers(self, self.build_layers(), pipe.parts)
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
-            module = PipelineModule(
+            module = made_module(
+                pipe,
                 layers=layers,
-                num_stages=num_stages,
                 loss_fn=self._checked_loss,
                 partition_method=self.partition_method,
                 activation_checkpoint_interval=self.activation_checkpoint_interval,

@@ -28,6 +28,8 @@ SHARED = (
     "trial_seed",
     "torch_compile",
     "sdpa_kernel",
+    "pipe_schedule",
+    "pipe_chunks",
     "fit",
 )
 

@@ -99,7 +99,7 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
         # By number of blocks. By parameters, DeepSpeed builds the whole model on every rank to count them.
         self.partition_method = hparams.get("partition_method", "type:Block")
         names = [planned.layer.__name__ for planned in pipeline_layer_plan(self.config)]
-        check_partition(self.partition_method, names, self.resolved.topology.pipe_parallel_size)
+        check_partition(self.partition_method, names, self.resolved.strategy.pipeline.parts)
 
     def build_layers(self) -> list[LayerSpec]:
         return [

@@ -60,7 +60,9 @@ def test_every_pass_is_computed_once_by_the_rank_that_holds_the_part_and_none_wa
 @given(pipelines(GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1))
 def test_the_bubble_is_that_of_the_papers(pipe: Pipeline) -> None:
     p, m, v = pipe.ranks, pipe.micro_batches, pipe.chunks
-    if pipe.schedule == ZB_H1:  # (p-1)(F+B-W) beside m(F+B+W), all of them 1; of as many micro-batches as ranks
+    if (
+        pipe.schedule == ZB_H1
+    ):  # (p-1)(F+B-W) beside m(F+B+W), all of them 1; of as many micro-batches as ranks
         m = max(m, p)
         pipe = Pipeline(schedule=ZB_H1, ranks=p, micro_batches=m)
         formula = Fraction(p - 1, 3 * m + p - 1)

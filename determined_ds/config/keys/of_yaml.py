@@ -46,6 +46,7 @@ EXPERIMENT = table_of(
     rows("hyperparameters.global_batch_size", "HHHH J", "every strategy trains the same batch"),
     rows("hyperparameters.data_parallel_world_size", "HHHD J", "the strategy decides it"),
     rows("hyperparameters.pipe_parallel_size", "HHHD S", "the strategy decides it"),
+    rows("hyperparameters.{pipe_schedule,pipe_chunks}", "HHHD S", "the strategy decides it"),
     rows("hyperparameters.model_parallel_size", "HHHH L", "the trial's own mpu carries it out"),
     rows(
         "hyperparameters.{deepspeed_config,overwrite_deepspeed_args}",

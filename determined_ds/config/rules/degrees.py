@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from determined_ds.config.facts import ZERO
 from determined_ds.config.rules.rule import Rule
+from determined_ds.pipe.orders import ONE_F_ONE_B
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -29,6 +30,36 @@ RULES: tuple[Rule, ...] = (
         message="{slots} slots on a machine that carries {max_ranks} ranks ({num_devices} devices)",
         fix="use --slots {max_ranks} or fewer",
         source="one rank a GPU; at most four ranks a CPU core",
+    ),
+    Rule(
+        code="pipe-schedule",
+        key=("gradient_accumulation_steps",),
+        breaks=lambda f: f.pipe > 1 and bool(f.schedule_problem),
+        message="{schedule_problem}, with pipe_parallel_size {pipe}",
+        fix="change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b",
+        source="arXiv 2104.04473, section 2.2; deepspeed 0.19.8 runtime/pipe/schedule.py DualPipeVSchedule",
+    ),
+    *(
+        Rule(
+            code="pipe-schedule-partitioned",
+            key=("pipeline", key),
+            breaks=lambda f, key=key: (  # type: ignore[misc]
+                f.pipe > 1 and f.schedule != ONE_F_ONE_B and bool(f.ds.get(("pipeline", key)))
+            ),
+            message="{schedule} sends whole activations and gradients",
+            fix="remove it, or take pipe_schedule: 1f1b",
+            source="deepspeed 0.19.8 runtime/pipe/dualpipev.py DualPipeVEngine.__init__; trial/planned_engine.py",
+        )
+        for key in ("pipe_partitioned", "grad_partitioned")
+    ),
+    Rule(
+        code="pipe-schedule-one-stage",
+        key=("gradient_accumulation_steps",),
+        breaks=lambda f: f.pipe == 1 and f.schedule != ONE_F_ONE_B,
+        message="pipe_schedule {schedule} has no effect: there is one stage",
+        fix="set pipe_parallel_size to 2 or more, or remove pipe_schedule",
+        source="all passes of one rank run one after the other, whatever their order",
+        warning=True,
     ),
     Rule(
         code="pipeline-bubble",

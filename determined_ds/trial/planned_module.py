@@ -1,0 +1,80 @@
+"""A ``PipelineModule`` whose rank holds several parts of the model.
+
+Source: ``DualPipeVModule`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``, which does the same for two parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from deepspeed.pipe import PipelineModule
+
+from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
+
+
+def made_module(pipe: Pipeline, **more: Any) -> PipelineModule:
+    """The module of a schedule: DeepSpeed's own for 1F1B, and where there is one rank.
+
+    Args:
+        pipe: The schedule.
+        more: Arguments of ``PipelineModule``.
+    """
+    if pipe.schedule == ONE_F_ONE_B or pipe.ranks == 1:
+        return PipelineModule(num_stages=pipe.ranks, **more)
+    return PlannedModule(pipe, **more)
+
+
+class PlannedModule(PipelineModule):
+    """A ``PipelineModule`` that is cut into the parts of a schedule, and holds those of its rank.
+
+    Args:
+        pipe: The schedule; its micro-batches do not matter here.
+        more: Arguments of ``PipelineModule``.
+    """
+
+    def __init__(self, pipe: Pipeline, **more: Any) -> None:
+        object.__setattr__(self, "pipe", pipe)  # the module is built within the constructor of its base
+        super().__init__(num_stages=pipe.ranks, **more)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        self.num_stages = self.pipe.parts
+        super()._partition_layers(method)
+        self.own_parts = [part for part in range(self.pipe.parts) if self.pipe.rank_of(part) == self.stage_id]
+        self.active_part = self.own_parts[0]
+
+    def stage_owner(self, layer_idx: int) -> int:
+        return self.pipe.rank_of(super().stage_owner(layer_idx))
+
+    def _build(self) -> None:
+        self.functions: dict[int, list[Any]] = {}
+        self.checkpointable: dict[int, list[bool]] = {part: [] for part in self.own_parts}
+        for part in self.own_parts:
+            self._set_bounds(self.parts[part], self.parts[part + 1])
+            self.forward_funcs: list[Any] = []
+            super()._build()
+            self.functions[part] = self.forward_funcs
+        self.activate(self.own_parts[0])
+
+    def activate(self, part: int) -> None:
+        """Make a part the one that ``forward`` computes."""
+        self.active_part = part
+        self.forward_funcs = self.functions[part]
+        self.is_checkpointable_results = self.checkpointable[part]
+        self._set_bounds(self.parts[part], self.parts[part + 1])
+
+    def _precompute_checkpointable_values(self) -> None:
+        for part in self.own_parts:
+            self.activate(part)
+            self.is_checkpointable_results_interval = None  # the base keeps what it found for one part
+            super()._precompute_checkpointable_values()
+            self.checkpointable[part] = self.is_checkpointable_results
+
+    def parameters_of(self, part: int) -> list[torch.nn.Parameter]:
+        """The parameters that a part trains, each once."""
+        found: dict[int, torch.nn.Parameter] = {}
+        for function in self.functions[part]:
+            module = getattr(function, "args", (function,))[0]  # of a tied layer, with a function of its own
+            if isinstance(module, torch.nn.Module):
+                found.update((id(each), each) for each in module.parameters() if each.requires_grad)
+        return list(found.values())
