@@ -18,6 +18,13 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.tensor_index import MASTER, WEIGHT, EngineIndex, read_index
 
+# Degree -> what it is called on a line for people.
+LAYOUT = {
+    "pipe_parallel_size": "pipeline",
+    "model_parallel_size": "model-parallel",
+    "sequence_parallel_size": "sequence-parallel",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -145,7 +152,7 @@ def _strategy(load_data: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": (ds_config.get("optimizer") or {}).get("type"),
         "zero_hpz_partition_size": zero.get("zero_hpz_partition_size"),
         **{name: (zero.get(name) or {}).get("device") for name in ("offload_optimizer", "offload_param")},
-        **{name: hparams.get(name) for name in ("pipe_parallel_size", "model_parallel_size")},
+        **{name: hparams.get(name) for name in LAYOUT},
     }
     return {name: value for name, value in found.items() if value not in (None, "none")}
 
@@ -155,7 +162,7 @@ def in_words(strategy: Mapping[str, Any]) -> str:
     if not strategy:
         return "unknown"
     words = [f"ZeRO {strategy['zero_stage']}", strategy["precision"]]
-    for name, label in (("pipe_parallel_size", "pipeline"), ("model_parallel_size", "model-parallel")):
+    for name, label in LAYOUT.items():
         if isinstance(strategy.get(name), int) and strategy[name] > 1:
             words.append(f"{label} {strategy[name]}")
     if (strategy.get("zero_hpz_partition_size") or 1) > 1:

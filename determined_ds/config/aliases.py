@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from determined_ds.config.hyperparameters import SHORTHANDS
 from determined_ds.documents.document import KeyPath, dotted
 
-PIPE, MODEL, DATA, BATCH = (
+PIPE, MODEL, SEQUENCE, DATA, BATCH = (
     "pipe_parallel_size",
     "model_parallel_size",
+    "sequence_parallel_size",
     "data_parallel_world_size",
     "global_batch_size",
 )
@@ -35,6 +36,7 @@ HYPERPARAMETERS: dict[str, str] = {
         PIPE,
     ),
     **_each("tensor_parallel_size tensor_model_parallel_size tp_size mp_size", MODEL),
+    **_each("ulysses_sequence_parallel_size ulysses_size sp_size", SEQUENCE),
     **_each("data_parallel_size dp_size", DATA),
     **_each("train_batch_size", BATCH),
     **_each("micro_batch_size_per_gpu per_device_train_batch_size", "micro_batch_size"),
@@ -76,6 +78,7 @@ _SLOTS = Refused(write="resources.slots_per_trial, beside hyperparameters")
 REFUSED: dict[str, Refused] = {
     "num_stages": Refused(write=PIPE, beside=(PIPE,)),
     "pipeline": Refused(write=PIPE, kinds=(dict,)),
+    "context_parallel_size": Refused(write=f"{SEQUENCE}, which splits sequences by Ulysses"),
     "batch_size": _OWN_BATCH,
     "per_slot_batch_size": _OWN_BATCH,
     **dict.fromkeys(("ds_config", "ds_config_path", "deepspeed_config_path", "deepspeed_config_file"), _PATH),
@@ -197,6 +200,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 --micro-batch-size --micro-batch --per-device-train-batch-size | --micro-batch | hyperparameters.micro_batch_size
 --gradient-accumulation-steps |  | hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps
 --pipeline --pipeline-parallel-size --pipe-parallel-size --num-stages | --pipeline | hyperparameters.pipe_parallel_size
+--sequence-parallel-size --sp-size |  | hyperparameters.sequence_parallel_size
 --model-size --params --num-params | --model-size --params | hyperparameters.model_size
 --seq-length --seq-len --max-length --sequence-length | --sequence-length | hyperparameters.sequence_length
 --gpu-mem --gpu-memory-gb | --gpu-memory |

@@ -25,7 +25,7 @@ class Facts:
     Args:
         hyperparameters: All of the point.
         ds: The DeepSpeed JSON with every "auto" filled; each value has its place.
-        topology: slots = pipe x model x data.
+        topology: slots = pipe x model x sequence x data.
         batch: The completed batch.
         accelerator: What the ranks compute on.
         machines: Machines that the slots are spread over.
@@ -85,6 +85,16 @@ class Facts:
     def schedule_problem(self) -> str:
         """Why the pipeline has no such schedule; "" where it has."""
         return self.strategy.pipeline.problem()
+
+    @property
+    def sequence(self) -> int:
+        return self.topology.sequence_parallel_size
+
+    @property
+    def sequence_length(self) -> int:
+        """The hyperparameter of that name, by which models of text state the tokens of a sample; 0 if there is none."""
+        stated = self.hyperparameters.get(("sequence_length",))
+        return stated if isinstance(stated, int) and not isinstance(stated, bool) else 0
 
     @property
     def micro_batches(self) -> int:

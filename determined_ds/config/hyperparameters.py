@@ -95,6 +95,7 @@ class Hyperparameters:
     data_parallel_world_size: int | None = None
     pipe_parallel_size: int = 1
     model_parallel_size: int = 1
+    sequence_parallel_size: int = 1
     deepspeed_config: str | dict[str, Any] | None = None
     overwrite_deepspeed_args: dict[str, Any] = field(default_factory=dict)
     zero_stage: int | None = None
@@ -115,7 +116,8 @@ class Hyperparameters:
 
 
 CHOICES = {"checkpoint_policy": CHECKPOINT_POLICIES, "warm_start": WARM_STARTS}
-SIZES = ("global_batch_size", "data_parallel_world_size", "pipe_parallel_size", "model_parallel_size")
+PARALLEL_SIZES = ("pipe_parallel_size", "model_parallel_size", "sequence_parallel_size")
+SIZES = ("global_batch_size", "data_parallel_world_size", *PARALLEL_SIZES)
 UNITS = ("batches", "epochs")
 TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600}
 # Why the others are not by the clock.

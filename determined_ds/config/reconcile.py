@@ -5,6 +5,7 @@ One room decides: what DeepSpeed is given, down to the last value, and where eac
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from determined_ds.config.facts import Facts
 from determined_ds.config.hyperparameters import (
     AUTO,
     OVERWRITES,
+    PARALLEL_SIZES,
     SHORTHANDS,
     SIZES,
     FitOptions,
@@ -149,7 +151,7 @@ def reconcile(
     wrong = {problem.key for problem in problems}
     faulty = written.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
     faulty |= {(name,) for name in _misspelt_sizes(problems) if hyperparameters.get((name,)) is None}
-    counted = layout.slots == slots and not faulty & {("pipe_parallel_size",), ("model_parallel_size",)}
+    counted = layout.slots == slots and not faulty & {(name,) for name in PARALLEL_SIZES}
     batch = None
     if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
         batch = _collect(problems, lambda: stated_batch(hp, hyperparameters, ds, layout))
@@ -256,12 +258,8 @@ def _as_written(ds: Document) -> _Checked:
 
 def _nearest_layout(hp: Hyperparameters, slots: int) -> Topology:
     """A layout to check the rest with, where the slots cannot be divided as stated."""
-    per_replica = hp.pipe_parallel_size * hp.model_parallel_size
-    return Topology(
-        pipe_parallel_size=hp.pipe_parallel_size,
-        model_parallel_size=hp.model_parallel_size,
-        data_parallel_world_size=max(1, slots // per_replica),
-    )
+    sizes = {name: getattr(hp, name) for name in PARALLEL_SIZES}
+    return Topology(**sizes, data_parallel_world_size=max(1, slots // math.prod(sizes.values())))
 
 
 def _overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
@@ -321,8 +319,7 @@ def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 def _topology(hp: Hyperparameters, document: Document, slots: int, slots_origin: str) -> Topology:
     return resolve_topology(
         slots=slots,
-        pipe_parallel_size=hp.pipe_parallel_size,
-        model_parallel_size=hp.model_parallel_size,
+        **{name: getattr(hp, name) for name in PARALLEL_SIZES},
         data_parallel_world_size=hp.data_parallel_world_size,
         origins={
             "slots": slots_origin,

@@ -40,7 +40,8 @@ class Strategy:
         offload_param: The same of the parameters; ZeRO 3.
         pipe_parallel_size: Pipeline stages.
         model_parallel_size: Ranks that share one layer.
-        replicas: Data-parallel copies, which ZeRO divides the states among.
+        sequence_parallel_size: Ranks that share a sequence.
+        replicas: Data-parallel copies; ZeRO divides the states among all ranks of them that hold the same layers.
         micro_batch_size: Samples of a forward pass.
         accumulation: Micro-batches of an optimizer step; a pipeline's ``micro_batches``.
         activation_checkpointing: Each block is computed again in the backward pass.
@@ -70,6 +71,7 @@ class Strategy:
     offload_param: str | None = None
     pipe_parallel_size: int = 1
     model_parallel_size: int = 1
+    sequence_parallel_size: int = 1
     replicas: int = 1
     micro_batch_size: int = 1
     accumulation: int = 1
@@ -95,8 +97,8 @@ class Strategy:
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
         assert {self.precision, self.grad_dtype, self.master_dtype} <= ELEMENT_BYTES.keys(), self
-        sizes = (self.replicas, self.pipe_parallel_size, self.model_parallel_size, self.micro_batch_size)
-        assert min(*sizes, self.accumulation) >= 1, self
+        sizes = (self.slots, self.micro_batch_size, self.accumulation)
+        assert min(sizes) >= 1, self
 
     @property
     def grad_dtype(self) -> str:
@@ -111,7 +113,12 @@ class Strategy:
     @property
     def slots(self) -> int:
         """Ranks in all."""
-        return self.replicas * self.pipe_parallel_size * self.model_parallel_size
+        return self.shards * self.pipe_parallel_size * self.model_parallel_size
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold the same layers, among which ZeRO divides the states: replicas x sequence."""
+        return self.replicas * self.sequence_parallel_size
 
     @property
     def pipeline(self) -> Pipeline:
@@ -131,6 +138,8 @@ class Strategy:
             order = "" if self.pipe_schedule == ONE_F_ONE_B else f" ({self.pipe_schedule}"
             order += f", {self.pipe_chunks} chunks" if self.pipe_chunks > 1 else ""
             words = f"a pipeline of {self.pipe_parallel_size}{order and order + ')'} with {words}"
+        if self.sequence_parallel_size > 1:
+            words = f"sequences split among {self.sequence_parallel_size} ranks with {words}"
         parts = (("the optimizer", self.offload_optimizer), ("the parameters", self.offload_param))
         moved = " and ".join(what for what, device in parts if device)
         return f"{words} with {moved} offloaded" if moved else words
@@ -176,6 +185,7 @@ def read_strategy(
         offload_param=_device(zero, "offload_param"),
         pipe_parallel_size=topology.pipe_parallel_size,
         model_parallel_size=topology.model_parallel_size,
+        sequence_parallel_size=topology.sequence_parallel_size,
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,

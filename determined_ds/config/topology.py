@@ -1,8 +1,9 @@
-"""slots = pipe x model x data: how the slots of a trial are laid out."""
+"""slots = pipe x model x sequence x data: how the slots of a trial are laid out."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from determined_ds.errors import ConfigError, Problem
@@ -10,22 +11,29 @@ from determined_ds.errors import ConfigError, Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The three parallel degrees, whose product is the number of slots.
+    """The parallel degrees, whose product is the number of slots.
 
     Args:
         pipe_parallel_size: Pipeline stages (1: no pipeline).
         model_parallel_size: Ranks that share one layer (tensor parallel).
-        data_parallel_world_size: Replicas, i.e. data-parallel copies of the model.
+        data_parallel_world_size: Replicas: groups of ranks that share a micro-batch.
+        sequence_parallel_size: Ranks that share a sequence, each with a slice of its tokens (Ulysses).
     """
 
     pipe_parallel_size: int
     model_parallel_size: int
     data_parallel_world_size: int
+    sequence_parallel_size: int = 1
+
+    @property
+    def per_replica(self) -> int:
+        """Ranks that share a micro-batch."""
+        return self.pipe_parallel_size * self.model_parallel_size * self.sequence_parallel_size
 
     @property
     def slots(self) -> int:
         """Ranks in all; a slot is Determined's device, and each carries one rank."""
-        return self.pipe_parallel_size * self.model_parallel_size * self.data_parallel_world_size
+        return self.per_replica * self.data_parallel_world_size
 
 
 def resolve_topology(
@@ -33,15 +41,17 @@ def resolve_topology(
     slots: int,
     pipe_parallel_size: int = 1,
     model_parallel_size: int = 1,
+    sequence_parallel_size: int = 1,
     data_parallel_world_size: int | None = None,
     origins: dict[str, str] | None = None,
 ) -> Topology:
-    """Lay out ``slots`` as pipe x model x data; the data degree is derived where it is None.
+    """Lay out ``slots`` as pipe x model x sequence x data; the data degree is derived where it is None.
 
     Args:
         slots: Ranks in all, >= 1.
         pipe_parallel_size: >= 1.
         model_parallel_size: >= 1.
+        sequence_parallel_size: >= 1.
         data_parallel_world_size: >= 1, or None to derive it.
         origins: Name of each argument -> where its value came from, for messages.
 
@@ -49,13 +59,15 @@ def resolve_topology(
         ConfigError: the product cannot be ``slots``; names the slots that would do.
     """
     origins = origins or {}
-    per_replica = pipe_parallel_size * model_parallel_size
+    sizes = {
+        "pipe_parallel_size": pipe_parallel_size,
+        "model_parallel_size": model_parallel_size,
+        "sequence_parallel_size": sequence_parallel_size,
+    }
+    per_replica = math.prod(sizes.values())
     layout = " x ".join(
         f"{name} {size}" + (f" ({origins[name]})" if origins.get(name) else "")
-        for name, size in (
-            ("pipe_parallel_size", pipe_parallel_size),
-            ("model_parallel_size", model_parallel_size),
-        )
+        for name, size in sizes.items()
     )
     if slots % per_replica:
         raise ConfigError(
@@ -64,7 +76,7 @@ def resolve_topology(
                 value=slots,
                 origin=origins.get("slots", ""),
                 message=f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots",
-                fix="use " + ", or ".join(_layouts_near(slots, pipe_parallel_size, model_parallel_size)),
+                fix="use " + ", or ".join(_layouts_near(slots, sizes)),
                 code="topology",
             )
         )
@@ -81,25 +93,22 @@ def resolve_topology(
                 code="topology",
             )
         )
-    return Topology(
-        pipe_parallel_size=pipe_parallel_size,
-        model_parallel_size=model_parallel_size,
-        data_parallel_world_size=replicas,
-    )
+    return Topology(**sizes, data_parallel_world_size=replicas)
 
 
 def _in_brackets(origin: str | None) -> str:
     return f" ({origin})" if origin else ""
 
 
-def _layouts_near(slots: int, pipe: int, model: int) -> list[str]:
-    """The nearest numbers of slots that would do, then the nearest parallel size, all else left alone."""
-    per_replica = pipe * model
+def _layouts_near(slots: int, sizes: Mapping[str, int]) -> list[str]:
+    """The nearest numbers of slots that would do, then the nearest of each parallel size, all else left alone."""
+    per_replica = math.prod(sizes.values())
     below, above = slots // per_replica * per_replica, (slots // per_replica + 1) * per_replica
     found = [f"{below} or {above} slots" if below else f"{above} slots"]
-    for name, size, other in (("pipe_parallel_size", pipe, model), ("model_parallel_size", model, pipe)):
-        if size > 1 and slots % other == 0:
-            best = nearest_divisor(slots // other, size)
+    for name, size in sizes.items():
+        others = per_replica // size
+        if size > 1 and slots % others == 0:
+            best = nearest_divisor(slots // others, size)
             if best is not None:
                 found.append(f"{name} {best}")
     return found

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.config.hyperparameters import PARALLEL_SIZES, TRIAL_SEED
 from determined_ds.config.keys.fate import Meaning, row_of
 from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.keys.of_yaml import EXPERIMENT
@@ -25,15 +25,16 @@ from determined_ds.experiment.variables import names_of
 
 # Of one of several engines.
 OVERWRITES, CONFIG, ZERO_STAGE = "_overwrite_deepspeed_args", "_deepspeed_config", "_zero_stage"
-DEFAULTS: dict[str, Any] = {"pipe_parallel_size": 1, "model_parallel_size": 1}
+DEFAULTS: dict[str, Any] = dict.fromkeys(PARALLEL_SIZES, 1)
 # How a model is cut into parts: of weights alone nothing else has to be as it was.
-PARTS = {("hyperparameters", "pipe_parallel_size"), ("hyperparameters", "model_parallel_size")}
+PARTS = {("hyperparameters", name) for name in PARALLEL_SIZES}
 NVME = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 ON_NVME = "what lies on NVMe cannot be filled from it"
 # What a change of the strategy is called on a line for people.
 SHORT: dict[KeyPath, str] = {
     ("resources", "slots_per_trial"): "slots",
     ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
+    ("hyperparameters", "sequence_parallel_size"): "sequence_parallel_size",
     ("zero_optimization", "stage"): "zero_stage",
 }
 DIVIDED = (

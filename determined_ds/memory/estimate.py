@@ -122,7 +122,7 @@ def step_bytes(shape: ModelShape, strategy: Strategy) -> int:
     if uses_bf16_optimizer(strategy):
         return 0 if gradient == master else master * partition
     if stage == 0:
-        reduced = element * min(trainable, ALLREDUCE_ELEMENTS) if strategy.replicas > 1 else 0
+        reduced = element * min(trainable, ALLREDUCE_ELEMENTS) if strategy.shards > 1 else 0
         widened = 0 if strategy.precision == "fp32" else 2 * 4 * trainable  # one by one, then flat
         return max(reduced, widened)
     if strategy.offload_optimizer:
@@ -155,4 +155,4 @@ def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
     """
     in_all, trainable = parameters_of_rank(shape, strategy)
     weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * in_all
-    return 2 * -(-(weights + optimizer_bytes(strategy) * trainable) // strategy.replicas)
+    return 2 * -(-(weights + optimizer_bytes(strategy) * trainable) // strategy.shards)

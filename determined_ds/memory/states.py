@@ -70,7 +70,7 @@ def parameters_of_rank(shape: ModelShape, strategy: Strategy) -> tuple[int, int]
 
 def share(elements: int, strategy: Strategy) -> int:
     """Elements of one of N equal parts, padding included."""
-    return round_up(elements, ALIGNMENT * strategy.replicas) // strategy.replicas
+    return round_up(elements, ALIGNMENT * strategy.shards) // strategy.shards
 
 
 def uses_bf16_optimizer(strategy: Strategy) -> bool:

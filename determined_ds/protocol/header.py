@@ -31,6 +31,8 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
         layout += f" x {topology.pipe_parallel_size} pipeline stages"
     if topology.model_parallel_size > 1:
         layout += f" x {topology.model_parallel_size} model-parallel"
+    if topology.sequence_parallel_size > 1:
+        layout += f" x {topology.sequence_parallel_size} sequence-parallel"
     return [
         *_wrapped_title(f"{name}: {runs}"),
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",

@@ -10,7 +10,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import AUTO, SHORTHANDS, SIZES
+from determined_ds.config.hyperparameters import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.reconcile import ResolvedConfig, leaf_paths, reconcile
 from determined_ds.config.topology import Topology
@@ -32,11 +32,14 @@ def made_with(engine: Any) -> Document:
 def layout_of(engine: Any) -> Topology:
     """How an engine divides the ranks; those that share neither stage nor replica share layers."""
     pipe = int(engine.grid.get_pipe_parallel_world_size()) if isinstance(engine, PipelineEngine) else 1
-    replicas = int(engine.dp_world_size)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
+    sequence = int(engine.sequence_parallel_size)
+    # With DeepSpeed's unit of sequence parallelism, the engine knows no replicas.
+    replicas = int(engine.dp_world_size or ranks // sequence)
     return Topology(
         pipe_parallel_size=pipe,
-        model_parallel_size=max(1, ranks // (pipe * replicas)),
+        model_parallel_size=max(1, ranks // (pipe * replicas * sequence)),
+        sequence_parallel_size=sequence,
         data_parallel_world_size=replicas,
     )
 
@@ -60,7 +63,7 @@ def adopted(
     if problems := _stated_otherwise(hyperparameters, ds, layout):
         raise ConfigError(problems)
     own = {name: hyperparameters.data[name] for name in KEPT if name in hyperparameters.data}
-    layout_keys = {name: getattr(layout, name) for name in ("pipe_parallel_size", "model_parallel_size")}
+    layout_keys = {name: getattr(layout, name) for name in PARALLEL_SIZES}
     document = Document(
         name=hyperparameters.name,
         data={**own, **layout_keys},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from determined_ds.config.accelerator import assumed_cuda
 from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import SIZES, TRIAL_SEED
+from determined_ds.config.hyperparameters import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.reconcile import reconcile
 from determined_ds.documents.document import Document
 from determined_ds.errors import CheckpointError, ConfigError, Problem
@@ -266,11 +267,7 @@ def _resolved(experiment: Experiment) -> Any:
     given = experiment.hyperparameters.data
     sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
     batch = {key: given[key] for key in BATCH_KEYS if isinstance(given.get(key), int)}
-    slots = (
-        sizes.get("data_parallel_world_size", 1)
-        * sizes.get("pipe_parallel_size", 1)
-        * sizes.get("model_parallel_size", 1)
-    )
+    slots = math.prod(sizes.get(name, 1) for name in ("data_parallel_world_size", *PARALLEL_SIZES))
     document = Document(name="load_data.json", data=sizes, prefix="hyperparameters")
     ds = Document(name="load_data.json", data=batch)
     return reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))

@@ -19,7 +19,14 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import HYPERPARAMETER_NAMES
 from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.deepspeed.learning_rate import LR, stated_rate
-from determined_ds.config.hyperparameters import AUTO, LARGEST, OVERWRITES, parse_hyperparameters, stated_at
+from determined_ds.config.hyperparameters import (
+    AUTO,
+    LARGEST,
+    OVERWRITES,
+    PARALLEL_SIZES,
+    parse_hyperparameters,
+    stated_at,
+)
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path
 from determined_ds.errors import ConfigError, Problem, shown
@@ -266,7 +273,7 @@ def _with_length(hyperparameters: Document, given: Given) -> Document:
 
 def _not_here(hyperparameters: Document) -> Iterator[Problem]:
     """Hyperparameters of this library that transformers cannot carry out."""
-    for name in ("pipe_parallel_size", "model_parallel_size"):
+    for name in PARALLEL_SIZES:
         if hyperparameters.get((name,)) not in (None, AUTO, 1):
             message, fix = "transformers' Trainer trains replicas only", f"remove {name}, or write 1"
             yield hyperparameters.problem((name,), message, fix, "hf-replicas")

@@ -29,6 +29,7 @@ def completed_hparams(
         "data_parallel_world_size": resolved.topology.data_parallel_world_size,
         "pipe_parallel_size": resolved.topology.pipe_parallel_size,
         "model_parallel_size": resolved.topology.model_parallel_size,
+        "sequence_parallel_size": resolved.topology.sequence_parallel_size,
         "train_micro_batch_size_per_gpu": resolved.batch.micro_batch_size,
         "gradient_accumulation_steps": resolved.batch.accumulation,
         **({} if ds_config_path is None else {"deepspeed_config": str(ds_config_path)}),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.hyperparameters import PARALLEL_SIZES
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where, resolve
 from determined_ds.documents.document import Document, KeyPath
@@ -22,8 +23,7 @@ from determined_ds.trial.base import ReconciledTrial
 SHARED = (
     "global_batch_size",
     "data_parallel_world_size",
-    "pipe_parallel_size",
-    "model_parallel_size",
+    *PARALLEL_SIZES,
     "micro_batch_size",
     "trial_seed",
     "torch_compile",

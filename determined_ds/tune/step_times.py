@@ -56,7 +56,7 @@ def step_times(strategy: Strategy, shape: ModelShape, rates: Rates) -> StepTimes
     )
     bubble = (count + stages - 1) / count
     compute = (work / rates.flops_per_s(strategy, shape.num_parameters) + rates.start_s * count) * bubble
-    shards = strategy.replicas if strategy.zero_stage else 1
+    shards = strategy.shards if strategy.zero_stage else 1
     step = STEP_BYTES * parameters / shards / rates.memory_bytes_per_s(ranks)
     element, to_device = strategy.element_bytes, rates.to_device_bytes_per_s(ranks)
     communication = _between_replicas(strategy, shape, rates) + _between_stages(strategy, shape, rates)
@@ -86,7 +86,7 @@ def _between_replicas(strategy: Strategy, shape: ModelShape, rates: Rates) -> fl
     Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: with ``use_multi_rank_bucket_allreduce`` stages
     1 and 2 all-reduce whole buckets; by assumed rates they are counted as the paper has them.
     """
-    replicas, stage, count = strategy.replicas, strategy.zero_stage, strategy.accumulation
+    replicas, stage, count = strategy.shards, strategy.zero_stage, strategy.accumulation
     if replicas < 2:
         return 0.0
     size = shape.num_parameters / strategy.pipe_parallel_size * strategy.element_bytes

@@ -123,7 +123,7 @@ def test_any_positive_integer_is_a_size(value: int) -> None:
 @pytest.mark.parametrize("name", [name for name in OWN_KEYS if name != "fit"])
 def test_a_slip_of_the_keyboard_is_refused(name: str) -> None:
     """One letter dropped, doubled or exchanged: the name that was meant is told."""
-    for slip in (name[:3] + name[4:], name[:3] + name[2:], name[:2] + "q" + name[3:]):
+    for slip in (name[:3] + name[4:], name[:3] + name[2:], name[:2] + "x" + name[3:]):
         problem = refusal(lambda slip=slip: parse({slip: 1}))
         assert (problem.key, problem.code) == (f"hyperparameters.{slip}", "unknown-key")
         assert repr(name) in problem.fix

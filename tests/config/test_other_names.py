@@ -15,7 +15,7 @@ from tests.making import CUDA, EXPERIMENTS, decide, ds_json, hyperparameters, re
 
 MICRO = "train_micro_batch_size_per_gpu"
 BATCH = "global_batch_size: 8\n"
-TOPOLOGY = ("pipe_parallel_size", "model_parallel_size", "data_parallel_world_size")
+TOPOLOGY = ("pipe_parallel_size", "model_parallel_size", "sequence_parallel_size", "data_parallel_world_size")
 
 
 def taken_as(resolved: ResolvedConfig) -> list[tuple[str, str]]:

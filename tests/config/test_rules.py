@@ -14,13 +14,13 @@ from determined_ds.config.facts import ZERO_OPTIMIZERS
 from determined_ds.config.rules import RULES, Rule
 from determined_ds.documents.document import dotted
 from determined_ds.errors import ConfigError, Problem
-from tests.config.rule_cases import communication, degrees, execution, optimizers, precision
+from tests.config.rule_cases import communication, degrees, execution, optimizers, precision, sequences
 from tests.config.rule_cases import zero as zero_cases
 from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, Cases, Setup, zero
 from tests.making import CPU, decide
 from tests.ranks import Ranks
 
-SUBJECTS = (degrees, zero_cases, precision, communication, optimizers, execution)
+SUBJECTS = (degrees, sequences, zero_cases, precision, communication, optimizers, execution)
 CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
 
 
@@ -30,6 +30,8 @@ def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:
         "global_batch_size": 24,
         "pipe_parallel_size": setup.pipe,
         "model_parallel_size": setup.model,
+        "sequence_parallel_size": setup.sequence,
+        **setup.hyperparameters,
     }
     try:
         resolved = decide(

@@ -1,4 +1,4 @@
-"""slots = pipe x model x data, exactly, or refused with sizes that would do."""
+"""slots = pipe x model x sequence x data, exactly, or refused with sizes that would do."""
 
 from __future__ import annotations
 
@@ -16,35 +16,47 @@ SIZES = st.integers(1, 64)
 HUGE = st.integers(1, 10**18)
 
 
-@given(pipe=SIZES, model=SIZES, data=SIZES)
-def test_the_slots_are_the_product(pipe: int, model: int, data: int) -> None:
-    slots = pipe * model * data
-    sizes = {"pipe_parallel_size": pipe, "model_parallel_size": model}
+@given(pipe=SIZES, model=SIZES, sequence=SIZES, data=SIZES)
+def test_the_slots_are_the_product(pipe: int, model: int, sequence: int, data: int) -> None:
+    slots = pipe * model * sequence * data
+    sizes = {
+        "pipe_parallel_size": pipe,
+        "model_parallel_size": model,
+        "sequence_parallel_size": sequence,
+    }
     derived = resolve_topology(slots=slots, **sizes)
     assert derived == resolve_topology(slots=slots, **sizes, data_parallel_world_size=data)
     assert derived == Topology(**sizes, data_parallel_world_size=data)
     assert derived.slots == slots
 
 
-@given(slots=SIZES, pipe=st.integers(1, 12), model=st.integers(1, 12))
-def test_what_does_not_divide_is_refused_with_what_would(slots: int, pipe: int, model: int) -> None:
+@given(slots=SIZES, pipe=st.integers(1, 8), model=st.integers(1, 8), sequence=st.integers(1, 8))
+def test_what_does_not_divide_is_refused_with_what_would(
+    slots: int, pipe: int, model: int, sequence: int
+) -> None:
     """Every number of the fix runs, all else left alone; and of each kind, none that runs is nearer."""
-    if slots % (pipe * model) == 0:
+    sizes = {
+        "pipe_parallel_size": pipe,
+        "model_parallel_size": model,
+        "sequence_parallel_size": sequence,
+    }
+    per_replica = pipe * model * sequence
+    if slots % per_replica == 0:
         return
-    problem = refusal(
-        lambda: resolve_topology(slots=slots, pipe_parallel_size=pipe, model_parallel_size=model)
-    )
+    problem = refusal(lambda: resolve_topology(slots=slots, **sizes))
     assert (problem.key, problem.value, problem.code) == ("slots_per_trial", slots, "topology")
-    assert f"pipe_parallel_size {pipe} x model_parallel_size {model} = {pipe * model}" in problem.message
+    layout = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    assert f"{layout} = {per_replica}" in problem.message
 
     numbers = re.search(r"use (?:(\d+) or )?(\d+) slots", problem.fix)
     assert numbers
-    feasible = [n for n in range(1, 400) if n % (pipe * model) == 0]
+    feasible = [n for n in range(1, 1100) if n % per_replica == 0]
     below = [n for n in feasible if n < slots]
     assert numbers.group(1) == (str(below[-1]) if below else None)
     assert int(numbers.group(2)) == next(n for n in feasible if n > slots)
 
-    for name, size, other in (("pipe_parallel_size", pipe, model), ("model_parallel_size", model, pipe)):
+    for name, size in sizes.items():
+        other = per_replica // size
         advised = re.search(rf"{name} (\d+)", problem.fix)
         works = [n for n in range(1, slots + 1) if slots % (n * other) == 0]
         if advised:
@@ -67,13 +79,15 @@ def test_replicas_that_are_not_there_are_refused_with_those_that_are(slots: int,
 def test_every_size_is_told_with_its_origin() -> None:
     origins = {"slots": "--slots", "pipe_parallel_size": "a.yaml:7", "data_parallel_world_size": "a.yaml:8"}
     assert str(refusal(lambda: resolve_topology(slots=5, pipe_parallel_size=2, origins=origins))) == (
-        "slots_per_trial = 5 (--slots): pipe_parallel_size 2 (a.yaml:7) x model_parallel_size 1 = 2 slots a"
-        " replica, which does not divide 5 slots\n  fix: use 4 or 6 slots, or pipe_parallel_size 1"
+        "slots_per_trial = 5 (--slots): pipe_parallel_size 2 (a.yaml:7) x model_parallel_size 1"
+        " x sequence_parallel_size 1 = 2 slots a replica, which does not divide 5 slots"
+        "\n  fix: use 4 or 6 slots, or pipe_parallel_size 1"
     )
     wrong = {"slots": 4, "pipe_parallel_size": 2, "data_parallel_world_size": 4}
     assert str(refusal(lambda: resolve_topology(**wrong, origins=origins))) == (
         "hyperparameters.data_parallel_world_size = 4 (a.yaml:8): 4 slots (--slots) / (pipe_parallel_size 2"
-        " (a.yaml:7) x model_parallel_size 1) make 2 replicas\n  fix: write 2 or auto, or use 8 slots"
+        " (a.yaml:7) x model_parallel_size 1 x sequence_parallel_size 1) make 2 replicas"
+        "\n  fix: write 2 or auto, or use 8 slots"
     )
 
 

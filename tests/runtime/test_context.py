@@ -98,6 +98,7 @@ def test_hyperparameters_are_completed(two_ranks: Ranks, tmp_path: Path) -> None
             "data_parallel_world_size": 2,
             "pipe_parallel_size": 1,
             "model_parallel_size": 1,
+            "sequence_parallel_size": 1,
         }
         given = {key: value for key, value in HPARAMS.items() if key != "deepspeed_config"}
         assert hparams == {**given, **expected}

@@ -49,6 +49,11 @@ EXPERIMENT = table_of(
     rows("hyperparameters.{pipe_schedule,pipe_chunks}", "HHHD S", "the strategy decides it"),
     rows("hyperparameters.model_parallel_size", "HHHH L", "the trial's own mpu carries it out"),
     rows(
+        "hyperparameters.sequence_parallel_size",
+        "HHHH S",
+        "each rank of a replica trains a slice of its sequences",
+    ),
+    rows(
         "hyperparameters.{deepspeed_config,overwrite_deepspeed_args}",
         "HHHH J",
         "see the DeepSpeed JSON's table; a strategy overwrites them",

@@ -10,12 +10,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from determined_ds.config.facts import Facts
-from determined_ds.config.rules import communication, degrees, execution, optimizers, precision, zero
+from determined_ds.config.rules import (
+    communication,
+    degrees,
+    execution,
+    optimizers,
+    precision,
+    sequences,
+    zero,
+)
 from determined_ds.config.rules.rule import Rule
 from determined_ds.errors import NOT_GIVEN, Problem
 
 RULES: tuple[Rule, ...] = (
     *degrees.RULES,
+    *sequences.RULES,
     *zero.RULES,
     *precision.RULES,
     *communication.RULES,
@@ -29,10 +38,12 @@ def broken_rules(facts: Facts, *, slots_origin: str = "") -> Iterator[tuple[Rule
     for rule in RULES:
         if rule.breaks(facts):
             on_slots = rule.key == ("slots_per_trial",)
+            of_trial = rule.key[0] == "hyperparameters"
+            document, key = (facts.hyperparameters, rule.key[1:]) if of_trial else (facts.ds, rule.key)
             problem = Problem(
-                key=facts.ds.key(rule.key),
-                value=facts.slots if on_slots else facts.ds.get(rule.key, NOT_GIVEN),
-                origin=slots_origin if on_slots else facts.ds.origin(rule.key),
+                key=document.key(key),
+                value=facts.slots if on_slots else document.get(key, NOT_GIVEN),
+                origin=slots_origin if on_slots else document.origin(key),
                 message=rule.message.format_map(_ByName(facts)),
                 fix=rule.fix.format_map(_ByName(facts)),
                 code=rule.code,

@@ -17,7 +17,8 @@ class Rule:
 
     Args:
         code: Short stable name.
-        key: The key that is named in the problem; the value and origin are looked up there.
+        key: The key that is named in the problem; the value and origin are looked up there. In the DeepSpeed JSON, or
+            with ``hyperparameters`` before it.
         breaks: True where the rule is broken.
         message: What does not go together; ``{fact}`` is filled from :class:`Facts`.
         fix: What to write instead.

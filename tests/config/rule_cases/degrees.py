@@ -25,10 +25,6 @@ CASES: Cases = {
             pipe=2,
         ),
     ),
-    ("model-parallel-degree", ("sequence_parallel_size",)): (
-        Setup(ds={"sequence_parallel_size": 2}),
-        Setup(ds={"sequence_parallel_size": 2}, model=2),
-    ),
     ("model-parallel-degree", ("tensor_parallel", "autotp_size")): (
         Setup(ds={"tensor_parallel": {"autotp_size": 2}}),
         Setup(ds={"tensor_parallel": {"autotp_size": 2}}, model=2),

@@ -20,9 +20,11 @@ class Setup:
     ds: dict[str, Any] = field(default_factory=dict)
     pipe: int = 1
     model: int = 1
+    sequence: int = 1
     slots: int = 2
     accelerator: Accelerator = CUDA
     machines: int = 1
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
 
 
 def zero(stage: int, **settings: Any) -> dict[str, Any]:
