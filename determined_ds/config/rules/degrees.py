@@ -37,7 +37,7 @@ RULES: tuple[Rule, ...] = (
         breaks=lambda f: f.pipe > 1 and bool(f.schedule_problem),
         message="{schedule_problem}, with pipe_parallel_size {pipe}",
         fix="change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b",
-        source="arXiv 2104.04473, section 2.2; deepspeed 0.19.8 runtime/pipe/schedule.py DualPipeVSchedule",
+        source="deepspeed 0.19.8 runtime/pipe/schedule.py DualPipeVSchedule; arXiv 2104.04473, section 2.2",
     ),
     *(
         Rule(

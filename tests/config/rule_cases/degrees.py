@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.config.rule_cases.points import FEW, FP16, ZERO, Cases, Setup, zero
 
+DUALPIPEV, INTERLEAVED = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "interleaved"}
+
 CASES: Cases = {
     ("pipeline-zero-stage", (ZERO, "stage")): (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
     ("pipeline-fp16-stage", ("fp16", "enabled")): (
@@ -36,5 +38,24 @@ CASES: Cases = {
     ("pipeline-unheeded", ("hybrid_engine", "enabled")): (
         Setup(ds={"hybrid_engine": {"enabled": True}}, pipe=2),
         Setup(ds={"hybrid_engine": {"enabled": True}}),
+    ),
+    ("pipe-schedule", ("gradient_accumulation_steps",)): (
+        Setup(ds={"gradient_accumulation_steps": 3}, pipe=2, hyperparameters=DUALPIPEV),
+        Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=DUALPIPEV),
+    ),
+    **{
+        ("pipe-schedule-partitioned", ("pipeline", key)): (
+            Setup(
+                ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}},
+                pipe=2,
+                hyperparameters=INTERLEAVED,
+            ),
+            Setup(ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}}, pipe=2),
+        )
+        for key in ("pipe_partitioned", "grad_partitioned")
+    },
+    ("pipe-schedule-one-stage", ("gradient_accumulation_steps",)): (
+        Setup(hyperparameters=INTERLEAVED),
+        Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=INTERLEAVED),
     ),
 }
