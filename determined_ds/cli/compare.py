@@ -20,11 +20,13 @@ from determined_ds.config.profiled_steps import MOST_ACTIVE
 EPILOG = """\b
 Strategies: zero0 zero1 zero2 zero3 zero1_offload zero2_offload zero3_offload_optimizer zero3_offload zeropp
 pipeline pipeline_zero1 ddp single_gpu_simple single_gpu_offload
+Schedules of a pipeline: gpipe 1f1b interleaved zb-h1 dualpipev
 
 \b
 Examples:
   det-ds compare experiments/gpt2/const.yaml . --strategies zero0,zero1,zero2,zero3,pipeline
   det-ds compare experiments/gpt2/const.yaml . --strategies ddp,zero1 --slots 1,2
+  det-ds compare experiments/gpt2/pipeline.yaml . --strategies 1f1b,interleaved,dualpipev,zb-h1
 """
 
 

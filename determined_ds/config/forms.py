@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from determined_ds.pipe.orders import SCHEDULES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
@@ -14,6 +16,7 @@ class Form:
         offload_optimizer: Optimizer states are kept in host memory; from ZeRO 1 on.
         offload_param: Parameters are, too; ZeRO 3.
         has_stages: It is a pipeline.
+        pipe_schedule: Of the pipeline; None leaves the experiment's.
         zeropp: ZeRO++; ZeRO 3.
         engine: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel.
         on_one_slot: It is measured on one slot, whatever the experiment has.
@@ -23,6 +26,7 @@ class Form:
     offload_optimizer: bool = False
     offload_param: bool = False
     has_stages: bool = False
+    pipe_schedule: str | None = None
     zeropp: bool = False
     engine: str = "deepspeed"
     on_one_slot: bool = False
@@ -41,8 +45,11 @@ PLAIN = {
     "zero3_offload_optimizer": Form(zero_stage=3, offload_optimizer=True),
     "zero3_offload": Form(zero_stage=3, offload_optimizer=True, offload_param=True),
 }
+# The experiment's own pipeline in another order; one of as many stages as slots, where it has none.
+ORDERS = {schedule: Form(has_stages=True, pipe_schedule=schedule) for schedule in SCHEDULES}
 FORMS = {
     **PLAIN,
+    **ORDERS,
     "zeropp": Form(zero_stage=3, zeropp=True),
     "ddp": Form(engine="ddp"),
     "single_gpu_simple": Form(on_one_slot=True),

@@ -7,7 +7,7 @@ checkpointing, compiled kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from determined_ds.experiment.code_check import check_entrypoint, not_measured
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.trial_file import parsed, source_of
+from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline, default_chunks
 from determined_ds.tune.read_code import Sources
 
 MICRO_BATCH, ACCUMULATION = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -45,6 +46,8 @@ class Choice:
     Args:
         zero_stage: 0 to 3.
         pipe_parallel_size: Pipeline stages, 1 for none.
+        pipe_schedule: One of :data:`determined_ds.pipe.orders.SCHEDULES`.
+        pipe_chunks: Parts of the model that a rank holds; the schedule's default, if only that is chosen.
         slots: Ranks in all.
         micro_batch_size: Samples of a forward pass; must divide a replica's share of the global batch.
         offload_optimizer: Optimizer states live in host memory.
@@ -61,6 +64,8 @@ class Choice:
 
     zero_stage: int
     pipe_parallel_size: int = 1
+    pipe_schedule: str | None = None
+    pipe_chunks: int | None = None
     slots: int
     micro_batch_size: int | None = None
     offload_optimizer: bool = False
@@ -241,6 +246,8 @@ def applied(base: Base, choice: Choice) -> Document:
     is_pipeline = choice.pipe_parallel_size > 1
     if not base.has_form(choice.pipe_parallel_size):
         raise ConfigError(_no_form(base, is_pipeline))
+    if is_pipeline and base.experiment.script is not None and choice.pipe_schedule not in (None, ONE_F_ONE_B):
+        raise ConfigError(_own_schedule(base, choice))
     trial = base.staged if is_pipeline else base.replicated
     changes: list[tuple[KeyPath, Any]] = [
         (("resources", "slots_per_trial"), choice.slots),
@@ -258,6 +265,9 @@ def applied(base: Base, choice: Choice) -> Document:
     ):
         if key is not None and value is not None:
             changes.append((("hyperparameters", key), value))
+    if not is_pipeline or choice.pipe_schedule is not None:
+        for name, chosen in (("pipe_schedule", choice.pipe_schedule), ("pipe_chunks", choice.pipe_chunks)):
+            changes.append((("hyperparameters", name), chosen if is_pipeline and chosen else NOT_GIVEN))
     there = base.document
     return there.overwritten_all(
         (path, value, "the strategy")
@@ -287,6 +297,13 @@ def _other_stages(base: Base) -> Problem:
     builds = f"{has} pipeline stages" if has > 1 else "no pipeline stages"
     message = f"a script keeps the stages that its code builds, and this one has {builds}"
     fix = "leave that strategy out, or state pipe_parallel_size for a script that builds a PipelineModule"
+    value = str(base.experiment.script)
+    return base.document.problem(("entrypoint",), message, fix, "script-stages", value=value)
+
+
+def _own_schedule(base: Base, choice: Choice) -> Problem:
+    message = f"a script trains by the schedule of the engine that it builds, not by {choice.pipe_schedule}"
+    fix = "leave that strategy out, or write the model as a PipelineTrial"
     value = str(base.experiment.script)
     return base.document.problem(("entrypoint",), message, fix, "script-stages", value=value)
 
@@ -344,8 +361,32 @@ def _zero(base: Base, choice: Choice) -> dict[str, Any]:
 
 
 def num_micro_batches(base: Base, choice: Choice) -> int:
-    """Micro-batches of a pipeline's step: four a stage where they divide a replica's share, else the most below."""
-    replicas = max(1, choice.slots // choice.pipe_parallel_size)
+    """Micro-batches of a pipeline's step that divide a replica's share, and that its schedule can order.
+
+    As many as the experiment has, where only the schedule of its own pipeline is another; else four a stage. Where
+    these do not do, the most below; where there are none, the fewest above.
+    """
+    stages, own = choice.pipe_parallel_size, base.resolved.strategy
+    replicas = max(1, choice.slots // stages)
     share = max(1, base.resolved.batch.global_batch_size // replicas)
-    wanted = MICRO_BATCHES_A_STAGE * choice.pipe_parallel_size
-    return next(count for count in range(min(wanted, share), 0, -1) if share % count == 0)
+    is_own = choice.pipe_schedule is not None and own.pipe_parallel_size == stages
+    wanted = min(own.accumulation if is_own else MICRO_BATCHES_A_STAGE * stages, share)
+    pipe = pipeline_of(base, choice)
+    dividing = [count for count in range(1, share + 1) if share % count == 0]
+    fitting = [count for count in dividing if not replace(pipe, micro_batches=count).problem()]
+    # Where none fits, the configuration is refused with what the schedule needs.
+    below = [count for count in fitting or dividing if count <= wanted]
+    return below[-1] if below else fitting[0]
+
+
+def pipeline_of(base: Base, choice: Choice) -> Pipeline:
+    """What the ranks of a choice compute in which order; its micro-batches are yet to be decided."""
+    own = base.resolved.strategy
+    schedule = choice.pipe_schedule or own.pipe_schedule
+    chunks = own.pipe_chunks if choice.pipe_schedule is None else default_chunks(schedule)
+    return Pipeline(
+        schedule=schedule,
+        ranks=choice.pipe_parallel_size,
+        micro_batches=1,
+        chunks=choice.pipe_chunks or chunks,
+    )

@@ -97,10 +97,12 @@ def choice_of(base: Base, form: Form, slots: int) -> Choice:
     """A named strategy for an experiment on some slots."""
     own = base.resolved.topology.pipe_parallel_size
     stages = own if own > 1 and slots % own == 0 else slots
+    keeps_zero = form.pipe_schedule is not None and own > 1
     return Choice(
-        zero_stage=form.zero_stage,
+        zero_stage=base.own.zero_stage if keeps_zero else form.zero_stage,
         slots=slots,
         pipe_parallel_size=stages if form.has_stages else 1,
+        pipe_schedule=form.pipe_schedule,
         micro_batch_size=None if form.has_stages else same_micro_batch(base, slots),
         offload_optimizer=form.offload_optimizer,
         offload_param=form.offload_param,

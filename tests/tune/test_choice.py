@@ -17,6 +17,7 @@ from determined_ds.config.strategy import Strategy
 from determined_ds.documents.document import plain_copy
 from determined_ds.documents.reading import dump_yaml, parse_yaml
 from determined_ds.errors import ConfigError
+from determined_ds.pipe.orders import SCHEDULES
 from determined_ds.tune.choice import BATCH_KEYS, OFFLOADS, ZEROPP, Base, Choice, applied, read_base
 from determined_ds.tune.variants import Variant, decided, named_variants
 from tests.tune.bases import CONST, CPU, CUDA, ROOT, TEMPLATES, base_in, base_of, document_of
@@ -24,12 +25,14 @@ from tests.tune.bases import CONST, CPU, CUDA, ROOT, TEMPLATES, base_in, base_of
 PIPELINE = Path("experiments/gpt2/pipeline.yaml")
 ZEROPP_TEMPLATE = Path("experiments/gpt2/zeropp.yaml")
 CHOSEN = ("deepspeed_config", "overwrite_deepspeed_args", "data_parallel_world_size", "pipe_parallel_size")
+SCHEDULE = ("pipe_schedule", "pipe_chunks")
 CHOSEN_JSON = (*BATCH_KEYS, "zero_optimization", "bf16", "fp16")
 
 choices = st.builds(
     Choice,
     zero_stage=st.integers(0, 3),
     pipe_parallel_size=st.sampled_from([1, 1, 2, 4]),
+    pipe_schedule=st.sampled_from([None, *SCHEDULES]),
     slots=st.sampled_from([1, 2, 4, 8]),
     micro_batch_size=st.sampled_from([None, 1, 2, 3, 4, 8, 16]),
     offload_optimizer=st.booleans(),
@@ -67,7 +70,7 @@ def rest_of(base: Base, data: dict[str, Any]) -> dict[str, Any]:
     data = plain_copy(data)
     data.pop("entrypoint")
     data["resources"].pop("slots_per_trial")
-    for key in (*CHOSEN, "torch_compile", "sdpa_kernel", base.checkpointing_key):
+    for key in (*CHOSEN, *SCHEDULE, "torch_compile", "sdpa_kernel", base.checkpointing_key):
         data["hyperparameters"].pop(key, None)
     return data
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.forms import FORMS
+from determined_ds.pipe.orders import SCHEDULES
 from determined_ds.tune.variants import (
     Variant,
     named_variants,
@@ -17,6 +18,7 @@ from determined_ds.tune.variants import (
 )
 from tests.tune.bases import CONST, CPU, CUDA, base_in, base_of
 
+PIPELINE = Path("experiments/gpt2/pipeline.yaml")
 # Strategy -> ZeRO stage, whether optimizer and parameters are offloaded, pipeline stages; on two slots.
 MEANING = {
     "ddp": (0, False, False, 1),
@@ -31,6 +33,7 @@ MEANING = {
     "zeropp": (3, False, False, 1),
     "pipeline": (0, False, False, 2),
     "pipeline_zero1": (1, False, False, 2),
+    **dict.fromkeys(SCHEDULES, (0, False, False, 2)),
     "single_gpu_simple": (0, False, False, 1),
     "single_gpu_offload": (2, True, False, 1),
 }
@@ -62,6 +65,7 @@ def test_a_name_means_what_it_says(name: str) -> None:
     assert ("offload_optimizer" in zero, "offload_param" in zero) == (optimizer, param)
     assert variant.resolved.topology.pipe_parallel_size == stages
     assert ("zero_quantized_weights" in zero) == (name == "zeropp")
+    assert variant.resolved.strategy.pipe_schedule == (name if name in SCHEDULES else "1f1b")
     assert variant.choice.engine == ("ddp" if name == "ddp" else "deepspeed")
     assert variant.choice.slots == (1 if name.startswith("single") else 2)
 
@@ -102,9 +106,8 @@ def test_the_micro_batch_stays_as_far_as_it_divides(global_batch: int, micro: in
 
 def test_the_micro_batch_of_a_pipeline_is_none_for_replicas() -> None:
     """It is one of many of a step; the replicas' is derived, as without one."""
-    pipeline = Path("experiments/gpt2/pipeline.yaml")
-    assert same_micro_batch(base_of(pipeline), 2) is None
-    variant = only("zero0", config=pipeline)
+    assert same_micro_batch(base_of(PIPELINE), 2) is None
+    variant = only("zero0", config=PIPELINE)
     assert variant.resolved is not None
     assert variant.resolved.batch.micro_batch_size == 16
 
@@ -131,6 +134,60 @@ def test_a_pipeline_is_as_deep_as_the_experiments_own() -> None:
         )
         depths[slots] = variant.choice.pipe_parallel_size
     assert depths == {2: 2, 3: 3, 4: 2}
+
+
+# ------------------------------------------------------------------------------------------- schedules
+
+
+def micro_batches(name: str, *, config: Path = PIPELINE, slots: int = 2, **hyperparameters: object) -> int:
+    overrides = tuple(f"hyperparameters.{key}={value}" for key, value in hyperparameters.items())
+    variant = only(name, slots=slots, config=config, overrides=overrides)
+    assert variant.resolved is not None, variant.reason
+    assert variant.resolved.strategy.pipe_schedule == name
+    return variant.resolved.batch.accumulation
+
+
+def test_a_schedule_is_that_of_the_experiments_own_pipeline() -> None:
+    """Its stages, ZeRO stage and micro-batches stay; whatever it is scheduled by."""
+    config = Path("experiments/gpt2/pipeline_zero1.yaml")
+    by_another = ("hyperparameters.pipe_schedule=dualpipev", "hyperparameters.global_batch_size=48")
+    accumulation = "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=6"
+    for name in SCHEDULES:
+        variant = only(name, slots=4, config=config, overrides=(*by_another, accumulation))
+        assert variant.resolved is not None, variant.reason
+        strategy = variant.resolved.strategy
+        assert (strategy.pipe_schedule, strategy.zero_stage) == (name, 1)
+        assert (strategy.pipe_parallel_size, strategy.replicas, strategy.accumulation) == (2, 2, 6)
+        assert strategy.pipe_chunks == (2 if name in ("interleaved", "dualpipev") else 1)
+
+
+def test_micro_batches_that_a_schedule_cannot_order_become_the_nearest_that_it_can() -> None:
+    """Of those that keep the global batch: the most below, or else the fewest above."""
+    accumulated = {"overwrite_deepspeed_args.gradient_accumulation_steps": 3, "global_batch_size": 36}
+    assert micro_batches("zb-h1", **accumulated) == 3
+    assert micro_batches("interleaved", **accumulated) == 2
+    assert micro_batches("dualpipev", **accumulated) == 4
+
+
+def test_without_micro_batches_that_do_a_schedule_is_refused_with_what_it_needs() -> None:
+    accumulation = "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=3"
+    odd = only(
+        "interleaved", config=PIPELINE, overrides=("hyperparameters.global_batch_size=9", accumulation)
+    )
+    assert "2 chunks need a multiple of 2 micro-batches, not 3" in odd.reason
+    [problem] = odd.problems
+    assert "change micro_batch_size or global_batch_size" in problem.fix
+
+
+def test_without_a_pipeline_nothing_is_said_of_a_schedule() -> None:
+    """Which would be warned of, since there is one stage."""
+    stated = ("hyperparameters.pipe_schedule=interleaved", "hyperparameters.pipe_chunks=2")
+    variant = only("zero1", config=PIPELINE, overrides=stated)
+    assert variant.document is not None
+    assert {"pipe_schedule", "pipe_chunks"}.isdisjoint(variant.document.data["hyperparameters"])
+    kept = only("pipeline", config=PIPELINE, overrides=stated)
+    assert kept.resolved is not None
+    assert (kept.resolved.strategy.pipe_schedule, kept.resolved.strategy.pipe_chunks) == ("interleaved", 2)
 
 
 # ------------------------------------------------------------------------------------------- what there is
