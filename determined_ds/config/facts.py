@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -85,6 +85,16 @@ class Facts:
     def schedule_problem(self) -> str:
         """Why the pipeline has no such schedule; "" where it has."""
         return self.strategy.pipeline.problem()
+
+    @property
+    def bubble(self) -> str:
+        """The share of time in which stages wait by the schedule alone, in words."""
+        return f"{100 * self.strategy.bubble:.0f} %"
+
+    @property
+    def full_bubble(self) -> str:
+        """The same with four micro-batches a stage."""
+        return f"{100 * replace(self.strategy, accumulation=4 * self.pipe).bubble:.0f} %"
 
     @property
     def sequence(self) -> int:

@@ -10,6 +10,7 @@ from determined_ds.config.batch import Batch
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, Pipeline, default_chunks
+from determined_ds.pipe.timeline import counted_bubble
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
@@ -129,6 +130,11 @@ class Strategy:
             micro_batches=self.accumulation,
             chunks=self.pipe_chunks,
         )
+
+    @property
+    def bubble(self) -> float:
+        """The share of time in which pipeline stages wait by the schedule alone; 0 without a pipeline."""
+        return counted_bubble(self.pipeline) if self.pipe_parallel_size > 1 else 0.0
 
     @property
     def name(self) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Op, Pipeline
 
-# A backward pass takes twice as long as a forward one, half of it for the weights.
+# A backward pass takes twice as long as a forward one, half of it for the weights. Whole numbers, so that what is
+# counted in them is exact.
 UNITS: Mapping[str, float] = {FORWARD: 1, BACKWARD: 2, INPUT: 1, WEIGHT: 1}
 
 
@@ -51,7 +53,7 @@ def timeline(
         for rank, ops in enumerate(left):
             while ops and all(op in ended for op in _awaited(ops[-1], pipe.parts)):
                 op = ops.pop()
-                free = spans[rank][-1].end if spans[rank] else 0.0
+                free = spans[rank][-1].end if spans[rank] else 0
                 start = max([free, *(ended[each] for each in _awaited(op, pipe.parts))])
                 ended[op] = start + takes(op)
                 if op.kind == INPUT:  # what a rank before waits for
@@ -80,6 +82,28 @@ def bubble(spans: Sequence[Sequence[Span]]) -> float:
     start = min(rank[0].start for rank in spans)
     whole = max(rank[-1].end for rank in spans) - start
     return 1 - busy / (len(spans) * whole)
+
+
+@lru_cache(maxsize=4096)
+def counted_bubble(pipe: Pipeline) -> float:
+    """The bubble of a schedule by itself: its passes in :data:`UNITS`, parts alike, messages in no time.
+
+    Of p ranks and m micro-batches, beside the time of all passes on one rank, ranks wait
+
+    =================  ===============================================================================================
+    ``gpipe, 1f1b``    (p-1)/m of it. arXiv:1811.06965, section 2.3; arXiv:2104.04473, section 2.2.1
+    ``interleaved``    (p-1)/(V m) of it, with V chunks. arXiv:2104.04473, section 2.2.2
+    ``zb-h1``          (p-1)(F+I-W), a third of 1F1B's (p-1)(F+I+W), for m >= p. arXiv:2401.10241, section 2.3
+    ``dualpipev``      2(p-1)B - F, where B = 2F, of passes through one chunk. Its authors state (p-1)(F&B+B-3W) for
+                       forward and backward passes that overlap and late weight gradients, which DeepSpeed's lacks
+    =================  ===============================================================================================
+
+    and the bubble is that time as a share of both together: (p-1)/(m+p-1) of 1F1B.
+
+    Raises:
+        ValueError: there is no such order, see :meth:`Pipeline.problem`.
+    """
+    return bubble(timeline(pipe)) if pipe.ranks > 1 else 0.0
 
 
 def most_held(pipe: Pipeline, orders: Sequence[Sequence[Op]] | None = None) -> list[int]:

@@ -41,6 +41,8 @@ def analyse(paths: Sequence[Path]) -> Profile:
         num_ranks=first.ranks,
         zero_stage=first.zero_stage,
         pipe_parallel_size=first.pipe_parallel_size,
+        pipe_schedule=first.pipe_schedule,
+        pipe_chunks=first.pipe_chunks,
         accumulation=first.accumulation,
         global_batch_size=first.global_batch_size,
         wait=first.wait,

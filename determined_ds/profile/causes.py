@@ -8,6 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from determined_ds.pipe.orders import Pipeline
+from determined_ds.pipe.timeline import counted_bubble
 from determined_ds.profile.lost_time import LEAST_SHARE, LostTime
 from determined_ds.profile.reduced_buckets import surplus_reductions
 from determined_ds.profile.step_parts import Profile, RankProfile
@@ -183,10 +185,16 @@ def _uneven_stages(profile: Profile) -> Iterator[LostTime]:
 
 
 def _bubble(profile: Profile) -> Iterator[LostTime]:
-    waiting, micro_batches = profile.pipe_parallel_size - 1, profile.accumulation
-    if waiting < 1:
+    if profile.pipe_parallel_size < 2:
         return
-    ideal, more = (waiting / (each + waiting) for each in (micro_batches, 4 * micro_batches))
+    micro_batches = profile.accumulation
+    pipe = Pipeline(
+        schedule=profile.pipe_schedule,
+        ranks=profile.pipe_parallel_size,
+        micro_batches=micro_batches,
+        chunks=profile.pipe_chunks,
+    )
+    ideal, more = (counted_bubble(replace(pipe, micro_batches=n * micro_batches)) for n in (1, 4))
     waits_s = profile.seconds["pipeline"]
     saves_s = min(waits_s, profile.step_s * (ideal - more))
     seen = (

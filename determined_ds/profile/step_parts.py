@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.profile.arrivals import Arrival
 from determined_ds.profile.memory_of_step import MemoryOfStep
 from determined_ds.profile.operators import OperatorCosts
@@ -136,6 +137,8 @@ class Profile:
         num_ranks: Of the run.
         zero_stage: Of the strategy; None where no ZeRO engine trains.
         pipe_parallel_size: Stages of the pipeline.
+        pipe_schedule: What they compute in which order.
+        pipe_chunks: Parts of the model that each of them holds.
         accumulation: Micro-batches of a rank in a step.
         global_batch_size: Samples in a step; 0 where the traces do not say.
         wait: Steps that were trained before the warm-up.
@@ -150,6 +153,8 @@ class Profile:
     num_ranks: int = 1
     zero_stage: int | None = None
     pipe_parallel_size: int = 1
+    pipe_schedule: str = ONE_F_ONE_B
+    pipe_chunks: int = 1
     accumulation: int = 1
     global_batch_size: int = 0
     wait: int = 0

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from determined_ds.pipe.orders import ONE_F_ONE_B
+
 PROFILE_DIR = "profile"  # in a run directory
 PROFILE_JSON = "profile.json"  # in it: what was read from the traces
 PROFILE_PNG = "profile.png"
@@ -62,6 +64,8 @@ class CaptureRecord:
         device_name: Of the GPU; empty on a CPU.
         zero_stage: Of the strategy; None where no ZeRO engine trains.
         pipe_parallel_size: Stages of the pipeline.
+        pipe_schedule: What they compute in which order.
+        pipe_chunks: Parts of the model that each of them holds.
         pipe_stage: Which of them the rank is.
         accumulation: Micro-batches of a rank in a step.
         global_batch_size: Samples in a step.
@@ -80,6 +84,8 @@ class CaptureRecord:
     device_name: str = ""
     zero_stage: int | None = None
     pipe_parallel_size: int = 1
+    pipe_schedule: str = ONE_F_ONE_B
+    pipe_chunks: int = 1
     pipe_stage: int = 0
     accumulation: int = 1
     global_batch_size: int = 0

@@ -90,7 +90,7 @@ def _scaling(results: Results) -> str:
 
 def _bubble(results: Results) -> str:
     return (
-        "Pale is what the schedule alone costs, (p-1)/(m+p-1) with p stages and m micro-batches. More micro-batches"
+        "Pale is what the schedule alone costs, (p-1)/(m+p-1) of 1F1B with p stages and m micro-batches. More of them"
         " make it smaller; what is measured beyond it comes of uneven stages and of sending between them."
     )
 

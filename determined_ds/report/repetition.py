@@ -36,7 +36,7 @@ class Repetition:
         model_state_bytes_by_rank: Parameters, gradients and optimizer states that were found in the engine, on the
             device.
         bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
-        bubble_ideal: (p-1)/(m+p-1) of p stages and m micro-batches; None where there is no pipeline.
+        bubble_ideal: The same by the schedule alone, counted; None where there is no pipeline.
         parts: Name of :data:`PARTS` -> seconds of a step under torch's profiler, the mean over ranks; None where none
             was recorded. The step that they add up to is longer than those that were timed.
     """

@@ -6,8 +6,8 @@ batch's schedule to the end of its last micro-batch's last instruction, is waiti
 between two instructions. What follows the micro-batches is not counted, since it is the same without a pipeline: the
 reduction of gradients and the optimizer's step.
 
-The share of waiting is the pipeline's bubble. 1F1B with ``m`` micro-batches on ``p`` stages has one of
-``(p - 1) / (m + p - 1)``, where all stages take equally long and communication takes no time.
+The share of waiting is the pipeline's bubble. ``pipe.timeline.counted_bubble`` is what a schedule has by itself, where
+all stages take equally long and communication takes no time.
 
 Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 0.19.8's ``runtime/pipe/engine.py``.
 """
@@ -25,8 +25,7 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
-from determined_ds.pipe.timeline import bubble as bubble_of
-from determined_ds.pipe.timeline import timeline
+from determined_ds.pipe.timeline import counted_bubble
 
 WORK = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
 AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
@@ -104,7 +103,7 @@ class InstructionTimes:
     @property
     def ideal_bubble(self) -> float:
         """By the schedule, where all parts take equally long and messages no time."""
-        return bubble_of(timeline(self.pipeline))
+        return counted_bubble(self.pipeline)
 
     @property
     def pipeline(self) -> Pipeline:

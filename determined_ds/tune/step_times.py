@@ -39,8 +39,8 @@ def step_times(strategy: Strategy, shape: ModelShape, rates: Rates) -> StepTimes
     """Seconds of a step; up to a factor that all strategies share, where rates are assumed.
 
     Compute is 6 operations a parameter and token (8 where activations are computed again; "Scaling Laws for Neural
-    Language Models", arXiv 2001.08361); a pipeline of p stages and m micro-batches takes (m+p-1)/m of it (arXiv
-    1806.03377). Communication is ZeRO's (arXiv 1910.02054, section 7): twice the parameters a step, three times at
+    Language Models", arXiv 2001.08361); a pipeline takes that much longer as its schedule
+    has ranks wait. Communication is ZeRO's (arXiv 1910.02054, section 7): twice the parameters a step, three times at
     stage 3; stages 2 and 3 reduce after every micro-batch.
 
     Args:
@@ -54,8 +54,8 @@ def step_times(strategy: Strategy, shape: ModelShape, rates: Rates) -> StepTimes
     work = (
         (8 if strategy.activation_checkpointing else 6) * parameters * max(1, shape.sequence_length) * samples
     )
-    bubble = (count + stages - 1) / count
-    compute = (work / rates.flops_per_s(strategy, shape.num_parameters) + rates.start_s * count) * bubble
+    starts = rates.start_s * count * strategy.pipe_chunks
+    compute = (work / rates.flops_per_s(strategy, shape.num_parameters) + starts) / (1 - strategy.bubble)
     shards = strategy.shards if strategy.zero_stage else 1
     step = STEP_BYTES * parameters / shards / rates.memory_bytes_per_s(ranks)
     element, to_device = strategy.element_bytes, rates.to_device_bytes_per_s(ranks)
@@ -112,7 +112,7 @@ def _between_stages(strategy: Strategy, shape: ModelShape, rates: Rates) -> floa
     if strategy.pipe_parallel_size < 2:
         return 0.0
     width = max(1, shape.sequence_length) * max(1, shape.hidden_size) * strategy.element_bytes
-    passes = 2 * strategy.accumulation
+    passes = 2 * strategy.accumulation * strategy.pipe_chunks
     return rates.collective_s(SEND_RECV, passes * strategy.micro_batch_size * width, 2, calls=passes)
 
 

@@ -99,8 +99,8 @@ def test_a_warning_stops_nothing() -> None:
     assert problems == []
     assert [warning.code for warning in warnings] == ["pipeline-bubble"]
     assert str(warnings[0]) == (
-        "gradient_accumulation_steps = 1 (ds.json): 1 micro-batches for 2 pipeline stages: some stages are always"
-        " idle\n  fix: use at least 2 micro-batches (4 x 2 keep the bubble under 20 %)"
+        "gradient_accumulation_steps = 1 (ds.json): 1 micro-batches for 2 pipeline stages: by 1f1b a stage waits"
+        " 50 % of the time\n  fix: use at least 2 micro-batches (4 x 2 leave a bubble of 11 %)"
     )
 
 

@@ -1,13 +1,11 @@
-"""Schedules of pipelines: complete, without deadlock, as their authors define them, with the bubble of the papers."""
+"""Schedules of pipelines: complete, without deadlock, as their authors define them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from determined_ds.pipe.orders import (
     BACKWARD,
@@ -17,25 +15,13 @@ from determined_ds.pipe.orders import (
     INPUT,
     INTERLEAVED,
     ONE_F_ONE_B,
-    SCHEDULES,
     WEIGHT,
     ZB_H1,
     Op,
     Pipeline,
 )
-from determined_ds.pipe.timeline import bubble, most_held, timeline
-
-
-@st.composite
-def pipelines(draw: st.DrawFn, *schedules: str) -> Pipeline:
-    schedule, ranks = draw(st.sampled_from(schedules or SCHEDULES)), draw(st.integers(1, 6))
-    chunks = {INTERLEAVED: draw(st.integers(1, 4)), DUALPIPEV: 2}.get(schedule, 1)
-    micro_batches = draw(st.integers(1, 16))
-    if schedule == DUALPIPEV:
-        micro_batches += 2 * ranks - 1
-    if schedule == INTERLEAVED and chunks > 1:
-        micro_batches = ranks * draw(st.integers(1, 4))
-    return Pipeline(schedule=schedule, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
+from determined_ds.pipe.timeline import most_held, timeline
+from tests.pipe.drawn import pipelines
 
 
 @given(pipelines())
@@ -55,20 +41,6 @@ def test_every_pass_is_computed_once_by_the_rank_that_holds_the_part_and_none_wa
     assert set(ops) == expected
     for rank, own in enumerate(spans):
         assert {pipe.rank_of(span.op.part) for span in own} == {rank}
-
-
-@given(pipelines(GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1))
-def test_the_bubble_is_that_of_the_papers(pipe: Pipeline) -> None:
-    p, m, v = pipe.ranks, pipe.micro_batches, pipe.chunks
-    if (
-        pipe.schedule == ZB_H1
-    ):  # (p-1)(F+B-W) beside m(F+B+W), all of them 1; of as many micro-batches as ranks
-        m = max(m, p)
-        pipe = Pipeline(schedule=ZB_H1, ranks=p, micro_batches=m)
-        formula = Fraction(p - 1, 3 * m + p - 1)
-    else:
-        formula = Fraction(p - 1, v * m + p - 1)
-    assert bubble(timeline(pipe)) == pytest.approx(float(formula), abs=1e-12)
 
 
 @given(pipelines(ONE_F_ONE_B))

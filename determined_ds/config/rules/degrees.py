@@ -64,10 +64,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="pipeline-bubble",
         key=("gradient_accumulation_steps",),
-        breaks=lambda f: f.pipe > 1 and f.micro_batches < f.pipe,
-        message="{micro_batches} micro-batches for {pipe} pipeline stages: some stages are always idle",
-        fix="use at least {pipe} micro-batches (4 x {pipe} keep the bubble under 20 %)",
-        source="GPipe, arXiv 1811.06965: the bubble is (p-1)/(m+p-1)",
+        breaks=lambda f: f.pipe > 1 and f.micro_batches < f.pipe and not f.schedule_problem,
+        message="{micro_batches} micro-batches for {pipe} pipeline stages: by {schedule} a stage waits {bubble} of the"
+        " time",
+        fix="use at least {pipe} micro-batches (4 x {pipe} leave a bubble of {full_bubble})",
+        source="pipe/timeline.py counted_bubble, by arXiv 1811.06965, 2104.04473 and 2401.10241",
         warning=True,
     ),
     Rule(

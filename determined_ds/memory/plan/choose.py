@@ -261,10 +261,9 @@ def _pipeline(needs: PlanRequest, strategy: Strategy) -> tuple[str, str]:
     layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
     if stages == 1:
         return "none", f"{layout}; --pipeline is 1"
-    bubble = (stages - 1) / (micro_batches + stages - 1)
     return (
         f"{stages} stages",
-        f"{layout}; with {micro_batches} micro-batches, stages idle {bubble:.0%} of the time",
+        f"{layout}; with {micro_batches} micro-batches, stages idle {strategy.bubble:.0%} of the time",
     )
 
 

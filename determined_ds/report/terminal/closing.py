@@ -74,6 +74,7 @@ def _facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
     yield "validation", _validation(run)
     yield "time", _time(run)
     yield "memory", _memory(run, training)
+    yield "bubble", _bubble(training)
     if launch is not None:
         yield "strategy", _strategy(launch)
         yield "offload", _offload(launch)
@@ -137,6 +138,15 @@ def _memory(run: RecordedRun, training: list[Record]) -> str:
     if run.memory.get("has_activations"):
         return joined([took, _expected(run, "all", "total_bytes")], "; ")
     return joined([took, _expected(run, "model states", "model_states_bytes")], "; ")
+
+
+def _bubble(training: list[Record]) -> str:
+    """What stages of a pipeline waited, beside what they wait by their schedule alone; its first report aside."""
+    found = [value for record in training if (value := _metric(record, ("bubble",))) is not None]
+    counted = _metric(training[-1], ("bubble_ideal",)) if training else None
+    if not found or counted is None:
+        return ""
+    return f"{statistics.median(found[1:] or found):.1%} of the time; {counted:.1%} by the schedule alone"
 
 
 def _expected(run: RecordedRun, what: str, *keys: str) -> str:

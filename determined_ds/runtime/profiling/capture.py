@@ -322,6 +322,8 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         device_name=torch.cuda.get_device_name(device) if is_cuda else "",
         zero_stage=resolved.zero_stage,
         pipe_parallel_size=resolved.topology.pipe_parallel_size,
+        pipe_schedule=resolved.strategy.pipe_schedule,
+        pipe_chunks=resolved.strategy.pipe_chunks,
         pipe_stage=getattr(engines[0], "stage_id", 0),
         accumulation=resolved.batch.accumulation,
         global_batch_size=resolved.batch.global_batch_size,

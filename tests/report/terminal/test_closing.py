@@ -151,3 +151,13 @@ def test_a_length_in_epochs_is_doubled_too_and_an_unknown_one_is_not() -> None:
         config = {"hyperparameters": {"fit": {"max_length": length}}}
         lines = [line for line in closing_block(replace(run, config=config)) if line.startswith("  longer")]
         assert lines == ([f"  longer      {longer}"] if longer else [])
+
+
+def test_a_pipelines_bubble_stands_beside_what_its_schedule_alone_costs() -> None:
+    """The first report has the start in it."""
+    reports = [
+        record("training", 100 * number, 1000 + number, loss=2.0, bubble=bubble, bubble_ideal=0.2)
+        for number, bubble in enumerate((0.9, 0.25, 0.21, 0.23), start=1)
+    ]
+    lines = closing_block(replace(completed(), records=tuple(reports)))
+    assert "  bubble      23.0% of the time; 20.0% by the schedule alone" in lines
