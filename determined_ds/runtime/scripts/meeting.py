@@ -53,9 +53,9 @@ def _init_ipc_of(folder: Path) -> Any:
     numbers = count(1)
 
     def init_ipc(self: Any, force_tcp: bool) -> None:
-        number = next(numbers)
-        if self.size < 2:
+        if self.size < 2:  # such as rank 0 alone makes to report to a master: it is no meeting
             return
+        number = next(numbers)
         self.tempdir = None
         self._chief_zmq, self._worker_zmq = _pair(self, f"ipc://{folder}/{number}")
         self._local_chief_zmq, self._local_worker_zmq = _pair(self, f"ipc://{folder}/{number}-local")
