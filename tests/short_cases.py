@@ -78,7 +78,12 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "layers-1",
         "layers-0",
     ),
-    "runtime/checkpoints/test_elastic.py::test_there_and_back": ("zero3", "bf16_zero2", "pipe2_zero1"),
+    "runtime/checkpoints/test_elastic.py::test_there_and_back": (
+        "zero3",
+        "bf16_zero2",
+        "pipe2_zero1",
+        "dualpipev",
+    ),
     "runtime/checkpoints/test_elastic.py::test_what_deepspeed_wrote_itself_is_read_by_others": ("zero1",),
     "runtime/checkpoints/test_elastic.py::test_a_universal_checkpoint_is_read": ("3",),
     "runtime/checkpoints/test_object_storage.py::test_resumed_it_ends_as_if_never_interrupted": (
@@ -106,6 +111,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "zero1-a few",
         "zero3-a few",
         "pipeline-a few",
+        "dualpipev-a few",
     ),
     "runtime/test_resume_data.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
         "TorchVictim-2",

@@ -173,9 +173,7 @@ def read_strategy(
         torch_compile: The hyperparameter of that name.
     """
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
-    schedule = (hyperparameters or {}).get("pipe_schedule")
-    schedule = schedule if schedule in SCHEDULES else ONE_F_ONE_B
-    chunks = (hyperparameters or {}).get("pipe_chunks")
+    schedule, chunks = schedule_of(hyperparameters or {})
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
     # What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py.
     low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
@@ -212,8 +210,15 @@ def read_strategy(
         torch_compile=torch_compile,
         deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
         pipe_schedule=schedule,
-        pipe_chunks=chunks if isinstance(chunks, int) else default_chunks(schedule),
+        pipe_chunks=chunks,
     )
+
+
+def schedule_of(hyperparameters: Mapping[str, Any]) -> tuple[str, int]:
+    """The schedule of a pipeline, and its parts a rank, stated or not."""
+    schedule, chunks = (hyperparameters.get(name) for name in ("pipe_schedule", "pipe_chunks"))
+    schedule = schedule if schedule in SCHEDULES else ONE_F_ONE_B
+    return schedule, chunks if isinstance(chunks, int) else default_chunks(schedule)
 
 
 def _device(zero: Mapping[str, Any], what: str) -> str | None:

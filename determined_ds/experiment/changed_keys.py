@@ -16,6 +16,7 @@ from determined_ds.config.keys.fate import Meaning, row_of
 from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.keys.of_yaml import EXPERIMENT
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.strategy import schedule_of
 from determined_ds.documents.differences import Difference, differences, in_words
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, plain_copy
 from determined_ds.errors import NOT_GIVEN, Problem
@@ -26,6 +27,7 @@ from determined_ds.experiment.variables import names_of
 # Of one of several engines.
 OVERWRITES, CONFIG, ZERO_STAGE = "_overwrite_deepspeed_args", "_deepspeed_config", "_zero_stage"
 DEFAULTS: dict[str, Any] = dict.fromkeys(PARALLEL_SIZES, 1)
+SCHEDULE = ("pipe_schedule", "pipe_chunks")
 # How a model is cut into parts: of weights alone nothing else has to be as it was.
 PARTS = {("hyperparameters", name) for name in PARALLEL_SIZES}
 NVME = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
@@ -35,6 +37,7 @@ SHORT: dict[KeyPath, str] = {
     ("resources", "slots_per_trial"): "slots",
     ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
     ("hyperparameters", "sequence_parallel_size"): "sequence_parallel_size",
+    **{("hyperparameters", name): name for name in SCHEDULE},
     ("zero_optimization", "stage"): "zero_stage",
 }
 DIVIDED = (
@@ -109,6 +112,7 @@ def settings_of(
         "hyperparameters": {
             **DEFAULTS,
             **experiment.hyperparameters.data,
+            **dict(zip(SCHEDULE, schedule_of(experiment.hyperparameters.data), strict=True)),
             TRIAL_SEED: experiment.trial_seed if trial_seed is None else trial_seed,
         },
         "resources": {**(experiment.config.get("resources") or {}), "slots_per_trial": experiment.slots},

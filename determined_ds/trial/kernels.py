@@ -15,6 +15,7 @@ import torch
 
 from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.planned_module import PlannedModule
 
 _before: list[tuple[bool, ...]] = []
 
@@ -77,7 +78,10 @@ def compile_engine(engine: Any, device: torch.device) -> None:
         fix = "install it (Debian and Ubuntu: apt install g++ python3-dev); or torch_compile: false"
         key = "hyperparameters.torch_compile"
         raise ConfigError(Problem(key=key, value=True, message=message, fix=fix, code="torch-compile"))
-    for module in (engine.module, *getattr(engine.module, "forward_funcs", ())):
+    layers = getattr(engine.module, "forward_funcs", ())
+    if isinstance(engine.module, PlannedModule):
+        layers = [layer for part in engine.module.functions.values() for layer in part]
+    for module in (engine.module, *layers):
         _give_own_frame(module)
     engine.compile()
 

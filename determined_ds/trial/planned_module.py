@@ -5,6 +5,7 @@ Source: ``DualPipeVModule`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,6 +70,29 @@ class PlannedModule(PipelineModule):
             self.is_checkpointable_results_interval = None  # the base keeps what it found for one part
             super()._precompute_checkpointable_values()
             self.checkpointable[part] = self.is_checkpointable_results
+
+    # ------------------------------------------------------------------------------------ what is done part by part
+
+    def save_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Write the layers of this rank, as DeepSpeed's ``save_checkpoint`` has it."""
+        for _ in self._each_part():
+            super().save_state_dict(*args, **kwargs)
+
+    def load_state_dir(self, *args: Any, **kwargs: Any) -> None:
+        """Read the layers of this rank, as DeepSpeed's ``load_checkpoint`` has it."""
+        for _ in self._each_part():
+            super().load_state_dir(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer of this rank."""
+        for _ in self._each_part():
+            super().compile(*args, **kwargs)
+
+    def _each_part(self) -> Iterator[int]:
+        for part in self.own_parts:
+            self.activate(part)
+            yield part
+        self.activate(self.own_parts[0])
 
     def parameters_of(self, part: int) -> list[torch.nn.Parameter]:
         """The parameters that a part trains, each once."""

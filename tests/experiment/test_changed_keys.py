@@ -201,6 +201,14 @@ def test_a_pipeline_of_other_stages_is_another_strategy() -> None:
     assert "pipe_parallel_size 1 -> 2" in changes(config(), config(pipe_parallel_size=2)).strategy
 
 
+def test_a_pipeline_of_another_schedule_is_another_strategy() -> None:
+    """By what they come to: a default that is stated is no change."""
+    stated = config(pipe_schedule="1f1b", pipe_chunks=1)
+    assert changes(config(), stated).strategy == ()
+    now = changes(config(), config(pipe_schedule="interleaved"))
+    assert now.strategy == ("pipe_chunks 1 -> 2", "pipe_schedule 1f1b -> interleaved")
+
+
 @pytest.mark.parametrize("refused_by", ["the checkpoint", "NVMe"])
 def test_a_strategy_that_cannot_change_is_refused_with_the_reason(refused_by: str) -> None:
     device = "nvme" if refused_by == "NVMe" else "cpu"

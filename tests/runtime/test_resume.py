@@ -26,11 +26,21 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero2": {"zero": 2, "asynchronous": True, "num_workers": 2},
     "zero3": {"zero": 3, "asynchronous": True},
     "pipeline": {"zero": 1, "asynchronous": True, "pipe": 2, "accumulation": 2, "num_workers": 2},
+    "gpipe": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "gpipe"},
+    "zb-h1": {"zero": 0, "pipe": 2, "accumulation": 2, "schedule": "zb-h1"},
+    "interleaved": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"},
+    "dualpipev": {"zero": 1, "asynchronous": True, "pipe": 2, "accumulation": 4, "schedule": "dualpipev"},
 }
 
 
 def experiment(
-    *, zero: int, pipe: int = 1, accumulation: int = 1, num_workers: int = 0, asynchronous: bool = False
+    *,
+    zero: int,
+    pipe: int = 1,
+    accumulation: int = 1,
+    num_workers: int = 0,
+    asynchronous: bool = False,
+    schedule: str = "1f1b",
 ) -> dict[str, Any]:
     trial = "PipelineVictim" if pipe > 1 else "Victim"
     ds_config = {
@@ -46,6 +56,7 @@ def experiment(
         "hyperparameters": {
             "global_batch_size": 8,
             "pipe_parallel_size": pipe,
+            "pipe_schedule": schedule,
             "num_workers": num_workers,
             "deepspeed_config": {"type": "const", "val": ds_config},
             "fit": {

@@ -40,13 +40,14 @@ from determined_ds.runtime.checkpoints.shards import (
     write_files,
     write_shard,
 )
-from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout
+from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout, owners_of
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
+from determined_ds.trial.planned_module import PlannedModule
 
 MOST_NAMED = 3
 STATES_OF_ADAM_BYTES = 8  # a parameter
@@ -211,6 +212,7 @@ class Engines:
             "zero_stage": engine.zero_optimization_stage(),
             "kind": type(engine.optimizer).__name__,
             "optimizer": type(base_optimizer(engine)).__name__ if engine.optimizer is not None else "",
+            **({"owners": owners} if (owners := owners_of(engine)) else {}),
         }
 
     @staticmethod
@@ -329,6 +331,10 @@ class Engines:
         for number, engine in enumerate(self._context.models):
             if own_layout(engine) or isinstance(engine, DDPEngine):
                 continue
+            if isinstance(engine.module, PlannedModule):
+                return (
+                    False  # the names of the files are those of any schedule: tensors are read by their own
+                )
             replicas = self._slices(engine).replicas if engine.zero_optimization_stage() else 1
             stage = min(engine.zero_optimization_stage(), 3)
             here = Layout(

@@ -28,6 +28,7 @@ from determined_ds.runtime.checkpoints.redistributed import (
     position,
     union_of,
 )
+from determined_ds.runtime.checkpoints.slices import owners_of
 from determined_ds.trial.author import method_of
 
 
@@ -46,6 +47,7 @@ def place_of(context: Any) -> RankPlace:
         members=holds.count(replica),
         calls=mpu.data_parallel_world_size * (1 if in_one_call else batch.accumulation),
         micro_batch_size=batch.micro_batch_size,
+        owners=tuple(owners_of(engine) for engine in context.models),
     )
 
 
@@ -113,7 +115,7 @@ class RankParts:
             return {}, ""
         own = self._together(lambda: self._own(path, uuid) if num_written == here.ranks else {})
         place = own.get("place")
-        stays = bool(own) and (place is None or RankPlace(**place).layout == here.layout)
+        stays = bool(own) and (place is None or here.holds_same(RankPlace(**place)))
         if all(self._context.distributed.allgather(stays)):
             return (own if place is None else self._as_it_is(own, RankPlace(**place))), ""
         self._check(path, uuid, num_written)
@@ -138,6 +140,8 @@ class RankParts:
         if before:
             then += f" ({count(before['replicas'], 'replica')}, {before['engine']})"
         now = f"{count(here.ranks, 'rank')} ({count(here.replicas, 'replica')}, {self._context.engine})"
+        if then == now:
+            return f"elastic     {now}: they held other layers of the pipeline"
         return f"elastic     {then} -> {now}"
 
     def _own(self, path: Path, uuid: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class RankPlace:
         members: How many hold it.
         calls: Training metrics of an optimizer step, over all replicas.
         micro_batch_size: Samples of a replica in a forward pass.
+        owners: Of each engine, which stage of its pipeline holds each layer; empty where a checkpoint does not say.
     """
 
     rank: int
@@ -47,11 +48,22 @@ class RankPlace:
     members: int
     calls: int
     micro_batch_size: int
+    owners: tuple[tuple[int, ...], ...] = ()
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """What has to be the same for a rank to take the part of the rank of its number."""
+        """What has to be the same for a rank to take the part of the rank of its number, beside :attr:`owners`."""
         return self.rank, self.ranks, self.replica, self.replicas, self.member, self.members
+
+    def holds_same(self, other: RankPlace) -> bool:
+        """Whether the rank that wrote ``other`` held the same layers, and so read the same data.
+
+        One that does not say which it held was of a pipeline with one part a rank.
+        """
+        is_plain = all(list(owners) == sorted(owners) for owners in self.owners)
+        return self.layout == other.layout and (
+            self.owners == other.owners or (not other.owners and is_plain)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

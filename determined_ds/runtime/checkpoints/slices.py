@@ -294,6 +294,14 @@ class EngineSlices:
         return found
 
 
+def owners_of(engine: Any) -> tuple[int, ...]:
+    """Which stage of a pipeline holds each layer; empty where every rank of a replica holds all of them."""
+    module = engine.module
+    if not isinstance(module, PipelineModule):
+        return ()
+    return tuple(module.stage_owner(index) for index in range(len(module._layer_specs)))
+
+
 def _tied_layers(module: Any) -> dict[str, list[int]]:
     """Key of tied layers -> the indices of those layers in the whole pipeline."""
     found: dict[str, list[int]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 WIDTH, VOCABULARY, BATCH = 6, 11, 8
+BLOCKS = 6  # with embedding and head eight layers: two ranks of four parts, or four of two
 
 ZERO: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp", "zero": {"stage": 0}},
@@ -35,6 +36,15 @@ ZERO: dict[str, dict[str, Any]] = {
     "pipe2_zero1": {"zero": {"stage": 1}, "pipe": 2},
     "pipe4": {"zero": {"stage": 0}, "pipe": 4},
     "pipe4_zero1": {"zero": {"stage": 1}, "pipe": 4},
+    "gpipe": {"zero": {"stage": 1}, "pipe": 2, "schedule": "gpipe"},
+    "zb-h1": {"zero": {"stage": 0}, "pipe": 2, "schedule": "zb-h1"},
+    "zb-h1_zero1": {"zero": {"stage": 1}, "pipe": 4, "schedule": "zb-h1"},
+    "interleaved": {"zero": {"stage": 0}, "pipe": 2, "schedule": "interleaved", "chunks": 2},
+    "interleaved4": {"zero": {"stage": 1}, "pipe": 2, "schedule": "interleaved", "chunks": 4},
+    "interleaved_4ranks": {"zero": {"stage": 1}, "pipe": 4, "schedule": "interleaved", "chunks": 2},
+    "dualpipev": {"zero": {"stage": 0}, "pipe": 2, "schedule": "dualpipev"},
+    "dualpipev_zero1": {"zero": {"stage": 1}, "pipe": 2, "schedule": "dualpipev"},
+    "dualpipev_4ranks": {"zero": {"stage": 1}, "pipe": 4, "schedule": "dualpipev"},
 }
 # Two engines: "other" is the second one's.
 PAIRS: dict[str, dict[str, Any]] = {
@@ -78,7 +88,7 @@ class Whole(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = Embedding()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(BLOCKS))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens)
@@ -153,7 +163,7 @@ def trial_class(strategy: Mapping[str, Any]) -> Any:
         partition_method = "uniform"
 
         def build_layers(self) -> list[Any]:
-            blocks = [LayerSpec(Block) for _ in range(3)]
+            blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
             return [
                 TiedLayerSpec("tokens", Embedding),
                 *blocks,
@@ -234,6 +244,9 @@ def run(
 
     hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
     hparams |= {"pipe_parallel_size": strategy.get("pipe", 1), "untrained": untrained}
+    if "schedule" in strategy:
+        micro = 1  # as many of them as any schedule needs
+        hparams |= {"pipe_schedule": strategy["schedule"], "pipe_chunks": strategy.get("chunks")}
     if "other" in strategy:
         hparams["other_overwrite_deepspeed_args"] = {"zero_optimization": strategy["other"]}
     if micro is not None:
@@ -242,7 +255,9 @@ def run(
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu", engine=engine) as context:
         trial = trial_class(strategy)(context)
         engines = Engines(trial, context, records_of(context.models))
-        if read is not None:
+        if read is not None and by_deepspeed:
+            trial.engine.load_checkpoint(read, tag="model0")
+        elif read is not None:
             with only_data():
                 engines.read(Path(read), "the one", reset_optimizer=reset_optimizer)
         topology = context.resolved.topology

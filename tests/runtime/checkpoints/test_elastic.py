@@ -153,6 +153,8 @@ OLD = [
     "bf16_zero1",
     "bf16_zero3",
     "pipe2_zero1",
+    "interleaved4",
+    "dualpipev_zero1",
 ]
 
 
@@ -178,6 +180,15 @@ def test_what_deepspeed_wrote_itself_is_read_by_others(
         assert differing(slices, there) == []
         losses, *_ = ranks[size].run(run, other, str(tmp_path), read=str(kept), first=STEPS, steps=2)
         assert losses == pytest.approx(whole, abs=2e-2 if half else 1e-6)
+
+
+def test_deepspeed_writes_and_reads_every_part_of_a_rank(ranks: dict[int, Ranks], tmp_path: Path) -> None:
+    """As it does where tensors cannot be written as slices."""
+    own, kept = ZERO["dualpipev_zero1"], str(tmp_path / "kept")
+    ranks[2].run(run, own, str(tmp_path), write=kept, steps=STEPS, by_deepspeed=True)
+    whole, *_ = ranks[2].run(run, own, str(tmp_path), steps=STEPS + 2)
+    losses, *_ = ranks[2].run(run, own, str(tmp_path), read=kept, first=STEPS, steps=2, by_deepspeed=True)
+    assert losses == whole[STEPS:]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

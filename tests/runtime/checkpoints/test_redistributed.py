@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,24 @@ def places(replicas: int, members: int = 1, *, calls: int = 4, micro_batch_size:
         for member in range(members)
         for replica in range(replicas)
     ]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "same"),
+    [
+        (((0, 0, 1, 1),), ((0, 0, 1, 1),), True),
+        (((0, 0, 1, 1),), ((0, 1, 1, 0),), False),
+        (((0, 1, 1, 0),), ((0, 1, 0, 1),), False),
+        ((), ((0, 0, 1, 1),), True),
+        ((), ((0, 1, 1, 0),), False),
+        ((), ((),), True),
+    ],
+    ids=["as it was", "folded", "in turns", "unknown, one part", "unknown, two parts", "no pipeline"],
+)
+def test_a_rank_takes_its_own_part_where_it_holds_the_same_layers(then: Any, now: Any, same: bool) -> None:
+    """A checkpoint that does not say who held which was written when each held one part."""
+    place = places(1, 2)[1]
+    assert replace(place, owners=now).holds_same(replace(place, owners=then)) is same
 
 
 def part(place: RankPlace, *, callbacks: Any = None, generators: Any = None, **parts: Any) -> dict[str, Any]:
