@@ -15,6 +15,7 @@ _HOMES = {
     "DataLoader": "determined.pytorch",
     "DataParallelTrial": "determined_ds.trial.data_parallel",
     "DeepSpeedMPU": "determined_ds.trial.mpu",
+    "SequenceGroup": "determined_ds.trial.ulysses",
     "DeepSpeedTrial": "determined.pytorch.deepspeed",
     "DeepSpeedTrialContext": "determined_ds.runtime.context",
     "DeterminedDSError": "determined_ds.errors",
@@ -101,5 +102,6 @@ if TYPE_CHECKING:
     from determined_ds.trial.pipeline import PipelineTrial
     from determined_ds.trial.several_engines import SeveralEnginesTrial
     from determined_ds.trial.stream_loader import StreamLoader
+    from determined_ds.trial.ulysses import SequenceGroup
     from determined_ds.tune.compare import compare
     from determined_ds.tune.whole_run import TrainingResult, run_training_experiment

@@ -129,6 +129,10 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "ZeRO 2, accumulation 2",
         "pipeline, ZeRO 1",
     ),
+    "trial/test_strategies_agree.py::test_slices_of_sequences_train_as_whole_ones": (
+        "sequence 2, ZeRO 3",
+        "sequence 2, ZeRO 0",
+    ),
 }
 LONG_CASE = pytest.mark.long("one more case of a test that has short ones: tests/short_cases.py")
 

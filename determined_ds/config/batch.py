@@ -230,3 +230,12 @@ def open_sizes(ds: Document, document: Document, batch: Batch) -> list[tuple[Key
                 derived = f"global_batch_size, {place}" if is_stated else f"derived: {factors}"
             changes.append(((key,), getattr(batch, name), place.reworded(derived)))
     return changes
+
+
+def open_degree(ds: Document, document: Document, layout: Topology) -> list[tuple[KeyPath, Any, Origin]]:
+    """The ranks that share a sequence, by which DeepSpeed counts replicas, where the JSON leaves them open."""
+    key, size = "sequence_parallel_size", layout.sequence_parallel_size
+    if size == 1 or ds.get((key,)) not in (None, AUTO):
+        return []
+    place = document.origin((key,))
+    return [((key,), size, place.reworded(f"hyperparameters.{key}, {place}"))]

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import disagreements, fill_what_is_known
-from determined_ds.config.batch import BATCH_KEYS, Batch, one_sample_each, open_sizes, stated_batch
+from determined_ds.config.batch import (
+    BATCH_KEYS,
+    Batch,
+    one_sample_each,
+    open_degree,
+    open_sizes,
+    stated_batch,
+)
 from determined_ds.config.deepspeed.instruments import switched_on, without_instruments
 from determined_ds.config.deepspeed.monitors import monitor_problems
 from determined_ds.config.deepspeed.normalized import located_problems, normalized
@@ -185,7 +192,7 @@ def _filled(
     accelerator: Accelerator,
 ) -> dict[str, Any]:
     """The arguments of :class:`Facts`, with every "auto" of the JSON filled; adds the problems of doing so."""
-    sizes = open_sizes(ds, hyperparameters, batch)
+    sizes = [*open_sizes(ds, hyperparameters, batch), *open_degree(ds, hyperparameters, layout)]
     filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
     problems += undetermined
     checked = _checked(filled, sound=ds.data, in_form=ds.data)

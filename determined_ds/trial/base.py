@@ -23,6 +23,7 @@ from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.planned_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
+from determined_ds.trial.ulysses import sequence_group_of
 
 # Methods that the loop of this library calls.
 OWN_LOOP = ("frozen", "on_step_end")
@@ -44,11 +45,14 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             such as ``sklearn.metrics.roc_auc_score``; or an object with ``update``, ``compute`` and ``reset``, such as
             one of torchmetrics. Metrics that it does not name are means.
         is_whole: Whether :meth:`build_model` makes the whole model on every rank; false in a pipeline.
+        sequence_parallel: Whether it computes on slices of sequences; else a ``sequence_parallel_size`` is refused.
+        sequence: The ranks that share this rank's sequences; this one alone, where sequences are whole.
     """
 
     engine: Any
     validation_metrics: Sequence[str] | Mapping[str, Any] = ()
     is_whole = True
+    sequence_parallel = False
     # How messages name the methods that make loaders.
     loader_names: ClassVar[dict[str, str]] = {
         "training_loader": "self.training_loader",
@@ -67,6 +71,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         "huggingface_config": (),
         "export_files": ("folder",),
         "predict": ("model", "batch"),
+        "split_sequence": ("batch",),
         "build_prediction_data_loader": (),
         "build_training_data_loader": (),
         "build_validation_data_loader": (),
@@ -84,6 +89,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         self._groups: list[tuple[Any, list[set[int]]]] = []
         self._check_loop()
         self.check_engine()
+        self.sequence = sequence_group_of(self)
         returned.signatures(self, self.called_with)
         choose_sdpa_kernel(self.resolved.sdpa_kernel)
         self.prepare()
@@ -111,9 +117,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         Raises:
             ConfigError: it cannot.
         """
-        topology = self.resolved.topology
-        is_cut = topology.pipe_parallel_size * topology.model_parallel_size > 1 or not self.is_whole
-        if self.by_ddp and is_cut:
+        if self.by_ddp and (self.resolved.topology.per_replica > 1 or not self.is_whole):
             message = "torch's DistributedDataParallel holds the whole model on every rank: it cannot run a pipeline"
             fix = "train it with DeepSpeed; ddp takes trials of pipe_parallel_size 1, and no PipelineTrial"
             raise ConfigError(Problem(key="engine", value=DDP, message=message, fix=fix, code=DDP))
@@ -236,6 +240,19 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         """
         raise NotImplementedError
 
+    def split_sequence(self, batch: Any) -> Any:
+        """This rank's slice of a micro-batch, where ranks share sequences.
+
+        Labels are shifted before, in the dataset or here: the last token of a slice has its label in the next one.
+
+        Args:
+            batch: One micro-batch, on the device; the same on all ranks of :attr:`sequence`.
+
+        Returns:
+            What :meth:`loss` is called with; by default a part of the tokens of each tensor ``(samples, tokens, ...)``.
+        """
+        return self.sequence.cut(batch)
+
     def build_prediction_data_loader(self) -> Any:
         """The data for :meth:`predict`, in the order in which rows are written.
 
@@ -308,13 +325,19 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             if optimizer is not None:
                 check_optimizer(optimizer, ds_config)
             given = without_instruments(ds_config, self.resolved.switched_on)
-            engine = initialize(model=model, optimizer=optimizer, model_parameters=parameters, config=given)
+            engine = initialize(
+                model=model,
+                optimizer=optimizer,
+                model_parameters=parameters,
+                mpu=self.sequence.unit,
+                config=given,
+            )
             fix_engine(engine)
         give_schedule(self, engine, ds_config)
         self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):
             compile_engine(engine, self.context.device)
-        return self.context.wrap_model_engine(engine)
+        return self.sequence.wrapped(engine, self.context)
 
     @property
     def by_ddp(self) -> bool:

@@ -77,7 +77,7 @@ class DataParallelTrial(ReconciledTrial):
             The metrics of :meth:`loss`, the loss detached.
         """
         assert dataloader_iter is not None
-        batch = self.context.to_device(next(dataloader_iter))
+        batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         metrics = returned.training_loss(self, self.loss(self.engine, batch))
         loss = metrics["loss"]
         try:
@@ -98,5 +98,5 @@ class DataParallelTrial(ReconciledTrial):
             The metrics of :meth:`evaluate`.
         """
         assert dataloader_iter is not None
-        batch = self.context.to_device(next(dataloader_iter))
+        batch = self.split_sequence(self.context.to_device(next(dataloader_iter)))
         return self.evaluate(self.engine, batch)

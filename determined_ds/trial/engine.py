@@ -23,6 +23,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.instruction_times import time_instructions
 from determined_ds.trial.step_timers import correct_timers
+from determined_ds.trial.ulysses import add_up_slices
 
 # Of this process, each while its trial holds it.
 ENGINES: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -38,6 +39,7 @@ def fix_engine(engine: Any) -> None:
         _clip_by_all_stages(engine)
         _refuse_integers_between_stages(engine)
         time_instructions(engine)
+    add_up_slices(engine)
     _let_gradients_through(engine)
     _keep_gradient_norm(engine)
     _scale_loss(engine)

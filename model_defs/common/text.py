@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from determined_ds import SequenceGroup
 from determined_ds.errors import ConfigError, DataError, Problem
 from model_defs.common.documents import Document, read_documents, standard_library_files
 from model_defs.common.huggingface import first_line
@@ -31,6 +32,7 @@ BYTE_VOCAB_SIZE = 256
 # Ends a document where tokens are bytes: the one byte that text does not contain.
 BYTE_SEPARATOR = 0
 TOKENIZER_BATCH = 1000
+IGNORED = -100  # a target that is not predicted, in torch and transformers
 
 
 class DataConfig(Section):
@@ -265,11 +267,16 @@ def _too_short(key: str, path: str | None, counts: Mapping[str, int], needed: in
     return Problem(key=key, value=path, message=message, fix=", or ".join(fixes))
 
 
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, sequence: SequenceGroup | None = None) -> Tensor:
     """Mean cross entropy in nats a token, a float32 scalar whatever the logits' type.
 
     Args:
         logits_BTV: Floating point of any width.
-        targets_BT: int64 token ids in [0, V).
+        targets_BT: int64 token ids in [0, V); IGNORED where there is nothing to predict.
+        sequence: The ranks whose slices of the sequences count together; None: they are whole.
     """
-    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+    logits, targets = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    if sequence is None or sequence.size == 1:
+        return functional.cross_entropy(logits, targets, ignore_index=IGNORED)
+    total = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    return sequence.mean(total, (targets != IGNORED).sum())

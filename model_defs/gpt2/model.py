@@ -49,12 +49,15 @@ class Options(Section):
     """Of embeddings, attention and residual paths alike."""
 
 
-def gpt2_config(model_size: str = "tiny", *, vocab_size: int, **options: Any) -> transformers.GPT2Config:
+def gpt2_config(
+    model_size: str = "tiny", *, vocab_size: int, attention: str = "sdpa", **options: Any
+) -> transformers.GPT2Config:
     """The configuration of a GPT-2 of a named size.
 
     Args:
         model_size: One of :data:`MODEL_SIZES`.
         vocab_size: V, at least 1.
+        attention: The attention kernel, by transformers' name.
         options: Keys as in :class:`Options`, all of them optional.
 
     Raises:
@@ -75,7 +78,7 @@ def gpt2_config(model_size: str = "tiny", *, vocab_size: int, **options: Any) ->
         bos_token_id=end_of_text,
         eos_token_id=end_of_text,
         use_cache=False,
-        attn_implementation="sdpa",
+        attn_implementation=attention,
     )
 
 
@@ -120,7 +123,7 @@ class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
 
     activation_checkpoint_interval = 0
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Logits of the next token.
 
         Not the parent's forward: that one builds masks for padding, packing and caches, which costs a device
@@ -129,12 +132,14 @@ class GPT2(HuggingFaceNamed, transformers.GPT2LMHeadModel):
 
         Args:
             tokens_BT: int64 token ids in [0, V), T at most ``config.n_positions``.
+            positions_T: Of the tokens, where they are a slice of a sequence; None: from 0.
 
         Returns:
             logits_BTV.
         """
         inner = self.transformer
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        if positions_T is None:
+            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         hidden_BTC = inner.drop(inner.wte(tokens_BT) + inner.wpe(positions_T))
         interval = self.activation_checkpoint_interval if self.training else 0
         # Reentrant: torch's other form compares tensors then and now, and ZeRO 3 takes parameters away between.

@@ -34,7 +34,9 @@ class _GPT2(ReconciledTrial):
         self.sequence_length = hparams.get("sequence_length", 128)
         self.data = load_text(self.context.get_data_config(), self.sequence_length)
         given = {name: hparams[name] for name in Options.model_fields if name in hparams}
-        self.config = gpt2_config(vocab_size=vocab_size_of(hparams, self.data.vocab_size), **given)
+        vocab_size = vocab_size_of(hparams, self.data.vocab_size)
+        self.config = gpt2_config(vocab_size=vocab_size, attention=self.sequence.attention(), **given)
+        self.sequence.check_heads(self.config.n_head)
         self.activation_checkpoint_interval = checkpoint_interval(hparams)
 
     def start_weights(self, model: torch.nn.Module) -> None:
@@ -55,6 +57,7 @@ class _GPT2(ReconciledTrial):
 
     def huggingface_config(self) -> Any:
         config = copy.deepcopy(self.config)
+        config._attn_implementation = "sdpa"
         config.architectures = ["GPT2LMHeadModel"]
         config.use_cache = True  # for those who generate
         return config
@@ -75,7 +78,9 @@ class _GPT2(ReconciledTrial):
 
 
 class GPT2Trial(_GPT2, DataParallelTrial):
-    """GPT-2, replicated."""
+    """GPT-2, replicated; ranks may share sequences."""
+
+    sequence_parallel = True
 
     def build_model(self) -> torch.nn.Module:
         model = GPT2(self.config)
@@ -85,7 +90,8 @@ class GPT2Trial(_GPT2, DataParallelTrial):
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         tokens_BT, targets_BT = batch
-        return next_token_loss(model(tokens_BT), targets_BT)
+        positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
+        return next_token_loss(model(tokens_BT, positions_T), targets_BT, self.sequence)
 
 
 class GPT2PipelineTrial(_GPT2, PipelineTrial):

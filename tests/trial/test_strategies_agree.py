@@ -23,6 +23,7 @@ SEQUENCE_LENGTH = 32
 LEARNING_RATE, WARMUP_STEPS, WEIGHT_DECAY, CLIPPING, SEED = 0.003, 10, 0.01, 1.0, 5
 # Relative. fp32 sums in another order differ by about 1e-6 of a loss.
 TOLERANCE = 1e-4
+OF_SLICES = 1e-5
 
 
 class Strategy(NamedTuple):
@@ -32,6 +33,8 @@ class Strategy(NamedTuple):
     deepspeed_config: str
     accumulation: int = 1
     stages: int = 1
+    sequence: int = 1
+    overwrites: dict[str, Any] = {}  # noqa: RUF012 — of the DeepSpeed JSON
 
 
 class Losses(NamedTuple):
@@ -39,6 +42,7 @@ class Losses(NamedTuple):
 
     training: list[float]
     validation: list[float]
+    norms: list[float]
 
 
 STRATEGIES = {
@@ -56,6 +60,18 @@ STRATEGIES = {
     "pipeline": Strategy(2, "pipeline", accumulation=4, stages=2),
     "pipeline, micro-batch 4": Strategy(2, "pipeline", accumulation=2, stages=2),
     "pipeline, ZeRO 1": Strategy(2, "pipeline_zero1", accumulation=4, stages=2),
+    "sequence 2, ZeRO 0": Strategy(2, "zero0", sequence=2),
+    "sequence 2, ZeRO 1": Strategy(2, "zero1", sequence=2),
+    "sequence 2, ZeRO 2, accumulation 2": Strategy(2, "zero2", accumulation=2, sequence=2),
+    "sequence 2, ZeRO 3": Strategy(2, "zero3", sequence=2),
+    "sequence 2, ZeRO 3, no reduce_scatter": Strategy(
+        2, "zero3", sequence=2, overwrites={"zero_optimization": {"reduce_scatter": False}}
+    ),
+    "sequence 2, ZeRO 3, all offloaded": Strategy(2, "zero3_offload", sequence=2),
+    "sequence 2, prescaled": Strategy(2, "zero0", sequence=2, overwrites={"prescale_gradients": True}),
+    "sequence 4, ZeRO 3": Strategy(4, "zero3", sequence=4),
+    "sequence 2 x data 2, ZeRO 1, accumulation 2": Strategy(4, "zero1", accumulation=2, sequence=2),
+    "sequence 2 x data 2, ZeRO 3": Strategy(4, "zero3", sequence=2),
 }
 
 
@@ -70,10 +86,12 @@ def hyperparameters(strategy: Strategy) -> dict[str, Any]:
     return {
         "global_batch_size": GLOBAL_BATCH_SIZE,
         "pipe_parallel_size": strategy.stages,
+        "sequence_parallel_size": strategy.sequence,
         "deepspeed_config": f"experiments/deepspeed/{strategy.deepspeed_config}.json",
         "overwrite_deepspeed_args": {
             "gradient_accumulation_steps": strategy.accumulation,
             "gradient_clipping": CLIPPING,
+            **strategy.overwrites,
         },
         "trial_seed": SEED,
         "model_size": "tiny",
@@ -114,6 +132,7 @@ def reported(run_dir: Path) -> Losses:
     return Losses(
         training=[line["metrics"]["loss"] for line in lines if line["group"] == "training"],
         validation=[line["metrics"]["validation_loss"] for line in lines if line["group"] == "validation"],
+        norms=[line["metrics"]["grad_norm"] for line in lines if line["group"] == "training"],
     )
 
 
@@ -149,7 +168,7 @@ def plain(data: dict[str, Any]) -> Losses:
     stream = training_data(loader, batch=whole, replica=0, seed=SEED, start_batch=0)
     assert stream.batches_per_epoch < STEPS, "the data is to be passed through more than once"
     assert len(text.validation) == 11, "a number that divides by no micro-batch size"
-    losses = Losses([], [])
+    losses = Losses([], [], [])
     for step in range(STEPS):
         inputs, targets = next(stream.batches)
         rate = learning_rate(step)
@@ -162,6 +181,7 @@ def plain(data: dict[str, Any]) -> Losses:
         assert norm > CLIPPING or step > STEPS // 2, "clipping is to bite"
         optimizer.step()
         losses.training.append(loss.item())
+        losses.norms.append(norm.item())
         if (step + 1) % (STEPS // 2) == 0:
             with torch.no_grad():
                 inputs, targets = (
@@ -178,11 +198,11 @@ def learning_rate(step: int) -> float:
 
 
 @pytest.fixture
-def ranks_of(one_rank: Ranks, two_ranks: Ranks) -> Callable[[int], Ranks]:
-    return lambda size: {1: one_rank, 2: two_ranks}[size]
+def ranks_of(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> Callable[[int], Ranks]:
+    return lambda size: {1: one_rank, 2: two_ranks, 4: four_ranks}[size]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name, strategy in STRATEGIES.items() if strategy.sequence == 1])
 def test_losses_are_those_of_plain_pytorch(
     name: str,
     ranks_of: Callable[[int], Ranks],
@@ -195,3 +215,23 @@ def test_losses_are_those_of_plain_pytorch(
     losses = reported(tmp_path)
     assert losses.training == pytest.approx(plain.training, rel=TOLERANCE)
     assert losses.validation == pytest.approx(plain.validation, rel=TOLERANCE)
+
+
+SLICED = [name for name, strategy in STRATEGIES.items() if strategy.sequence > 1]
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_of_sequences_train_as_whole_ones(
+    name: str,
+    ranks_of: Callable[[int], Ranks],
+    data: dict[str, Any],
+    plain: Losses,
+    tmp_path: Path,
+) -> None:
+    """The gradients' norm too, which clipping and Adam hide: DeepSpeed adds up slices, and averages replicas."""
+    strategy = STRATEGIES[name]
+    ranks_of(strategy.num_ranks).run(train, tmp_path, strategy, data)
+    losses = reported(tmp_path)
+    assert losses.training == pytest.approx(plain.training, rel=OF_SLICES)
+    assert losses.validation == pytest.approx(plain.validation, rel=OF_SLICES)
+    assert losses.norms == pytest.approx(plain.norms, rel=TOLERANCE)

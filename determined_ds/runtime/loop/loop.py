@@ -123,8 +123,10 @@ class TrainingLoop(DueAfterStep):
         # Nothing is built from here on: the generators continue from where the checkpoint was made.
         if self._generators:
             set_rng_state(self._generators, self._context.device)
-        else:  # replicas began alike, to build the same model; their dropout differs
-            seed_everything(self._context.get_trial_seed() + self._context._mpu.data_parallel_rank)
+        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
+            mpu, size = self._context._mpu, self._context.resolved.topology.sequence_parallel_size
+            slices_before = self._context.distributed.rank % size * mpu.data_parallel_world_size
+            seed_everything(self._context.get_trial_seed() + mpu.data_parallel_rank + slices_before)
         if self._options.breakdown:
             self._reporter.parts = parts = breakdown_of(self._context)
             self._closing.callback(parts.close)

@@ -1,0 +1,287 @@
+"""Ranks that share a sequence (Ulysses, arXiv 2309.14509), by DeepSpeed's own groups and attention.
+
+1. The loader gives every rank of a group the same micro-batch; ``cut`` keeps this rank's slice of its tokens.
+2. The model computes on the slice, at the ``positions`` that it has in the whole.
+3. Attention alone needs all tokens: an all-to-all exchanges slices of all heads for all tokens of some heads, and back.
+4. ``mean`` makes the loss of the group of the sums of its ranks; its gradient is that of this rank's part.
+5. DeepSpeed adds up the gradients of a group, and averages over the replicas.
+
+Source: deepspeed 0.19.8 ``runtime/sequence_parallel/ulysses_sp.py``, ``parallel_state_sp.py``; ``sequence/layer.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import deepspeed.comm as dist
+import torch
+from determined.pytorch import deepspeed as det_ds
+from torch import Tensor
+
+from determined_ds.errors import ConfigError, Problem, TrainingError
+
+KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
+TOKENS = 1  # the dimension of a batch's tensors that is cut
+KERNELS = ("sdpa",)
+
+
+class SequenceGroup:
+    """The ranks that share this rank's sequences.
+
+    Args:
+        size: Ranks of a group; 1: sequences are whole.
+
+    Attributes:
+        size: The same.
+        rank: Which slice this rank has, from 0.
+        process_group: Of ``torch.distributed``; None where sequences are whole.
+        unit: What ``deepspeed.initialize(mpu=...)`` takes; None where sequences are whole.
+    """
+
+    def __init__(self, size: int = 1) -> None:
+        self.size, self.rank = size, 0
+        self.process_group: Any = None
+        self.unit: Any = None
+        if size == 1:
+            return
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+        self.unit = parallel_state_sp
+        if parallel_state_sp._SEQUENCE_PARALLEL_GROUP is None:
+            parallel_state_sp.initialize_sequence_parallel(size)
+        self.process_group = parallel_state_sp.get_sequence_parallel_group()
+        self.rank = parallel_state_sp.get_sequence_parallel_rank()
+        assert dist.get_world_size(self.process_group) == size, "groups of another size are there already"
+
+    def wrapped(self, engine: Any, context: Any) -> Any:
+        """``context.wrap_model_engine``; the context learns that a group is one replica, of which each rank reads data.
+
+        Args:
+            engine: A trial's, perhaps one of several.
+            context: The trial's.
+
+        Returns:
+            The engine.
+        """
+        if self.size == 1 or context.models:
+            return context.wrap_model_engine(engine)
+        unit = det_ds.ModelParallelUnit(
+            data_parallel_rank=dist.get_rank() // self.size,
+            data_parallel_world_size=dist.get_world_size() // self.size,
+            should_report_metrics=True,
+            should_build_data_loader=True,
+        )
+        if hasattr(context, "wrap_mpu"):
+            context.wrap_mpu(unit)
+            return context.wrap_model_engine(engine)
+        engine = context.wrap_model_engine(engine)  # Determined's own context wants it first
+        context.set_mpu(unit)
+        return engine
+
+    # ------------------------------------------------------------------------------------- data
+
+    def cut(self, batch: Any) -> Any:
+        """This rank's slice of a micro-batch: of each tensor of two dimensions or more, a part of the second.
+
+        Args:
+            batch: Tensors in lists, tuples and mappings of any depth, ``(samples, tokens, ...)`` each.
+
+        Returns:
+            The same structure; the batch itself where sequences are whole.
+
+        Raises:
+            TrainingError: the tokens cannot be cut into slices of one length.
+        """
+        if self.size == 1:
+            return batch
+        if isinstance(batch, Tensor):
+            return self._slice(batch) if batch.dim() > TOKENS else batch
+        if isinstance(batch, Mapping):
+            cut = {name: self.cut(value) for name, value in batch.items()}
+            return type(batch)(cut) if type(batch) is not dict else cut  # type: ignore[call-arg]
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*map(self.cut, batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(map(self.cut, batch))
+        return batch
+
+    def _slice(self, tensor: Tensor) -> Tensor:
+        num_tokens = tensor.shape[TOKENS]
+        if num_tokens % self.size:
+            message = f"a batch of {num_tokens} tokens cannot be cut into {self.size} slices of one length"
+            fix = f"pad sequences to a multiple of {self.size}; or define split_sequence(batch) in the trial"
+            raise TrainingError(Problem(key=KEY, value=self.size, message=message, fix=fix, code=CODE))
+        length = num_tokens // self.size
+        return tensor.narrow(TOKENS, self.rank * length, length).contiguous()
+
+    def positions(self, num_tokens: int, device: Any = None) -> Tensor:
+        """Positions of this rank's slice in the whole sequence.
+
+        Args:
+            num_tokens: Of the slice.
+            device: Where to make them.
+
+        Returns:
+            int64, of the shape ``(num_tokens,)``.
+        """
+        first = self.rank * num_tokens
+        return torch.arange(first, first + num_tokens, device=device)
+
+    # ------------------------------------------------------------------------------------- loss
+
+    def mean(self, total: Tensor, count: Tensor | int) -> Tensor:
+        """A mean over the tokens of all slices, to descend and to report.
+
+        Args:
+            total: Sum over the tokens of this rank's slice, a scalar.
+            count: How many of them it is the sum of: of a loss, those whose label is not ignored.
+
+        Returns:
+            The mean of the group, the same on each of its ranks. Its gradient is that of this rank's part: DeepSpeed
+            adds up the gradients of a group.
+        """
+        if self.size == 1:
+            return total / count
+        mean: Tensor = _GroupMean.apply(total, count, self.process_group)
+        return mean
+
+    # ------------------------------------------------------------------------------------- attention
+
+    def check_heads(self, num_heads: int, num_kv_heads: int | None = None) -> None:
+        """Check that each rank of a group can take as many heads as the others.
+
+        Args:
+            num_heads: Attention heads of a layer.
+            num_kv_heads: Of keys and values; as many, if None.
+
+        Raises:
+            ConfigError: it cannot.
+
+        Source: ``UlyssesSPAttentionHF.__init__`` in deepspeed 0.19.8's ``runtime/sequence_parallel/ulysses_sp.py``.
+        """
+        kv = num_kv_heads or num_heads
+        fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
+        if self.size in fits:
+            return
+        heads = f"{num_heads} attention heads" + (f" and {kv} of keys and values" if kv != num_heads else "")
+        message = f"each of the ranks that share a sequence takes as many heads, and the model has {heads}"
+        fix = f"write one of {', '.join(map(str, fits))}"
+        raise ConfigError(Problem(key=KEY, value=self.size, message=message, fix=fix, code="sequence-heads"))
+
+    def attention(self, kernel: str = "sdpa") -> str:
+        """The name of an attention for a model of transformers: causal, over the tokens of all slices.
+
+        It is given no mask: sequences are not padded, and a token attends to all before it.
+
+        Args:
+            kernel: ``sdpa``.
+
+        Returns:
+            For ``attn_implementation``; ``kernel`` itself where sequences are whole.
+
+        Raises:
+            ConfigError: another kernel is asked for where sequences are split.
+        """
+        if self.size == 1:
+            return kernel
+        if kernel not in KERNELS:
+            message = (
+                "computes a mask of tokens by tokens, or needs a package of its own; ranks that share a sequence"
+                " attend by torch's scaled_dot_product_attention, which takes flash kernels on GPUs"
+            )
+            fix = "attn_implementation: sdpa"
+            key = "hyperparameters.attn_implementation"
+            raise ConfigError(Problem(key=key, value=kernel, message=message, fix=fix, code=CODE))
+        from transformers import AttentionInterface
+
+        name = f"ulysses_{kernel}"
+        AttentionInterface.register(name, self._exchanging(AttentionInterface()[kernel]))
+        return name
+
+    def _exchanging(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """DeepSpeed's attention around a kernel, for any number of samples and heads."""
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        @functools.cache
+        def made(samples: int, heads: int, kv_heads: int, width: int) -> Any:
+            return UlyssesSPAttentionHF(
+                attn=kernel,
+                batch_size=samples,
+                attn_head_count=heads,
+                attn_head_size=width,
+                kv_head_count=kv_heads,
+                num_hidden_layers=1,
+                process_group=self.process_group,
+                seq_length_is_variable=True,
+            )
+
+        def attend(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            samples, heads, tokens, width = query.shape
+            window = kwargs.get("sliding_window")
+            if window is not None and window < tokens * self.size:
+                raise windowed(window, tokens * self.size)
+            # It gathers positions for kernels that read them. Not all models hand theirs on.
+            kwargs.setdefault("position_ids", self.positions(tokens, query.device)[None])
+            exchanged = made(samples, heads, key.shape[1], width)
+            output, weights = exchanged(module, query, key, value, None, *args, **kwargs)
+            return output.view(samples, tokens, heads, width), weights
+
+        return attend
+
+
+def sequence_group_of(trial: Any) -> SequenceGroup:
+    """The group of a trial's rank. A model that is built without ranks, to be measured or exported, is whole.
+
+    Raises:
+        ConfigError: the trial computes on whole sequences, and they are to be split.
+    """
+    size = trial.resolved.topology.sequence_parallel_size
+    if size > 1 and not trial.sequence_parallel:
+        message = f"{type(trial).__name__} computes on whole sequences"
+        fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
+        raise ConfigError(Problem(key=KEY, value=size, message=message, fix=fix, code="sequence-trial"))
+    return SequenceGroup(1 if getattr(trial.context, "distributed", None) is None else size)
+
+
+def windowed(window: int, num_tokens: int) -> ConfigError:
+    """The error of a model that attends to a window of the tokens before."""
+    message = f"the model attends to the last {window} of {num_tokens} tokens, and ranks that share a sequence to all"
+    fix = f"use a sequence_length of at most {window}, or a model without a sliding window"
+    return ConfigError(Problem(key=KEY, message=message, fix=fix, code="sequence-window"))
+
+
+class _GroupMean(torch.autograd.Function):
+    """Forward the mean of a group, backward the gradient of this rank's part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: Tensor | int, group: Any) -> Tensor:
+        sums = torch.stack([total.double(), torch.as_tensor(count, device=total.device).double()])
+        dist.all_reduce(sums, group=group)
+        ctx.count = sums[1]
+        return (sums[0] / sums[1]).to(total.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return (gradient.double() / ctx.count).to(gradient.dtype), None, None
+
+
+def add_up_slices(engine: Any) -> None:
+    """Have ZeRO 3 add up the gradients of ranks that share a sequence, as ZeRO 0, 1 and 2 do.
+
+    By default it averages over all ranks, the slices of a sequence among them, so that gradients are too small by
+    their number: with clipping, or an optimizer other than Adam, it would train otherwise.
+
+    Source: ``__avg_scatter_grads`` in deepspeed 0.19.8's ``runtime/zero/stage3.py``, which does not count
+    ``sequence_parallel_size``; ``__avg_scatter_contiguous_grads``, which does.
+    """
+    size = engine.sequence_parallel_size
+    name = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
+    if size == 1 or not hasattr(engine.optimizer, name) or name in vars(engine.optimizer):
+        return
+    averaged = getattr(engine.optimizer, name)
+    setattr(engine.optimizer, name, lambda *args: [part.mul(size) for part in averaged(*args)])
