@@ -112,6 +112,7 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
         ) as context,
     ):
         context.resets_optimizer = options.reset_optimizer
+        context.resumed_from = context.resumed_from or _resumed(options)
         piped = options.pipeline_trial and context.resolved.topology.pipe_parallel_size > 1
         spec = options.pipeline_trial if piped else options.trial
         if info is not None and context.distributed.rank == 0:

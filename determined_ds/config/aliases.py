@@ -145,7 +145,7 @@ IN_JSON: dict[str, str] = {
 # Source: deepspeed 0.19.8 runtime/config.py get_pipeline_config; PipelineModule takes them as arguments.
 NOT_READ: dict[KeyPath, str] = {
     ("pipeline", "stages"): f"{_IN_EXPERIMENT}hyperparameters.{PIPE}",
-    ("pipeline", "partition"): "set partition_method in the PipelineTrial, and remove it here",
+    ("pipeline", "partition"): "set hyperparameters.partition_method, and remove it here",
     ("pipeline", "seed_layers"): "remove it: it is an argument of DeepSpeed's PipelineModule",
 }
 # Sections that are written as a plain value -> the form that DeepSpeed takes.

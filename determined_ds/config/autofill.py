@@ -23,7 +23,8 @@ from determined_ds.config.deepspeed.learning_rate import (
     states_rate,
 )
 from determined_ds.config.deepspeed.normalized import known_keys
-from determined_ds.config.hyperparameters import AUTO, FitOptions
+from determined_ds.config.fit_options import FitOptions
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, Origin, Problem

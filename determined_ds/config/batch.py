@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.hyperparameters import AUTO, LARGEST, Hyperparameters
+from determined_ds.config.hyperparameters import Hyperparameters
+from determined_ds.config.numbers import AUTO, LARGEST
 from determined_ds.config.topology import Topology, nearest_divisor
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import ConfigError, Origin, Problem

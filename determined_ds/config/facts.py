@@ -82,6 +82,11 @@ class Facts:
         return self.strategy.pipe_schedule
 
     @property
+    def partition_method(self) -> str | None:
+        """The hyperparameter of that name."""
+        return self.strategy.partition_method
+
+    @property
     def schedule_problem(self) -> str:
         """Why the pipeline has no such schedule; "" where it has."""
         return self.strategy.pipeline.problem()

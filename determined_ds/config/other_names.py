@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from determined_ds.config.aliases import HYPERPARAMETERS, OF_THE_JSON, REFUSED, Refused
-from determined_ds.config.hyperparameters import AUTO, OVERWRITES, SHORTHANDS, stated_at
+from determined_ds.config.hyperparameters import OVERWRITES, SHORTHANDS, stated_at
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.errors import NOT_GIVEN, Problem, shown
 

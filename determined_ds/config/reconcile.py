@@ -27,17 +27,17 @@ from determined_ds.config.deepspeed.monitors import monitor_problems
 from determined_ds.config.deepspeed.normalized import located_problems, normalized
 from determined_ds.config.deepspeed.old_names import old_names
 from determined_ds.config.facts import Facts
+from determined_ds.config.fit_options import FitOptions
 from determined_ds.config.hyperparameters import (
-    AUTO,
     OVERWRITES,
     PARALLEL_SIZES,
     SHORTHANDS,
     SIZES,
-    FitOptions,
     Hyperparameters,
     read_hyperparameters,
 )
 from determined_ds.config.keys import json_problems
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
 from determined_ds.config.topology import Topology, resolve_topology

@@ -10,6 +10,7 @@ from determined_ds.config.batch import Batch
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, Pipeline, default_chunks
+from determined_ds.pipe.partition import method_problem
 from determined_ds.pipe.timeline import counted_bubble
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -64,6 +65,7 @@ class Strategy:
         deepcompile: They compile by DeepSpeed's DeepCompile.
         pipe_schedule: One of :data:`~determined_ds.pipe.orders.SCHEDULES`.
         pipe_chunks: Parts of the model that a pipeline's rank holds.
+        partition_method: How a pipeline's layers are shared out; None: as its trial says.
     """
 
     zero_stage: int = 0
@@ -94,6 +96,7 @@ class Strategy:
     deepcompile: bool = False
     pipe_schedule: str = ONE_F_ONE_B
     pipe_chunks: int = 1
+    partition_method: str | None = None
 
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
@@ -174,6 +177,7 @@ def read_strategy(
     """
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
     schedule, chunks = schedule_of(hyperparameters or {})
+    method = (hyperparameters or {}).get("partition_method")
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
     # What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py.
     low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
@@ -211,6 +215,7 @@ def read_strategy(
         deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
         pipe_schedule=schedule,
         pipe_chunks=chunks,
+        partition_method=None if method_problem(method) else str(method),
     )
 
 

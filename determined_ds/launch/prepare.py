@@ -11,9 +11,9 @@ from typing import Any
 
 from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.hyperparameters import AUTO
 from determined_ds.config.keys import RUN
 from determined_ds.config.loggers import missing_keys
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator, kind_of_device

@@ -180,7 +180,7 @@ def _uneven_stages(profile: Profile) -> Iterator[LostTime]:
     saves_s, slowest = max(work) - fmean(work), work.index(max(work))
     times = ", ".join(ms(each) for each in work)
     seen = f"the stages of the pipeline work {times} a step: the others wait for stage {slowest}"
-    fix = "partition_method: parameters or uniform, or a split of the layers that gives this stage fewer"
+    fix = "hyperparameters.partition_method: measured, which shares layers out by their times"
     yield _finding(profile, UNEVEN_STAGES, saves_s, seen, fix, stage=slowest)
 
 

@@ -6,7 +6,7 @@ import textwrap
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import Duration
+from determined_ds.config.fit_options import Duration
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown

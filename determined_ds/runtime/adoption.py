@@ -10,13 +10,17 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES
+from determined_ds.config.hyperparameters import PARALLEL_SIZES, SHORTHANDS, SIZES
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.reconcile import ResolvedConfig, leaf_paths, reconcile
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem, shown
+from determined_ds.pipe.orders import ONE_F_ONE_B
+from determined_ds.pipe.partition import MEASURED
+from determined_ds.trial.planned_engine import PlannedEngine
 
 # Hyperparameters of the library that no engine knows; all others it has settled already.
 KEPT = ("torch_compile", "sdpa_kernel", "fit", "trial_seed")
@@ -73,6 +77,24 @@ def adopted(
     found = reconcile(document, ds, slots=layout.slots, accelerator=accelerator, machines=machines)
     # Nothing is filled in: the engine exists.
     return replace(found, ds=found.stated, hyperparameters=hyperparameters)
+
+
+def check_pipeline(engine: Any, hyperparameters: Document) -> None:
+    """Refuse what is stated of a pipeline and carried out by a PipelineTrial alone, for an engine made otherwise.
+
+    Raises:
+        ConfigError: names each.
+    """
+    schedule, method = hyperparameters.get(("pipe_schedule",)), hyperparameters.get(("partition_method",))
+    stated = {
+        "pipe_schedule": schedule not in (None, AUTO, ONE_F_ONE_B) and not isinstance(engine, PlannedEngine),
+        "partition_method": method == MEASURED and getattr(engine.module, "bounds", None) is None,
+    }
+    message = f"{MADE} was made without it: a PipelineTrial reads it"
+    fix = "leave it out, or subclass determined_ds.PipelineTrial"
+    unread = [name for name, is_unread in stated.items() if is_unread]
+    if unread:
+        raise ConfigError(hyperparameters.problem((name,), message, fix, "engine-config") for name in unread)
 
 
 def _stated_otherwise(hyperparameters: Document, ds: Document, layout: Topology) -> list[Problem]:

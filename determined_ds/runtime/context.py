@@ -24,9 +24,12 @@ from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, make_private
-from determined_ds.runtime.adoption import adopted, layout_of, made_otherwise, made_with
+from determined_ds.runtime.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
+from determined_ds.runtime.checkpoints.stored_partition import stored_partition
 from determined_ds.runtime.data.moving import Mover
 from determined_ds.runtime.loop.custom_reducers import SlotState, plain_reduced, reduced_by_slot
+from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
@@ -57,6 +60,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
     Attributes:
         engine: What trains: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel, as a baseline.
         resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
+        resumed_from: The checkpoint that training continues from, as far as it is known before the trial is built.
+        partition: Text of ``partition.json``, where the layers of a pipeline are shared out by their times.
         carried_slots: Of ranks that are gone: what their custom reducers hold since the last report.
         decided_before: What was decided before the trial made its engine; None where that was left open.
     """
@@ -83,6 +88,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._run_dir = run_dir
         self._called_wrap_mpu = False
         self.resets_optimizer = False
+        self.resumed_from: str | None = None
+        self.partition: str | None = None
         self.carried_slots: list[SlotState] = []
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
@@ -139,6 +146,23 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self._written = self._run_dir.deepspeed_config
         if self._hparams is not None and self._names_file:
             self._hparams["deepspeed_config"] = str(self._written)
+
+    def stored_partition(self) -> str | None:
+        """The partition that this training had before, as text; None where it had none. A collective."""
+        found = None
+        if self.distributed.rank == 0:
+            info = cluster_info()
+            trial_id = info.trial.trial_id if info is not None and script_run() is None else None
+            found = stored_partition(self, self._run_dir, trial_id)
+        return self.distributed.broadcast(found)  # type: ignore[no-any-return]
+
+    def keep_partition(self, text: str) -> None:
+        """Keep a partition in the run directory and in each checkpoint."""
+        self.partition = text
+        if self.distributed.rank == 0:
+            folder = self._run_dir.current(self._run_dir.path)
+            make_private(folder)
+            write_whole(RunDir(folder).partition, text)
 
     def _init_device(self) -> None:
         if self._accelerator.name == "cuda":
@@ -218,6 +242,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         Raises:
             ConfigError: each size that it has otherwise.
         """
+        check_pipeline(engine, self._hyperparameters)
         before = self.decided_before
         if before is not None:
             if made_with(engine).data in (before.ds_config, before.initial_ds_config):

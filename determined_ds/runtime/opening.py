@@ -141,7 +141,7 @@ def _context(
     if isinstance(resolved, ResolvedConfig):
         resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
     seed_everything(task.seed)
-    return DeepSpeedTrialContext(
+    context = DeepSpeedTrialContext(
         core_context=core_context,
         resolved=resolved,
         hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
@@ -152,6 +152,8 @@ def _context(
         steps_completed=task.steps_completed,
         enable_tensorboard_logging=enable_tensorboard_logging,
     )
+    context.resumed_from = _latest_checkpoint(task)
+    return context
 
 
 @contextlib.contextmanager
@@ -219,6 +221,13 @@ def _dropping_points(task: Task, distributed: core.DistributedContext) -> Iterat
             raise SystemExit(0) from error
         logger.warning("this point cannot run, and is dropped: %s", error)
         raise det.InvalidHP(str(error)) from error
+
+
+def _latest_checkpoint(task: Task) -> str | None:
+    if (run := script_run()) is not None:
+        return run.latest_checkpoint
+    info = cluster_info() if task.on_cluster else None
+    return None if info is None else info.latest_checkpoint or None
 
 
 def _task(

@@ -15,7 +15,8 @@ import torch
 import transformers
 from determined import core
 
-from determined_ds.config.hyperparameters import FitOptions, parse_hyperparameters
+from determined_ds.config.fit_options import FitOptions
+from determined_ds.config.hyperparameters import parse_hyperparameters
 from determined_ds.documents.writing import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.protocol.best import finite, is_better

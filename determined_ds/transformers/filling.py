@@ -19,14 +19,8 @@ from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import HYPERPARAMETER_NAMES
 from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.deepspeed.learning_rate import LR, stated_rate
-from determined_ds.config.hyperparameters import (
-    AUTO,
-    LARGEST,
-    OVERWRITES,
-    PARALLEL_SIZES,
-    parse_hyperparameters,
-    stated_at,
-)
+from determined_ds.config.hyperparameters import OVERWRITES, PARALLEL_SIZES, parse_hyperparameters, stated_at
+from determined_ds.config.numbers import AUTO, LARGEST
 from determined_ds.config.reconcile import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path
 from determined_ds.errors import ConfigError, Problem, shown

@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.reconcile import ResolvedConfig, leaf_paths
 from determined_ds.config.resolve import Where
 from determined_ds.documents.document import Document, dotted, get_path, plain_copy, unknown_key

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import torch
 from deepspeed.pipe import PipelineModule
 
+from determined_ds.pipe.partition import MEASURED, UNIFORM
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
+from determined_ds.trial.measured_partition import measured_partition
 from determined_ds.trial.planned_module import made_module
 
 
@@ -22,7 +24,8 @@ class PipelineTrial(ReconciledTrial):
     A data loader yields ``(inputs, targets)``. Only tensors of floats can pass between stages.
 
     Attributes:
-        partition_method: How layers are shared out: ``parameters``, ``uniform`` or ``type:REGEX``.
+        partition_method: How layers are shared out: ``parameters``, ``uniform``, ``measured`` (by the time that each
+            takes) or ``type:REGEX`` of class names. The hyperparameter of that name overrides it.
         activation_checkpoint_interval: Layers that are recomputed together in the backward pass; 0: none.
         checkpointable_layers: Names of the classes to recompute; None: all that have parameters, which fails where
             the first layer takes integers.
@@ -66,6 +69,11 @@ class PipelineTrial(ReconciledTrial):
             module: This rank's part of the model.
         """
 
+    @property
+    def chosen_partition(self) -> str:
+        """How layers are shared out: the hyperparameter ``partition_method``, or else the attribute."""
+        return self.resolved.strategy.partition_method or self.partition_method
+
     def build_model(self) -> PipelineModule:
         """Divide the layers over the pipeline stages, and load their weights.
 
@@ -74,12 +82,16 @@ class PipelineTrial(ReconciledTrial):
         """
         pipe = self.resolved.strategy.pipeline
         layers = returned.layers(self, self.build_layers(), pipe.parts)
+        method, bounds = returned.partition_method(self, self.chosen_partition), None
+        if method == MEASURED and pipe.ranks > 1:
+            bounds = measured_partition(self, layers, pipe, self._checked_loss).bounds
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
             module = made_module(
                 pipe,
                 layers=layers,
                 loss_fn=self._checked_loss,
-                partition_method=self.partition_method,
+                bounds=bounds,
+                partition_method=UNIFORM if method == MEASURED else method,
                 activation_checkpoint_interval=self.activation_checkpoint_interval,
                 checkpointable_layers=self.checkpointable_layers,
             )

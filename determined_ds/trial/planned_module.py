@@ -12,26 +12,48 @@ import torch
 from deepspeed.pipe import PipelineModule
 
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
+from determined_ds.pipe.partition import Bounds
 
 
-def made_module(pipe: Pipeline, **more: Any) -> PipelineModule:
+def made_module(pipe: Pipeline, *, bounds: Bounds | None = None, **more: Any) -> PipelineModule:
     """The module of a schedule: DeepSpeed's own for 1F1B, and where there is one rank.
 
     Args:
         pipe: The schedule.
+        bounds: Where to cut; None: as ``partition_method`` says.
         more: Arguments of ``PipelineModule``.
     """
     if pipe.schedule == ONE_F_ONE_B or pipe.ranks == 1:
-        return PipelineModule(num_stages=pipe.ranks, **more)
-    return PlannedModule(pipe, **more)
+        return CutModule(bounds=bounds, num_stages=pipe.ranks, **more)
+    return PlannedModule(pipe, bounds=bounds, **more)
 
 
-class PlannedModule(PipelineModule):
+class CutModule(PipelineModule):
+    """A ``PipelineModule`` that is cut at given bounds, or by DeepSpeed's methods.
+
+    Args:
+        bounds: Where each part starts, and the number of layers; None: as ``partition_method`` says.
+        more: Arguments of ``PipelineModule``.
+    """
+
+    def __init__(self, *, bounds: Bounds | None, **more: Any) -> None:
+        object.__setattr__(self, "bounds", bounds)  # the module is built within the constructor of its base
+        super().__init__(**more)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        if self.bounds is None:
+            super()._partition_layers(method)
+        else:
+            self.parts = list(self.bounds)
+            self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+
+class PlannedModule(CutModule):
     """A ``PipelineModule`` that is cut into the parts of a schedule, and holds those of its rank.
 
     Args:
         pipe: The schedule; its micro-batches do not matter here.
-        more: Arguments of ``PipelineModule``.
+        more: Arguments of :class:`CutModule`.
     """
 
     def __init__(self, pipe: Pipeline, **more: Any) -> None:

@@ -18,6 +18,7 @@ from determined import pytorch
 
 from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
+from determined_ds.pipe.partition import METHODS, method_problem
 from determined_ds.trial.author import described, failed, method_of, written_by_author, wrong
 from determined_ds.trial.stream_loader import is_stream
 
@@ -88,6 +89,14 @@ def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
         fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found))}"
         raise TrialError(wrong(trial, name, value, "at least one layer for each stage", fix, did=did))
     return found
+
+
+def partition_method(trial: Any, value: Any) -> str:
+    """Check the attribute ``partition_method``, or the hyperparameter that overrides it."""
+    if message := method_problem(value):
+        key, fix = f"{type(trial).__name__}.partition_method", f"use {', '.join(METHODS)} or e.g. type:Block"
+        raise TrialError(Problem(key=key, value=value, message=message, fix=fix, code="partition-method"))
+    return str(value)
 
 
 def optimizer(trial: Any, model: torch.nn.Module, value: Any) -> torch.optim.Optimizer | None:

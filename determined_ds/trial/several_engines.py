@@ -30,6 +30,7 @@ SHARED = (
     "sdpa_kernel",
     "pipe_schedule",
     "pipe_chunks",
+    "partition_method",
     "fit",
 )
 

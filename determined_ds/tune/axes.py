@@ -10,7 +10,7 @@ from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.forms import plain_forms
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
 

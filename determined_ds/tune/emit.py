@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN
 from determined_ds.experiment.entrypoint import MEASURE, PIPELINE_TRIAL

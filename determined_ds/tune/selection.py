@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from determined_ds.config.hyperparameters import LARGEST
+from determined_ds.config.numbers import LARGEST
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
 from determined_ds.tune.candidates import Candidate, takes_as_much

@@ -42,7 +42,7 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
     """Check that DeepSpeed can divide the layers by this method, with at least one counted layer a stage.
 
     Args:
-        method: ``type:REGEX`` of class names, ``parameters`` or ``uniform``.
+        method: ``type:REGEX`` of class names, ``parameters``, ``uniform`` or ``measured``.
         layer_names: Class names of the layers, in order.
         num_stages: ``pipe_parallel_size``.
 
@@ -51,7 +51,7 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
 
     Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8.
     """
-    if method in ("parameters", "uniform"):
+    if method in ("parameters", "uniform", "measured"):
         return
     kinds = ", ".join(dict.fromkeys(layer_names))
     pattern = method.removeprefix("type:") if isinstance(method, str) and method.startswith("type:") else ""
@@ -61,7 +61,7 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
         matching, kinds = [], f"{kinds} (not a regular expression: {error})"
     if not matching:
         key, value, fix = "partition_method", method, "partition_method: type:Block"
-        message = f"must be parameters, uniform, or type: and the class of a layer, one of {kinds}."
+        message = f"must be parameters, uniform, measured, or type: and the class of a layer, one of {kinds}."
     elif num_stages > len(matching):
         key, value = "pipe_parallel_size", num_stages
         message = f"must be at most {len(matching)}, the layers that {method} matches."

@@ -98,14 +98,13 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
     """GPT-2, its blocks spread over pipeline stages; the embedding is tied to the head."""
 
     checkpointable_layers = ["Block"]  # noqa: RUF012 — DeepSpeed wants a list
+    # By number of blocks. By parameters, DeepSpeed builds the whole model on every rank to count them.
+    partition_method = "type:Block"
 
     def prepare(self) -> None:
         super().prepare()
-        hparams = self.context.get_hparams()
-        # By number of blocks. By parameters, DeepSpeed builds the whole model on every rank to count them.
-        self.partition_method = hparams.get("partition_method", "type:Block")
         names = [planned.layer.__name__ for planned in pipeline_layer_plan(self.config)]
-        check_partition(self.partition_method, names, self.resolved.strategy.pipeline.parts)
+        check_partition(self.chosen_partition, names, self.resolved.strategy.pipeline.parts)
 
     def build_layers(self) -> list[LayerSpec]:
         return [

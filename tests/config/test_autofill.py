@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import GRADIENT_CLIPPING, fill_what_is_known
-from determined_ds.config.hyperparameters import AUTO, parse_hyperparameters
+from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.numbers import AUTO
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
 from determined_ds.errors import ConfigError

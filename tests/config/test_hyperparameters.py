@@ -9,21 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from determined_ds.config.fit_options import LENGTHS, ONLY_COUNTED, TIME_UNITS, Duration, FitOptions, Length
 from determined_ds.config.hyperparameters import (
-    LARGEST,
-    LENGTHS,
-    ONLY_COUNTED,
     OWN_KEYS,
     SHORTHANDS,
     SIZES,
-    TIME_UNITS,
-    Duration,
-    FitOptions,
     Hyperparameters,
-    Length,
     parse_hyperparameters,
     read_hyperparameters,
 )
+from determined_ds.config.numbers import LARGEST
 from tests.making import hyperparameters, refusal, refusals
 
 
@@ -104,6 +99,15 @@ def test_a_size_is_a_positive_integer(name: str, value: Any, said: str, fix: str
         said,
         fix,
     )
+
+
+@pytest.mark.parametrize("value", ["fastest", "type:(", "type:(?:a|b)", 3, True, ["uniform"]])
+def test_layers_are_shared_out_by_a_known_method(value: Any) -> None:
+    problem = refusal(lambda: parse({"partition_method": value}))
+    assert (problem.key, problem.code) == ("hyperparameters.partition_method", "partition-method")
+    assert "parameters, uniform, measured" in problem.fix
+    assert parse({"partition_method": "type:Block"}).partition_method == "type:Block"
+    assert parse({"partition_method": "auto"}) == parse({"partition_method": None}) == Hyperparameters()
 
 
 @pytest.mark.parametrize(("value", "kind"), [("yes", "a string"), (1, "an integer"), ([True], "a list")])

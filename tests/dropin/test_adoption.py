@@ -87,6 +87,10 @@ def test_the_layout_is_of_the_engine(two_ranks: Ranks, hparams: Any, tmp_path: P
             {"micro_batch_size": 2},
             "micro_batch_size = 2 (hyperparameters): the engine that the trial wraps has 4",
         ),
+        (
+            {"pipe_schedule": "gpipe", "partition_method": "measured"},
+            "partition_method = 'measured' (hyperparameters): the engine that the trial wraps was made without it",
+        ),
         ({"deepspeed_config": {"train_batch_size": 4}}, "train_batch_size = 8: the engine's is not 4"),
     ],
 )

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from determined_ds.config.hyperparameters import OVERWRITES, SHORTHANDS, UNITS, FitOptions, Length
+from determined_ds.config.fit_options import UNITS, FitOptions, Length
+from determined_ds.config.hyperparameters import OVERWRITES, SHORTHANDS
 from determined_ds.documents.document import KeyPath, dotted, words
 from determined_ds.errors import NOT_GIVEN, Problem
 from determined_ds.experiment.experiment import Experiment

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from determined_ds.config.aliases import PRECISIONS
 from determined_ds.config.deepspeed.normalized import known_keys
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import Document, nearest
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem, shown

@@ -19,7 +19,7 @@ from determined_ds.config.deepspeed.files import plain
 from determined_ds.config.deepspeed.learning_rate import rates_not_used
 from determined_ds.config.deepspeed.normalized import known_keys, normalized, params_of
 from determined_ds.config.facts import ZERO
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import Document, KeyPath, one_of, words
 from determined_ds.documents.values import kind_of
 from determined_ds.errors import ConfigError, Problem

@@ -16,7 +16,7 @@ from typing import Any
 
 from determined_ds.config.aliases import FORMS, IN_JSON, NOT_READ
 from determined_ds.config.deepspeed.old_names import NEW_NAMES, by_new_names, given_twice
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.documents.reading import read_json
 from determined_ds.documents.values import JSON_TYPES, KINDS, is_of, kind_of, type_fix

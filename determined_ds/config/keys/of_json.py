@@ -109,7 +109,7 @@ DEEPSPEED = table_of(
         "pipeline.partition",
         "RRRRR E",
         "no engine reads it",
-        "set partition_method in the PipelineTrial",
+        "set hyperparameters.partition_method",
         "best",
     ),
     rows("pipeline.seed_layers", "RRRRR E", "no engine reads it", "remove it"),

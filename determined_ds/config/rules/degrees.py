@@ -5,6 +5,7 @@ from __future__ import annotations
 from determined_ds.config.facts import ZERO
 from determined_ds.config.rules.rule import Rule
 from determined_ds.pipe.orders import ONE_F_ONE_B
+from determined_ds.pipe.partition import MEASURED
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -60,6 +61,24 @@ RULES: tuple[Rule, ...] = (
         fix="set pipe_parallel_size to 2 or more, or remove pipe_schedule",
         source="all passes of one rank run one after the other, whatever their order",
         warning=True,
+    ),
+    Rule(
+        code="partition-one-stage",
+        key=("hyperparameters", "partition_method"),
+        breaks=lambda f: f.pipe == 1 and f.partition_method is not None,
+        message="partition_method {partition_method} has no effect: there is one stage",
+        fix="set pipe_parallel_size to 2 or more, or remove partition_method",
+        source="a model that is not divided needs no partition",
+        warning=True,
+    ),
+    Rule(
+        code="partition-measured",
+        key=("hyperparameters", "partition_method"),
+        breaks=lambda f: f.pipe > 1 and f.partition_method == MEASURED and f.topology.model_parallel_size > 1,
+        message="one rank measures a layer, and with model_parallel_size {topology.model_parallel_size} several"
+        " compute it together",
+        fix="use parameters, uniform or type:REGEX",
+        source="trial/layer_times.py measured_layers",
     ),
     Rule(
         code="pipeline-bubble",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from determined_ds.config.batch import complete_batch
-from determined_ds.config.hyperparameters import LARGEST
+from determined_ds.config.numbers import LARGEST
 from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.config.topology import resolve_topology
 from determined_ds.documents.document import one_of

@@ -12,6 +12,7 @@ from typing import Any
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
 from determined_ds.protocol.elastic import LOAD_DATA, WRITTEN_BY
+from determined_ds.protocol.layer_shares import NAME as PARTITION
 
 STATE = "trial_state.json"
 FIX = "resume from another checkpoint, or copy its files again"
@@ -114,4 +115,6 @@ def state_files(
         "trial_cls_spec": getattr(trial, "class_spec", f"{kind.__module__}:{kind.__qualname__}"),
         "is_trainer": True,
     }
-    return {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}
+    files = {STATE: json.dumps(asdict(state)) + "\n", LOAD_DATA: json.dumps(load_data) + "\n"}
+    partition = getattr(context, "partition", None)
+    return files if partition is None else {**files, PARTITION: partition}

@@ -12,7 +12,7 @@ from typing import Any
 
 from determined import pytorch
 
-from determined_ds.config.hyperparameters import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
+from determined_ds.config.fit_options import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
 from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
 from determined_ds.documents.document import Document
 from determined_ds.documents.values import as_plain

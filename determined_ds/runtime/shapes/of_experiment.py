@@ -22,6 +22,7 @@ from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.memory.model_shape import ModelShape
+from determined_ds.pipe.partition import MEASURED
 from determined_ds.runtime.shapes.bare_trial import (
     SAY_SIZE,
     Chain,
@@ -36,7 +37,12 @@ from determined_ds.runtime.shapes.counting import quietly, shape_of_built, try_t
 from determined_ds.runtime.shapes.of_script import shape_of_script
 
 # Hyperparameters that change neither a model nor its samples.
-NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {"pipe_parallel_size"}
+NOT_THE_MODELS = {*OWN_KEYS, "learning_rate", "weight_decay", "warmup_num_steps"} - {
+    "pipe_parallel_size",
+    "partition_method",
+}
+
+UNMEASURED = "stages as by parameters (partition_method measured: a run measures its layers as it starts)"
 
 _shapes: dict[str, ModelShape] = {}
 
@@ -93,7 +99,7 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
             if isinstance(trial, PipelineTrial):
                 stages = resolved.topology.pipe_parallel_size
                 model: Any = chain_of(returned.layers(trial, trial.build_layers(), stages))
-                stage_parameters = _stage_parameters(list(model), trial.partition_method, stages)
+                stage_parameters = _stage_parameters(list(model), trial.chosen_partition, stages)
             else:
                 model, stage_parameters = returned.model(trial, trial.build_model()), ()
     except DeterminedDSError:
@@ -105,6 +111,8 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
     config = getattr(model, "config", None) or getattr(trial, "config", None)
     per_sample = trial.tokens_per_sample() or 0
     measured, assumptions = try_to_measure(model, lambda samples: _loss(trial, model, samples), precision)
+    if stage_parameters and trial.chosen_partition == MEASURED:
+        assumptions = (*assumptions, UNMEASURED)
     # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
     interval = trial.activation_checkpoint_interval if isinstance(trial, PipelineTrial) else 0
     if measured is not None and not interval:
@@ -151,20 +159,16 @@ def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[in
 
 def _loss(trial: Any, model: Any, samples: int) -> Any:
     """The loss of a micro-batch of so many samples of the trial's training data."""
-    from torch.utils.data import default_collate
-
     from determined_ds.trial.pipeline import PipelineTrial
-    from determined_ds.trial.stream_loader import StreamLoader
+    from determined_ds.trial.sample_batch import micro_batches_of
 
-    loader = trial.build_training_data_loader()
-    collate = getattr(loader, "collate_fn", None) or default_collate
+    make = micro_batches_of(trial.build_training_data_loader(), samples)
     dtype = next(model.parameters()).dtype
 
     def moved(tensor: Any) -> Any:
         return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
 
-    sample = next(loader.open()) if isinstance(loader, StreamLoader) else loader.dataset[0]
-    batch = tree_map_only(torch.Tensor, moved, collate([sample] * samples))
+    batch = tree_map_only(torch.Tensor, moved, make())
     if isinstance(trial, PipelineTrial):
         inputs, targets = batch
         return trial.loss(model(inputs), targets)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.check.space.consistency import search_problems
-from determined_ds.config.hyperparameters import FitOptions, Length
+from determined_ds.config.fit_options import FitOptions, Length
 from determined_ds.documents.document import Document
 from determined_ds.documents.reading import parse_yaml
 from determined_ds.errors import Problem

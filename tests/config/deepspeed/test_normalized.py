@@ -19,7 +19,7 @@ from determined_ds.config.deepspeed.normalized import (
     normalized,
 )
 from determined_ds.config.deepspeed.old_names import NEW_NAMES
-from determined_ds.config.hyperparameters import AUTO
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import KeyPath, dotted, get_path
 from determined_ds.errors import Problem
 from tests.making import ds_json, hyperparameters, refusal

@@ -9,7 +9,8 @@ import pytest
 
 from determined_ds.config.deepspeed.normalized import known_keys
 from determined_ds.config.deepspeed.old_names import NEW_NAMES
-from determined_ds.config.hyperparameters import OWN_KEYS, FitOptions
+from determined_ds.config.fit_options import FitOptions
+from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.keys.fate import CLUSTER, IGNORED, PLACES, REFUSED, RUN, Fate, Meaning, row_of
 from determined_ds.config.keys.of_json import DEEPSPEED
 from determined_ds.config.keys.of_yaml import EXPERIMENT

@@ -6,6 +6,8 @@ from tests.config.rule_cases.points import FEW, FP16, ZERO, Cases, Setup, zero
 
 DUALPIPEV, INTERLEAVED = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "interleaved"}
 
+BY_TIME = {"partition_method": "measured"}
+
 CASES: Cases = {
     ("pipeline-zero-stage", (ZERO, "stage")): (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
     ("pipeline-fp16-stage", ("fp16", "enabled")): (
@@ -54,6 +56,14 @@ CASES: Cases = {
         )
         for key in ("pipe_partitioned", "grad_partitioned")
     },
+    ("partition-one-stage", ("hyperparameters", "partition_method")): (
+        Setup(hyperparameters=BY_TIME),
+        Setup(pipe=2, hyperparameters=BY_TIME),
+    ),
+    ("partition-measured", ("hyperparameters", "partition_method")): (
+        Setup(slots=4, pipe=2, model=2, hyperparameters=BY_TIME),
+        Setup(slots=4, pipe=2, model=2, hyperparameters={"partition_method": "parameters"}),
+    ),
     ("pipe-schedule-one-stage", ("gradient_accumulation_steps",)): (
         Setup(hyperparameters=INTERLEAVED),
         Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=INTERLEAVED),

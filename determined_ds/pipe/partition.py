@@ -1,0 +1,159 @@
+"""Where the layers of a model are cut into the parts of a pipeline.
+
+By measured times::
+
+    times of the layers -> the cut whose slowest part is fastest -> bounds moved while the simulated step gets shorter
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from determined_ds.pipe.orders import FORWARD, INPUT, WEIGHT, Op, Pipeline
+from determined_ds.pipe.timeline import timeline
+
+PARAMETERS, UNIFORM, MEASURED, BY_TYPE = "parameters", "uniform", "measured", "type:"
+METHODS = (PARAMETERS, UNIFORM, MEASURED)
+SIMULATED = 4  # micro-batches a rank of a simulated step, at most: with more, the same partition is best
+FEW_BOUNDS = 7  # of which two are moved at a time
+
+Bounds = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTime:
+    """How long a micro-batch takes in a layer.
+
+    Args:
+        name: Of its class or function.
+        parameters: That it trains.
+        forward_s: Seconds of its forward pass.
+        backward_s: Seconds of its backward pass, with what is computed again in it.
+    """
+
+    name: str
+    parameters: int
+    forward_s: float
+    backward_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both passes."""
+        return self.forward_s + self.backward_s
+
+
+def method_problem(method: object) -> str:
+    """Why layers cannot be shared out by a method; "" where they can.
+
+    Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8's runtime/pipe/module.py, which turns the
+    expression to lower case, and cuts it at a colon.
+    """
+    if method in METHODS:
+        return ""
+    if not isinstance(method, str) or not method.startswith(BY_TYPE) or method == BY_TYPE:
+        return f"must be {', '.join(METHODS)}, or type: and a regular expression of class names"
+    pattern = method.removeprefix(BY_TYPE)
+    if ":" in pattern or re.search(r"\\[A-Z]", pattern):
+        return "has a colon or an upper-case escape, which DeepSpeed does not pass on"
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"is not a regular expression: {error}"
+    return ""
+
+
+def evenest(costs: Sequence[float], parts: int) -> Bounds:
+    """The cut into contiguous parts, none of them empty, whose most expensive part is cheapest; exact.
+
+    Args:
+        costs: Of each layer, >= 0.
+        parts: From 1 to the number of layers.
+
+    Returns:
+        Where each part starts, and the number of layers.
+    """
+    assert 1 <= parts <= len(costs), (parts, costs)
+    sums = [0.0, *itertools.accumulate(costs)]
+    layers = range(len(costs) + 1)
+    # most[i]: the most expensive part of the first i layers; starts[j][i]: where the last of their j + 1 parts starts.
+    most, starts = list(sums), [[0] * len(sums)]
+    for part in range(1, parts):
+        before, most = most, [float("inf")] * len(sums)
+        starts.append([0] * len(sums))
+        for end in layers[part + 1 :]:
+            for start in range(part, end):
+                cost = max(before[start], sums[end] - sums[start])
+                if cost < most[end]:
+                    most[end], starts[part][end] = cost, start
+    bounds = [len(costs)]
+    for part in reversed(range(parts)):
+        bounds.append(starts[part][bounds[-1]])
+    return tuple(reversed(bounds))
+
+
+def part_seconds(layers: Sequence[LayerTime], bounds: Bounds) -> list[float]:
+    """Seconds of a micro-batch in each part, forward and backward."""
+    return [sum(layer.seconds for layer in layers[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def rank_seconds(layers: Sequence[LayerTime], bounds: Bounds, pipe: Pipeline) -> list[float]:
+    """Seconds of a micro-batch on each rank, in all its parts."""
+    found = [0.0] * pipe.ranks
+    for part, seconds in enumerate(part_seconds(layers, bounds)):
+        found[pipe.rank_of(part)] += seconds
+    return found
+
+
+def step_seconds(layers: Sequence[LayerTime], bounds: Bounds, pipe: Pipeline) -> float:
+    """Seconds of the passes of a step by the schedule's timeline; sending takes no time.
+
+    The two halves of a backward pass in two are assumed to take equally long.
+    """
+    forward, backward = (
+        [sum(float(getattr(layer, name)) for layer in layers[a:b]) for a, b in itertools.pairwise(bounds)]
+        for name in ("forward_s", "backward_s")
+    )
+
+    def cost(op: Op) -> float:
+        if op.kind == FORWARD:
+            return forward[op.part]
+        return backward[op.part] / (2 if op.kind in (INPUT, WEIGHT) else 1)
+
+    return max(spans[-1].end for spans in timeline(pipe, cost))
+
+
+def fastest(layers: Sequence[LayerTime], pipe: Pipeline) -> Bounds:
+    """The cut of measured layers whose simulated step is shortest, found from the evenest one by moving bounds.
+
+    Args:
+        layers: At least as many as the pipeline has parts.
+        pipe: The schedule.
+    """
+    few = replace(pipe, micro_batches=min(pipe.micro_batches, SIMULATED * pipe.ranks))
+
+    def rated(bounds: Bounds) -> tuple[float, float]:
+        return step_seconds(layers, bounds, few), max(part_seconds(layers, bounds))
+
+    best = evenest([layer.seconds for layer in layers], pipe.parts)
+    value = rated(best)
+    while True:
+        found = min(((rated(each), each) for each in _beside(best)), default=(value, best))
+        if found[0] >= value:
+            return best
+        value, best = found
+
+
+def _beside(bounds: Bounds) -> Iterator[Bounds]:
+    """The cuts in which one bound is moved by a layer, or two of few, and no part is empty."""
+    inner = range(1, len(bounds) - 1)
+    moves = [(index, by) for index in inner for by in (-1, 1)]
+    for number in (1, 2) if len(inner) <= FEW_BOUNDS else (1,):
+        for chosen in itertools.combinations(moves, number):
+            moved = list(bounds)
+            for index, by in chosen:
+                moved[index] += by
+            if all(a < b for a, b in itertools.pairwise(moved)):
+                yield tuple(moved)
