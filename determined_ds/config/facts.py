@@ -67,6 +67,19 @@ class Facts:
         """What gradients are reduced in; what the model computes in, unless stated."""
         return DTYPES.get(str(self.ds.get(("communication_data_type",))).lower(), self.strategy.precision)
 
+    @property
+    def reduces_in_parts(self) -> bool:
+        """Whether ZeRO 2 or 3 hands each rank its part of the gradients alone, and refuses to scale them before.
+
+        Source: deepspeed 0.19.8 ``__init__`` in runtime/zero/stage_1_and_2.py and runtime/zero/stage3.py.
+        """
+        averages = str(self.ds.get(("gradient_allreduce_op",), "mean")).lower() == "mean"
+        return (
+            self.zero("reduce_scatter") is not False
+            and self.zero_stage >= 2
+            and (averages or self.zero_stage == 3)
+        )
+
     def enabled(self, section: str) -> bool:
         return bool(self.ds.get((section, "enabled"), False))
 

@@ -17,7 +17,7 @@ from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
 from determined_ds.trial.ddp import DDP, initialize_ddp
-from determined_ds.trial.engine import check_optimizer, fix_engine
+from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.planned_engine import initialize
@@ -324,6 +324,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
         else:
             if optimizer is not None:
                 check_optimizer(optimizer, ds_config)
+            check_sparse_gradients(model, ds_config)
             given = without_instruments(ds_config, self.resolved.switched_on)
             engine = initialize(
                 model=model,

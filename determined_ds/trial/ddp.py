@@ -2,12 +2,14 @@
 
 It serves as a baseline: the same model, optimizer, schedule, clipping and accumulation, without DeepSpeed. In fp32 its
 losses are those of ZeRO stage 0. Of the DeepSpeed JSON it reads the batch sizes, ``optimizer``,
-``scheduler``, ``gradient_clipping``, ``bf16``, ``fp16`` and ``torch_autocast``; the rest only concerns DeepSpeed.
+``scheduler``, ``gradient_clipping``, ``bf16``, ``fp16``, ``torch_autocast`` and ``communication_data_type``; the rest
+only concerns DeepSpeed.
 
 Half precision is torch's: ``bf16.enabled`` and ``fp16.enabled`` are an autocast of the forward pass over weights,
 gradients and optimizer states in fp32, where DeepSpeed casts the weights and keeps copies in fp32. fp16 has a
 ``GradScaler`` and needs CUDA; it starts at the JSON's scale, and grows after ``loss_scale_window`` good steps (never,
-with a fixed ``loss_scale``).
+with a fixed ``loss_scale``). Gradients are fp32, and are summed in what ``communication_data_type`` says by torch's own
+hooks; in fp32 without it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from deepspeed.runtime import lr_schedules
 from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
@@ -33,6 +36,8 @@ DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.
 DEEPSPEEDS_OWN = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "bias_correction", "set_grad_none")
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# torch's hooks that hand gradients over in half precision.
+COMPRESSED = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 NEVER = 2**31 - 1
 STEPS = "steps.json"
 
@@ -121,6 +126,9 @@ class DDPEngine(torch.nn.Module):
             replica = torch.nn.parallel.DistributedDataParallel(
                 module, device_ids=[device] if device.type == "cuda" else None
             )
+            hook = COMPRESSED.get(DTYPES.get(str(ds_config.get("communication_data_type")).lower(), ""))
+            if hook is not None:
+                replica.register_comm_hook(None, hook)
             # Not registered as a submodule: the parameters are listed once, by the names in DeepSpeed's engine.
             self.__dict__["_replica"] = replica
 

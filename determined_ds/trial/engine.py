@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import deepspeed.comm as comm
+import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.lion import DeepSpeedCPULion
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -85,6 +86,32 @@ def check_optimizer(optimizer: Any, ds_config: dict[str, Any]) -> None:
     raise ConfigError(
         Problem(key="build_optimizer", value=name, message=message, fix=fix, code="zero-untested-optimizer")
     )
+
+
+def check_sparse_gradients(model: torch.nn.Module, ds_config: dict[str, Any]) -> None:
+    """Refuse embeddings with sparse gradients under ZeRO, which cannot divide them.
+
+    Args:
+        model: The bare model.
+        ds_config: What DeepSpeed is given.
+
+    Raises:
+        ConfigError: with the name of the embedding.
+
+    Source: deepspeed 0.19.8 ``split_half_float_double`` in ``runtime/zero/stage_1_and_2.py``; without ZeRO
+    ``sparse_allreduce`` in ``runtime/engine.py`` gathers the rows that each rank has used.
+    """
+    stage = int((ds_config.get("zero_optimization") or {}).get("stage") or 0)
+    sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if stage and sparse:
+        problem = Problem(
+            key="build_model",
+            value=", ".join(sparse),
+            message=f"has sparse gradients, and ZeRO stage {stage} takes dense ones only",
+            fix="build the embedding with sparse=False, or set zero_optimization.stage to 0",
+            code="zero-sparse-gradients",
+        )
+        raise ConfigError(problem)
 
 
 def _clip_by_all_stages(engine: Any) -> None:

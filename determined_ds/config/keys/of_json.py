@@ -68,7 +68,8 @@ DEEPSPEED = table_of(
     rows("torch_autocast.lower_precision_safe_modules", "HHHHI S", DONE),
     rows("data_types", "HHHHI S", DONE),
     rows("gradient_allreduce_op", "HHHHI E", DONE, "", "mean"),
-    rows("{prescale_gradients,gradient_predivide_factor,communication_data_type}", "HHHHD E", DONE),
+    rows("{prescale_gradients,gradient_predivide_factor}", "HHHHD E", DONE),
+    rows("communication_data_type", "HHHHH E", f"{DONE}, and a hook of torch's for ddp"),
     rows(
         "activation_checkpointing",
         "HHHHH E",
