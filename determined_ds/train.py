@@ -151,9 +151,9 @@ def _resumed(options: argparse.Namespace) -> str | None:
 
 
 def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.report.results import write_row
     from determined_ds.runtime.loop.fit import fit_arguments
     from determined_ds.runtime.loop.measured_loop import measure_throughput
+    from determined_ds.runtime.loop.step_measure import write_measured
 
     period = fit_arguments(context.resolved.fit)["validation_period"]
     row = measure_throughput(
@@ -166,7 +166,7 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
         validation_period=period,
     )
     if options.run_dir is not None and context.distributed.rank == 0:
-        write_row(row, RunDir(options.run_dir).measured)
+        write_measured(row, RunDir(options.run_dir))
 
 
 def _time_checkpoints(trial: Any, context: Any, options: argparse.Namespace) -> None:

@@ -51,10 +51,10 @@ def timeline(
     while any(left):
         before = len(ended)
         for rank, ops in enumerate(left):
-            while ops and all(op in ended for op in _awaited(ops[-1], pipe.parts)):
+            while ops and all(op in ended for op in awaited(ops[-1], pipe.parts)):
                 op = ops.pop()
                 free = spans[rank][-1].end if spans[rank] else 0
-                start = max([free, *(ended[each] for each in _awaited(op, pipe.parts))])
+                start = max([free, *(ended[each] for each in awaited(op, pipe.parts))])
                 ended[op] = start + takes(op)
                 if op.kind == INPUT:  # what a rank before waits for
                     ended[op._replace(kind=BACKWARD)] = ended[op]
@@ -65,7 +65,7 @@ def timeline(
     return spans
 
 
-def _awaited(op: Op, parts: int) -> list[Op]:
+def awaited(op: Op, parts: int) -> list[Op]:
     """The passes that must have ended before one starts."""
     kind, part, micro_batch = op
     if kind == FORWARD:

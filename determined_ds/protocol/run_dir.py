@@ -60,6 +60,7 @@ class RunDir:
             path / "trial.json"
         )  # of a run whose ranks are a script: what a master would keep of its trial
         self.measured = path / "measured.json"  # of a run that is measured
+        self.pipeline_step = path / "pipeline_step.json"  # of a pipeline that is measured or profiled
         self.output = path / "output.log"  # of a run that another process started
         self.given = path / "given.yaml"  # what that process requested
 

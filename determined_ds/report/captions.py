@@ -95,6 +95,17 @@ def _bubble(results: Results) -> str:
     )
 
 
+def _schedules(results: Results) -> str:
+    text = (
+        "The median step of each pipeline, a row a rank, with the micro-batch's number where there is room. Above, its"
+        " passes as the schedule plans them, as long as they were; below, as they ran. Where the planned bubble is"
+        " larger than the counted one, parts are uneven; where the measured one is larger than the planned one,"
+        " ranks wait for messages, or passes vary."
+    )
+    cores = " On a CPU, ranks that share cores slow each other down." if results.accelerator == "cpu" else ""
+    return text + cores
+
+
 _CAPTIONS: dict[str, Callable[[Results], str]] = {
     "throughput": _throughput,
     "memory": _memory,
@@ -103,4 +114,5 @@ _CAPTIONS: dict[str, Callable[[Results], str]] = {
     "final": lambda _: "Of the last step, or the last validation, as the table has it.",
     "scaling": _scaling,
     "bubble": _bubble,
+    "schedules": _schedules,
 }

@@ -178,4 +178,9 @@ def _pictures(results: Results) -> Iterator[dict[str, Any]]:
         figure = picture.draw(results)
         if figure is not None:
             svg = svg_of(figure, picture.name).replace("<svg ", f'<svg aria-label="{picture.title}" ', 1)
-            yield {"name": picture.name, "svg": Markup(svg), "caption": caption(picture.name, results)}
+            yield {
+                "name": picture.name,
+                "svg": Markup(svg),
+                "caption": caption(picture.name, results),
+                "is_wide": picture.is_wide,
+            }

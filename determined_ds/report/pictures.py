@@ -22,6 +22,7 @@ from determined_ds.report.bars import (
 )
 from determined_ds.report.divided_steps import parts_picture
 from determined_ds.report.formatting import byte_unit, label, number, percent, slots_text
+from determined_ds.report.gantt import schedules_picture
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.style import GROUND, INK, MUTED, colours, drawing, figure_of
 
@@ -40,11 +41,13 @@ class Picture:
         name: Short and stable; the stem of its file.
         title: What it shows.
         draw: Draws it.
+        is_wide: It takes the whole width of a page.
     """
 
     name: str
     title: str
     draw: Callable[[Results], Figure | None]
+    is_wide: bool = False
 
 
 def memory_picture(results: Results) -> Figure | None:
@@ -224,6 +227,7 @@ PICTURES = (
     Picture(name="final", title="Loss and accuracy at the end", draw=final_picture),
     Picture(name="scaling", title="Scaling over slots", draw=scaling_picture),
     Picture(name="bubble", title="A pipeline's bubble", draw=bubble_picture),
+    Picture(name="schedules", title="Schedules, planned and measured", draw=schedules_picture, is_wide=True),
 )
 
 

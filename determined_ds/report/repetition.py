@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from determined_ds.documents.strict_json import Integer, Real, one_of
+from determined_ds.pipe.recording import RecordedStep
 
 # What a step's time goes into, in the order of pictures; as profile.step_parts has them.
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other")
@@ -37,6 +38,7 @@ class Repetition:
             device.
         bubble: Share of a pipeline's time that its stages wait, 0 to 1; None where there is no pipeline.
         bubble_ideal: The same by the schedule alone, counted; None where there is no pipeline.
+        pipeline_step: What each rank of a pipeline computed when, in the median step; None where not recorded.
         parts: Name of :data:`PARTS` -> seconds of a step under torch's profiler, the mean over ranks; None where none
             was recorded. The step that they add up to is longer than those that were timed.
     """
@@ -52,4 +54,5 @@ class Repetition:
     model_state_bytes_by_rank: tuple[Number, ...]
     bubble: Share | None = None
     bubble_ideal: Share | None = None
+    pipeline_step: RecordedStep | None = None
     parts: dict[PartName, Seconds] | None = None

@@ -108,18 +108,19 @@ def drawing(salt: str = "") -> Iterator[None]:
         yield
 
 
-def figure_of(heights: list[float]) -> tuple[Figure, list[Axes]]:
+def figure_of(heights: list[float], width: float = WIDTH_IN) -> tuple[Figure, list[Axes]]:
     """A figure with panels one below the other.
 
     Args:
         heights: Of each panel in inches, its title and axis apart.
+        width: Of the figure in inches.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     outside = 0.75  # title, numbers and name of the axis
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.08, hspace=0.04)
-    figure = Figure(figsize=(WIDTH_IN, sum(heights) + outside * len(heights)), layout=layout)
+    figure = Figure(figsize=(width, sum(heights) + outside * len(heights)), layout=layout)
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     panels = [figure.add_subplot(grid[index, 0]) for index in range(len(heights))]
     for panel in panels:

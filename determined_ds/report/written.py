@@ -59,6 +59,8 @@ def create_performance_visualizations(
     ``scaling.png``     efficiency over slots                                           of two slots or more
     ``bubble.png``      share of time that a pipeline's stages wait, measured and       of pipelines
                         ideal
+    ``schedules.png``   what each rank of a pipeline computes when, planned and     of pipelines that were
+                        measured                                                    recorded
     ==================  ==============================================================  ====================
 
     A strategy has the same colour in all of them, and those that were not measured are named below.

@@ -6,6 +6,8 @@ batch's schedule to the end of its last micro-batch's last instruction, is waiti
 between two instructions. What follows the micro-batches is not counted, since it is the same without a pipeline: the
 reduction of gradients and the optimizer's step.
 
+While :meth:`InstructionTimes.record` is on, the passes of each batch are kept: what ran when.
+
 The share of waiting is the pipeline's bubble. ``pipe.timeline.counted_bubble`` is what a schedule has by itself, where
 all stages take equally long and communication takes no time.
 
@@ -15,8 +17,8 @@ Source: ``PipelineEngine._exec_schedule`` and ``_INSTRUCTION_MAP`` in deepspeed 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,10 +26,18 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
-from determined_ds.pipe.timeline import counted_bubble
+from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
+from determined_ds.pipe.recording import LOAD
+from determined_ds.pipe.timeline import Span, counted_bubble
+from determined_ds.trial.planned_schedule import InputPass, WeightPass
 
-WORK = (schedule.LoadMicroBatch, schedule.ForwardPass, schedule.BackwardPass)
+WORK = {
+    schedule.LoadMicroBatch: LOAD,
+    schedule.ForwardPass: FORWARD,
+    schedule.BackwardPass: BACKWARD,
+    InputPass: INPUT,
+    WeightPass: WEIGHT,
+}
 AFTER_MICRO_BATCHES = (schedule.ReduceTiedGrads, schedule.ReduceGrads, schedule.OptimizerStep)
 _ATTRIBUTE = "_instruction_times"
 
@@ -42,6 +52,11 @@ def instruction_times(engine: Any) -> InstructionTimes | None:
     """The times of an engine; None unless it is a pipeline."""
     found: InstructionTimes | None = vars(engine).get(_ATTRIBUTE)
     return found
+
+
+def pipeline_times(engines: Iterable[Any]) -> InstructionTimes | None:
+    """The times of the first engine that is a pipeline, the same on every rank; None without one."""
+    return next((times for engine in engines if (times := instruction_times(engine)) is not None), None)
 
 
 def bubble(
@@ -82,6 +97,7 @@ class InstructionTimes:
         self._running: _Batch | None = None
         self._finished: deque[_Batch] = deque()
         self._busy_s = self._span_s = 0.0
+        self._recorded: list[list[Span]] | None = None
         engine._INSTRUCTION_MAP = {
             kind: self._timed(kind, instruction) for kind, instruction in engine._INSTRUCTION_MAP.items()
         }
@@ -93,12 +109,30 @@ class InstructionTimes:
         Returns:
             Seconds of work, and seconds from the start of each batch to the end of its last micro-batch.
         """
-        if self._finished:
-            self._clock.wait_for(self._finished[-1].end)
-        self._read()
+        self._wait_and_read()
         taken = self._busy_s, self._span_s
         self._busy_s = self._span_s = 0.0
         return taken
+
+    def record(self) -> None:
+        """Keep the passes of the batches from now on."""
+        self._wait_and_read()
+        self._clock.set()
+        self._recorded = []
+
+    def recorded(self) -> list[list[Span]]:
+        """The passes of each batch since :meth:`record`, by this machine's clock; no more are kept.
+
+        Those of a part and a kind run in the order of their micro-batches, whatever the schedule.
+        """
+        self._wait_and_read()
+        found, self._recorded = self._recorded or [], None
+        return found
+
+    @property
+    def stage(self) -> int:
+        """Which of the pipeline's ranks this is."""
+        return int(self._engine.stage_id)
 
     @property
     def ideal_bubble(self) -> float:
@@ -143,23 +177,40 @@ class InstructionTimes:
                 return
             start = self._clock.now()
             instruction(engine, **kwargs)
-            batch.work.append((start, self._clock.now()))
+            part = kwargs.get("part", engine.stage_id)
+            batch.work.append((WORK[kind], part, start, self._clock.now()))
 
         def afterwards(engine: Any, **kwargs: Any) -> None:
             if self._running is not None and self._running.end is None:
                 self._running.end = self._clock.now()
             instruction(engine, **kwargs)
 
-        if issubclass(kind, WORK):
+        if kind in WORK:
             return at_work
         return afterwards if issubclass(kind, AFTER_MICRO_BATCHES) else instruction
+
+    def _wait_and_read(self) -> None:
+        if self._finished:
+            self._clock.wait_for(self._finished[-1].end)
+        self._read()
 
     def _read(self) -> None:
         """Add up the batches that the device has finished, so that few are kept."""
         while self._finished and self._clock.has_passed(self._finished[0].end):
             batch = self._finished.popleft()
-            self._busy_s += sum(self._clock.seconds(start, end) for start, end in batch.work)
+            self._busy_s += sum(self._clock.seconds(start, end) for _, _, start, end in batch.work)
             self._span_s += self._clock.seconds(batch.start, batch.end)
+            if self._recorded is not None:
+                self._recorded.append(self._spans(batch))
+
+    def _spans(self, batch: _Batch) -> list[Span]:
+        passes: Counter[tuple[str, int]] = Counter()
+        spans = []
+        for kind, part, start, end in batch.work:
+            op = Op(kind, part, passes[kind, part])
+            passes[kind, part] += 1
+            spans.append(Span(op=op, start=self._clock.at(start), end=self._clock.at(end)))
+        return spans
 
 
 @dataclass
@@ -167,12 +218,12 @@ class _Batch:
     """The marks of one batch."""
 
     start: Any
-    work: list[tuple[Any, Any]] = field(default_factory=list)
+    work: list[tuple[str, int, Any, Any]] = field(default_factory=list)  # kind, part, start, end
     end: Any = None
 
 
 class _Clock(Protocol):
-    """Marks of time, which may be read later."""
+    """Marks of time, which may be read later; :meth:`at` by the machine's own clock, once it is :meth:`set`."""
 
     def now(self) -> Any: ...
 
@@ -181,6 +232,10 @@ class _Clock(Protocol):
     def wait_for(self, mark: Any) -> None: ...
 
     def seconds(self, start: Any, end: Any) -> float: ...
+
+    def set(self) -> None: ...
+
+    def at(self, mark: Any) -> float: ...
 
 
 class _HostClock:
@@ -196,6 +251,12 @@ class _HostClock:
 
     def seconds(self, start: float, end: float) -> float:
         return end - start
+
+    def set(self) -> None:
+        pass
+
+    def at(self, mark: float) -> float:
+        return mark  # CLOCK_MONOTONIC, which the processes of a machine share
 
 
 class _DeviceClock:
@@ -214,3 +275,10 @@ class _DeviceClock:
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end)) / 1000
+
+    def set(self) -> None:
+        torch.cuda.synchronize()
+        self._zero, self._zero_s = self.now(), time.perf_counter()
+
+    def at(self, mark: torch.cuda.Event) -> float:
+        return self._zero_s + self.seconds(self._zero, mark)

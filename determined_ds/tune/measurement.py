@@ -233,7 +233,17 @@ def merged(rows: Sequence[Row]) -> Row:
         )
     if not good:
         return rows[0]
-    return replace(good[0], repetitions=tuple(each for row in good for each in row.repetitions))
+    return replace(good[0], repetitions=_one_step_kept([each for row in good for each in row.repetitions]))
+
+
+def _one_step_kept(repetitions: Sequence[Repetition]) -> tuple[Repetition, ...]:
+    """With one pipeline's step that was recorded: of the repetition whose step is the median one."""
+    steps = [each.pipeline_step for each in repetitions if each.pipeline_step is not None]
+    kept = sorted(steps, key=lambda step: step.seconds)[(len(steps) - 1) // 2 :][:1]
+    return tuple(
+        each if any(each.pipeline_step is step for step in kept) else replace(each, pipeline_step=None)
+        for each in repetitions
+    )
 
 
 def estimated_state_bytes(variant: Variant, shape: ModelShape) -> int | None:

@@ -8,6 +8,9 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from determined_ds.pipe.orders import Pipeline
+from determined_ds.pipe.recording import RecordedStep, recorded_step
+from determined_ds.pipe.timeline import Span, timeline
 from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import (
     ACCELERATORS,
@@ -78,6 +81,20 @@ def results(*rows: Row, **others: Any) -> Results:
     return Results(rows=rows, **{**fields, **others})
 
 
+def recorded(pipe: Pipeline, *, late: float = 0.001) -> RecordedStep:
+    """A step whose unit takes 10 ms, and whose passes each start a little late."""
+    spans = [
+        [Span(op=span.op, start=span.start / 100 + late, end=span.end / 100) for span in rank]
+        for rank in timeline(pipe)
+    ]
+    found = recorded_step(pipe, spans, ["here"] * pipe.ranks)
+    assert found is not None
+    return found
+
+
+OF_TWO = Pipeline(schedule="1f1b", ranks=2, micro_batches=8)
+
+
 def comparison() -> Results:
     """Five rows: two strategies on one and two slots, a pipeline with its bubble; one more ran out of memory, and
     one cannot run."""
@@ -92,7 +109,7 @@ def comparison() -> Results:
         row("zero1", repetition([0.24, 0.24]), repetition([0.25, 0.26]), **two),
         row(
             "pipeline",
-            repetition([0.28, 0.28], **small),
+            repetition([0.28, 0.28], pipeline_step=recorded(OF_TWO), **small),
             repetition([0.29, 0.29], **small),
             **{**two, **pipe},
         ),
@@ -123,6 +140,7 @@ def repetitions(loss: st.SearchStrategy[float] = losses) -> st.SearchStrategy[Re
         model_state_bytes_by_rank=st.lists(sizes, max_size=3).map(tuple),
         bubble=st.none() | shares,
         bubble_ideal=st.none() | shares,
+        pipeline_step=st.sampled_from([None, recorded(OF_TWO)]),
     )
 
 

@@ -128,8 +128,8 @@ def test_what_failed_is_told_with_its_reason(page: Page) -> None:
 
 def test_it_holds_its_pictures_and_what_to_see_in_them(page: Page) -> None:
     named = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
-    assert named == ["throughput", "memory", "loss", "scaling", "bubble"]
-    assert len([tag for tag, _ in page.tags if tag == "svg"]) == len(page.texts["figcaption"]) == 5
+    assert named == ["throughput", "memory", "loss", "scaling", "bubble", "schedules"]
+    assert len([tag for tag, _ in page.tags if tag == "svg"]) == len(page.texts["figcaption"]) == 6
     assert all(page.texts["figcaption"])
 
 

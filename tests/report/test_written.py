@@ -59,6 +59,7 @@ def test_pictures_of_a_comparison(tmp_path: Path) -> None:
         "loss.png",
         "scaling.png",
         "bubble.png",
+        "schedules.png",
     ]
     assert all(path.read_bytes().startswith(PNG) for path in written)
     assert sorted((tmp_path / "pictures").iterdir()) == sorted(written)  # and nothing else is left there

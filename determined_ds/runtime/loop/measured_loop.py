@@ -10,6 +10,7 @@ from determined import pytorch
 
 from determined_ds.config.profiled_steps import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.pipe.recording import RecordedStep
 from determined_ds.protocol.run_dir import STEP_GROUP
 from determined_ds.report.results import Row
 from determined_ds.runtime.local_core import LocalTrainContext
@@ -18,6 +19,7 @@ from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.settings import LoopOptions, section_of
 from determined_ds.runtime.loop.step_measure import StepMeasure, reported
+from determined_ds.runtime.profiling.pipeline_step import median_step, record_passes
 from determined_ds.runtime.scripts.given_run import Measurement
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import engine_name
@@ -105,9 +107,12 @@ class Measuring(TrainingLoop):
             note=self._note_step,
         )
         self._metrics: dict[str, Any] = {}
+        self._pipeline_step: RecordedStep | None = None
         self._done: Row | None = None
 
     def begin_step(self) -> None:
+        if self._measure.steps == self._measure.length.warmup and not self._measure.is_done:
+            record_passes(self._context.models)
         self._measure.begin()
         super().begin_step()
 
@@ -120,10 +125,11 @@ class Measuring(TrainingLoop):
         self._sums.clear()
         if self._measure.steps == self._measure.length.warmup:
             self._reduced()  # forgets what the warm-up was like; here, where no rank is in a pipeline's step
-
-        elif self._measure.is_done and self._measure.length.parts and self._done is None:
-            self._metrics = self._reduced()
-            self._done = self.measured()  # before the profiler takes memory
+        elif self._measure.is_done and self._pipeline_step is None:
+            self._pipeline_step = median_step(self._context.models, self._context.distributed)
+            if self._measure.length.parts and self._done is None:
+                self._metrics = self._reduced()
+                self._done = self.measured()  # before the profiler takes memory
 
     def _record(self, steps: ProfiledSteps, batches: Iterator[Any] | None) -> Iterator[Any] | None:
         """As of the loop; of a trial with a profiler of its own nothing is recorded beside the steps that count."""
@@ -162,6 +168,7 @@ class Measuring(TrainingLoop):
             tokens_per_sample=getattr(self._trial, "tokens_per_sample", lambda: None)(),
             bubble=self._metrics.get("bubble"),
             bubble_ideal=self._metrics.get("bubble_ideal"),
+            pipeline_step=self._pipeline_step,
         )
 
 

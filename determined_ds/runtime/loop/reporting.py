@@ -18,7 +18,7 @@ from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_m
 from determined_ds.runtime.scalars import write_scalars
 from determined_ds.runtime.tensorboard_files import upload
 from determined_ds.trial import returned
-from determined_ds.trial.instruction_times import InstructionTimes, bubble, instruction_times
+from determined_ds.trial.instruction_times import InstructionTimes, bubble, pipeline_times
 
 TRAINING, VALIDATION = "training", "validation"
 MEMORY = tuple(each.name for each in fields(RankMemory))
@@ -94,9 +94,7 @@ class Reporter:
         Returns:
             The metrics, and the summed riders.
         """
-        # Of the first of the trial's engines that is a pipeline, the same on every rank; None without one.
-        found = (instruction_times(engine) for engine in self._context.models)
-        times = next((times for times in found if times is not None), None)
+        times = pipeline_times(self._context.models)
         self.batch_ends()
         parts = [] if self.parts is None else self.parts.take(self._num_batches)
         own = [*parts, *astuple(rank_memory(self._context.device)), *(times.take() if times else ())]

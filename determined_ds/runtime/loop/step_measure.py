@@ -13,6 +13,9 @@ import torch.distributed as dist
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
+from determined_ds.pipe.recording import RecordedStep
+from determined_ds.protocol.pipeline_step import write_step
+from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import MEASURED, STOPPED, Row, write_row
 from determined_ds.runtime.checkpoints.state_bytes import watch
@@ -128,6 +131,7 @@ class StepMeasure:
         tokens_per_sample: int | None = None,
         bubble: float | None = None,
         bubble_ideal: float | None = None,
+        pipeline_step: RecordedStep | None = None,
     ) -> Row:
         """What has been measured so far; a collective.
 
@@ -138,6 +142,7 @@ class StepMeasure:
             tokens_per_sample: As of a :class:`Row`.
             bubble: As of a :class:`Repetition`.
             bubble_ideal: The same.
+            pipeline_step: The same.
 
         Returns:
             One repetition; a step's time is that of the slowest rank.
@@ -157,6 +162,7 @@ class StepMeasure:
             model_state_bytes_by_rank=tuple(self._distributed.allgather(sum(self._state_bytes))),
             bubble=bubble,
             bubble_ideal=bubble_ideal,
+            pipeline_step=pipeline_step,
         )
         done, total, strategy = self.steps, self.length.timed, resolved.strategy
         return Row(
@@ -207,7 +213,14 @@ def keep_row(run: ScriptRun, row: Row, *, is_chief: bool, was_stopped: bool) -> 
         raise ConfigError(too_short(row.reason.removeprefix("stopped after ")))
     run.is_measured = True
     if is_chief:
-        write_row(row, run.there.measured)
+        write_measured(row, run.there)
+
+
+def write_measured(row: Row, there: RunDir) -> None:
+    """Write what was measured to a run directory, and the step of a pipeline that was recorded."""
+    write_row(row, there.measured)
+    for step in (each.pipeline_step for each in row.repetitions if each.pipeline_step is not None):
+        write_step(step, there.pipeline_step)
 
 
 def too_short(trained: str) -> Problem:
