@@ -13,6 +13,7 @@ Source: ``DualPipeVEngine`` in deepspeed 0.19.8's ``runtime/pipe/dualpipev.py``,
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,13 +21,15 @@ import deepspeed
 import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
+from determined_ds.errors import Problem, TrialError
 from determined_ds.pipe.orders import FORWARD, Pipeline
 from determined_ds.trial.planned_module import PlannedModule
 from determined_ds.trial.planned_schedule import AwaitMessage, InputPass, PlannedSchedule, WeightPass
+from determined_ds.trial.split_backward import input_pass, weight_pass
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
+MOST_ON_THEIR_WAY = 2  # messages to a rank: by the schedule, it asks for each before the next is made
 
 
 def initialize(**arguments: Any) -> Any:
@@ -48,16 +51,18 @@ def initialize(**arguments: Any) -> Any:
 class PlannedEngine(PipelineEngine):
     """Trains a :class:`PlannedModule`."""
 
+    loss: torch.Tensor
+    grad_layer: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._active: int | None = None
         self._is_made = False
         super().__init__(*args, **kwargs)
         self._is_made = True
-        self.pipe_buffers.update({"grads": [], "losses": [], "groups": []})
-        self._sent: dict[int, list[Any]] = {}
+        self.pipe_buffers.update({"grads": [], "losses": [], "held": []})
+        self._sent: dict[int, deque[list[tuple[Any, torch.Tensor]]]] = {}  # of each rank
         self._awaited: dict[tuple[bool, int], list[Any]] = {}
-        self._specs: dict[int, Specs] = {}
-        self._announced: set[int] = set()
+        self._specs: dict[int, Specs] = {}  # of what a part takes, here or elsewhere
 
     # ------------------------------------------------------------------------------------ where the parts are
 
@@ -111,40 +116,39 @@ class PlannedEngine(PipelineEngine):
 
     def _exec_schedule(self, pipe_schedule: Any) -> None:
         super()._exec_schedule(pipe_schedule)
-        self._forget_sent()
+        self._await_sent(0)
 
     def reset_activation_shape(self) -> None:
         super().reset_activation_shape()
         self._specs.clear()
-        self._announced.clear()
 
     # ------------------------------------------------------------------------------------ passes
 
-    def _beside(self, buffer_id: int, part: int, by: int) -> int:
-        """The buffer of the same micro-batch in another part."""
+    def _beside(self, buffer_id: int, by: int) -> int:
+        """The buffer of the same micro-batch, so many parts further on."""
         return buffer_id + by * self._planned.pipe.micro_batches
 
     def _exec_load_micro_batch(self, buffer_id: int, part: int) -> None:
         super()._exec_load_micro_batch(buffer_id)
         last = self._pipe.parts - 1
         if part != last and self._pipe.rank_of(last) == self.stage_id:
-            there = self._beside(buffer_id, part, last - part)
+            there = self._beside(buffer_id, last - part)
             labels = self.pipe_buffers["labels"]
             labels[there], labels[buffer_id] = labels[buffer_id], None
 
     def _exec_forward_pass(self, buffer_id: int, part: int) -> None:
         with self._at(part):
             super()._exec_forward_pass(buffer_id)
-        buffers, trains = self.pipe_buffers, torch.is_grad_enabled()
-        if part == self._pipe.parts - 1:
-            if trains:
-                buffers["losses"][buffer_id] = self.loss
-        elif self._pipe.rank_of(part + 1) == self.stage_id:
-            buffers["inputs"][self._beside(buffer_id, part, 1)] = _detached(buffers["outputs"][buffer_id])
+        buffers, trains, is_last = self.pipe_buffers, torch.is_grad_enabled(), part == self._pipe.parts - 1
+        if is_last and trains:
+            buffers["losses"][buffer_id], self.loss = self.loss, self.loss.detach()
+        is_sent = not is_last and self._pipe.rank_of(part + 1) != self.stage_id
+        if not is_last and not is_sent:
+            buffers["inputs"][self._beside(buffer_id, 1)] = _detached(buffers["outputs"][buffer_id])
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
-            if part == self._pipe.parts - 1 or self._pipe.rank_of(part + 1) == self.stage_id:
-                buffers["outputs"][buffer_id] = None
+        if is_last or (not trains and not is_sent):  # of the last part the loss is all that goes on
+            buffers["outputs"][buffer_id] = None
 
     def _exec_backward_pass(self, buffer_id: int, part: int) -> None:
         self._take_gradient(buffer_id, part)
@@ -159,7 +163,7 @@ class PlannedEngine(PipelineEngine):
             self.loss = buffers["losses"][buffer_id]
             buffers["losses"][buffer_id] = None
         elif self._pipe.rank_of(part + 1) == self.stage_id:
-            there = self._beside(buffer_id, part, 1)
+            there = self._beside(buffer_id, 1)
             self.grad_layer = _gradients(buffers["inputs"][there])
             buffers["inputs"][there] = None
         else:
@@ -167,7 +171,9 @@ class PlannedEngine(PipelineEngine):
             buffers["grads"][buffer_id] = None
 
     def _let_go(self, buffer_id: int, part: int) -> None:
+        """Free what a backward pass has used; inputs stay until their gradients are sent."""
         self.pipe_buffers["outputs"][buffer_id] = self.pipe_buffers["labels"][buffer_id] = None
+        self.loss, self.grad_layer = self.loss.detach(), None
         if part == 0:
             self.pipe_buffers["inputs"][buffer_id] = None
 
@@ -178,28 +184,27 @@ class PlannedEngine(PipelineEngine):
         self._take_gradient(buffer_id, part)
         buffers = self.pipe_buffers
         if part == self._pipe.parts - 1:
-            outputs, gradients = [self._scale_loss_by_gas(self.loss)], None
+            outputs = [self.scale(self._scale_loss_by_gas(self.loss))]
+            gradients = [torch.ones_like(outputs[0])]
         else:
-            made = _listed(buffers["outputs"][buffer_id])
-            outputs, gradients = [each for each in made if each.is_floating_point()], _listed(self.grad_layer)
+            outputs = [each for each in _listed(buffers["outputs"][buffer_id]) if each.is_floating_point()]
+            gradients = _listed(self.grad_layer)
         inputs = _listed(buffers["inputs"][buffer_id])
-        if any(each.requires_grad for each in inputs):
-            with self._backward_of_engine():
-                weights = iter(self.module.parameters_of(part))
-                _, buffers["groups"][buffer_id] = stage_backward_input(outputs, gradients, inputs, weights)
-        else:  # nothing waits: all of it is the weights'
-            buffers["groups"][buffer_id] = (outputs, gradients)
+        parameters = [each for each in self.module.parameters() if each.requires_grad]
+        with self._backward_of_engine():
+            buffers["held"][buffer_id] = input_pass(outputs, gradients, inputs, parameters)
         self._let_go(buffer_id, part)
 
     def _exec_weight_pass(self, buffer_id: int, part: int) -> None:
         """The gradients of a part's weights."""
-        groups = self.pipe_buffers["groups"][buffer_id]
-        self.pipe_buffers["groups"][buffer_id] = None
+        held = self.pipe_buffers["held"][buffer_id]
+        self.pipe_buffers["held"][buffer_id] = None
         with self._backward_of_engine():
-            if isinstance(groups, tuple):
-                torch.autograd.backward(*groups)
-            else:
-                stage_backward_weight(iter(self.module.parameters_of(part)), groups)
+            if self.using_bf16_optimizer:
+                self.optimizer.clear_lp_grads()
+            weight_pass(held)
+            if self.using_bf16_optimizer:  # does nothing where hooks on the gradients have done it
+                self.optimizer.update_hp_grads()
 
     def _backward_prologue_per_tensor(self, grad: Any) -> Any:
         """The loss is divided by the micro-batches before a backward pass, so its gradients are not."""
@@ -207,34 +212,37 @@ class PlannedEngine(PipelineEngine):
 
     @contextlib.contextmanager
     def _backward_of_engine(self) -> Iterator[None]:
-        """The engine's hooks refuse a backward pass that it has not begun."""
+        """As around DeepSpeed's backward passes: hooks refuse one that the engine has not begun, and timers run.
+
+        Source: ``PipelineEngine._exec_backward_pass``.
+        """
+        timers = [*self.engine_timers.backward_timers, *self.engine_timers.backward_inner_timers]
         self._running_engine_backward = True
+        self._start_timers(timers)
         try:
             yield
         finally:
+            self._stop_timers(timers)
             self._running_engine_backward = False
 
     # ------------------------------------------------------------------------------------ messages
 
     def _exec_send_activations(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
-        key = part + 1
-        if self.dynamic_shape or key not in self._announced:
-            self._announced.add(key)
-            self._send_tensor_meta(outputs, peer)
-        self._send(buffer_id, _listed(outputs), peer)
         if not torch.is_grad_enabled():
             self.pipe_buffers["outputs"][buffer_id] = None
+        specs, taker = _specs(outputs), part + 1
+        if self.dynamic_shape or taker not in self._specs:
+            self._specs[taker] = specs
+            self._send_tensor_meta(outputs, peer)
+        elif specs != self._specs[taker]:
+            raise _other_shape(part, self._specs[taker], specs)
+        self._send(_listed(outputs), peer)
 
     def _exec_recv_activations(self, buffer_id: int, part: int, peer: int) -> None:
-        key = part
-        if self.dynamic_shape or key not in self._specs:
-            found = self._recv_tensor_meta(peer)
-            self._specs[key] = (
-                torch.is_tensor(found),
-                tuple((each.shape, each.dtype) for each in _listed(found)),
-            )
-        is_one, specs = self._specs[key]
+        if self.dynamic_shape or part not in self._specs:
+            self._specs[part] = _specs(self._recv_tensor_meta(peer))
+        is_one, specs = self._specs[part]
         made = [
             torch.empty(shape, dtype=dtype, device=self.device, requires_grad=dtype.is_floating_point)
             for shape, dtype in specs
@@ -242,20 +250,38 @@ class PlannedEngine(PipelineEngine):
         self._receive(True, buffer_id, made, peer)
         self.pipe_buffers["inputs"][buffer_id] = made[0] if is_one else tuple(made)
 
+    def _allocate_or_extend_buffers(self, idx: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """What ``_recv_tensor_meta`` describes a tensor by; DeepSpeed's are of the type of whatever came first."""
+        return torch.empty(shape, dtype=dtype, device="meta")
+
     def _exec_send_grads(self, buffer_id: int, part: int, peer: int) -> None:
-        self._send(buffer_id, _listed(_gradients(self.pipe_buffers["inputs"][buffer_id])), peer)
+        gradients = _listed(_gradients(self.pipe_buffers["inputs"][buffer_id]))
         self.pipe_buffers["inputs"][buffer_id] = None
+        self._send(gradients, peer)
 
     def _exec_recv_grads(self, buffer_id: int, part: int, peer: int) -> None:
         outputs = self.pipe_buffers["outputs"][buffer_id]
-        made = [torch.empty_like(each) for each in _listed(outputs) if each.is_floating_point()]
+        made = [
+            torch.empty(each.shape, dtype=each.dtype, device=each.device)
+            for each in _listed(outputs)
+            if each.is_floating_point()
+        ]
         self._receive(False, buffer_id, made, peer)
         self.pipe_buffers["grads"][buffer_id] = made[0] if torch.is_tensor(outputs) else made
 
-    def _send(self, buffer_id: int, tensors: Sequence[torch.Tensor], peer: int) -> None:
+    def _send(self, tensors: Sequence[torch.Tensor], peer: int) -> None:
+        self._await_sent(MOST_ON_THEIR_WAY - 1, peer)
         rank = self.grid.stage_to_global(peer)
-        sent = [(torch.distributed.isend(each.detach().contiguous(), rank), each) for each in tensors]
-        self._sent.setdefault(buffer_id, []).extend(sent)
+        sent = [each.detach().contiguous() for each in tensors]
+        message = [(torch.distributed.isend(each, rank), each) for each in sent]
+        self._sent.setdefault(peer, deque()).append(message)
+
+    def _await_sent(self, most: int, peer: int | None = None) -> None:
+        """Wait until so many messages are on their way to a rank, or to each, and forget the others."""
+        for sent in self._sent.values() if peer is None else (self._sent.get(peer, deque()),):
+            while len(sent) > most:
+                for work, _ in sent.popleft():
+                    work.wait()
 
     def _receive(
         self, is_activation: bool, buffer_id: int, tensors: Sequence[torch.Tensor], peer: int
@@ -268,12 +294,6 @@ class PlannedEngine(PipelineEngine):
     def _exec_await_message(self, buffer_id: int, kind: str) -> None:
         for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):
             work.wait()
-
-    def _forget_sent(self) -> None:
-        for sent in self._sent.values():
-            for work, _ in sent:
-                work.wait()
-        self._sent.clear()
 
     _INSTRUCTION_MAP = {  # noqa: RUF012 — named and kept as DeepSpeed does
         **PipelineEngine._INSTRUCTION_MAP,
@@ -300,5 +320,26 @@ def _detached(outputs: Any) -> Any:
 
 
 def _gradients(inputs: Any) -> Any:
-    found = [each.grad for each in _listed(inputs) if each.is_floating_point()]
+    """Of what a part has taken; zeros for what it has not used."""
+    found = [
+        torch.zeros_like(each) if each.grad is None else each.grad
+        for each in _listed(inputs)
+        if each.is_floating_point()
+    ]
     return found[0] if torch.is_tensor(inputs) else found
+
+
+def _specs(tensors: Any) -> Specs:
+    return torch.is_tensor(tensors), tuple((each.shape, each.dtype) for each in _listed(tensors))
+
+
+def _other_shape(part: int, before: Specs, now: Specs) -> TrialError:
+    shapes = [", ".join(f"{tuple(shape)}" for shape, _ in specs) for _, specs in (before, now)]
+    message = f"a micro-batch of {shapes[1]} after one of {shapes[0]} between two stages of a pipeline"
+    fix = (
+        "give all samples of training one size: pad or cut them, and drop the last batch where it is smaller"
+    )
+    key = "build_training_data_loader"
+    return TrialError(
+        Problem(key=key, value=f"part {part}", message=message, fix=fix, code="pipeline-shapes")
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from deepspeed.pipe import PipelineModule
 
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
@@ -115,12 +114,3 @@ class PlannedModule(CutModule):
             self.activate(part)
             yield part
         self.activate(self.own_parts[0])
-
-    def parameters_of(self, part: int) -> list[torch.nn.Parameter]:
-        """The parameters that a part trains, each once."""
-        found: dict[int, torch.nn.Parameter] = {}
-        for function in self.functions[part]:
-            module = getattr(function, "args", (function,))[0]  # of a tied layer, with a function of its own
-            if isinstance(module, torch.nn.Module):
-                found.update((id(each), each) for each in module.parameters() if each.requires_grad)
-        return list(found.values())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from deepspeed.runtime.pipe import schedule
 
-from determined_ds.pipe.messages import Receive, Send, steps
+from determined_ds.pipe.messages import Receive, Send, Step, steps
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Op, Pipeline
 
 
@@ -31,6 +32,11 @@ PASSES = {
 }
 
 
+@lru_cache(maxsize=16)  # each batch has them
+def _steps_of(pipe: Pipeline, rank: int, forward_only: bool) -> tuple[Step, ...]:
+    return tuple(steps(pipe, forward_only=forward_only)[rank])
+
+
 class PlannedSchedule(schedule.PipeSchedule):
     """The steps of a rank as DeepSpeed's instructions.
 
@@ -43,7 +49,7 @@ class PlannedSchedule(schedule.PipeSchedule):
     def __init__(self, pipe: Pipeline, rank: int, *, forward_only: bool = False) -> None:
         super().__init__(micro_batches=pipe.micro_batches, stages=pipe.ranks, stage_id=rank)
         self.pipe = pipe
-        self._steps = steps(pipe, forward_only=forward_only)[rank]
+        self._steps = _steps_of(pipe, rank, forward_only)
         self._forward_only = forward_only
 
     def num_pipe_buffers(self) -> int:
