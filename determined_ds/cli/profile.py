@@ -88,7 +88,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     from determined_ds.profile.for_programs import write_profile
     from determined_ds.profile.in_text import parts_table
     from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
-    from determined_ds.protocol.run_dir import short
+    from determined_ds.protocol.run_dir import RunDir, short
     from determined_ds.report.profile_text import profile_lines
 
     traces = traces_in(folder)
@@ -103,6 +103,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     try:
         write_profile(found, there / PROFILE_JSON)
         written = [there / PROFILE_JSON, *_pictures(content, there)]
+        written += _schedule_picture(RunDir(there.parent).pipeline_step, there)
     except OSError as error:  # traces that another user has brought here
         click.echo(f"warning: {short(there)} cannot be written to: {error.strerror or error}", err=True)
         written = []
@@ -117,6 +118,27 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
         click.echo(short(path))
     size = sum(path.stat().st_size for path in traces) / 2**20
     click.echo(f"{short(there)}/rank*.json.gz  {size:.1f} MiB, for ui.perfetto.dev")
+
+
+def _schedule_picture(step: Path, folder: Path) -> list[Path]:
+    """The picture of a pipeline's recorded step, where there is one and matplotlib."""
+    import importlib.util
+
+    from determined_ds.protocol.pipeline_step import read_step
+    from determined_ds.protocol.profile_files import SCHEDULE_PNG
+
+    if not step.is_file() or importlib.util.find_spec("matplotlib") is None:
+        return []
+    from determined_ds.report.gantt import step_picture
+    from determined_ds.report.style import png_of
+
+    try:
+        found = read_step(step)
+    except ConfigError as error:
+        click.echo(f"warning: {error}", err=True)
+        return []
+    (folder / SCHEDULE_PNG).write_bytes(png_of(step_picture(found)))
+    return [step, folder / SCHEDULE_PNG]
 
 
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ PROFILE_JSON = "profile.json"  # in it: what was read from the traces
 PROFILE_PNG = "profile.png"
 MEMORY_PNG = "memory.png"
 OPERATORS_PNG = "operators.png"
+SCHEDULE_PNG = "schedule.png"  # of a pipeline, from pipeline_step.json of the run directory
 META = "determined_ds"  # top-level key of a trace
 
 PREFIX = "determined_ds."

@@ -11,8 +11,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from determined_ds.errors import ConfigError
+from determined_ds.pipe.recording import RecordedStep
+from determined_ds.protocol.pipeline_step import read_step
 from determined_ds.protocol.profile_files import PROFILE_DIR, PROFILE_JSON
+from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.formatting import number, percent
+from determined_ds.report.gantt import step_picture
 from determined_ds.report.profile_pictures import memory_picture, operators_picture
 from determined_ds.report.profile_text import milliseconds
 from determined_ds.report.rank_bars import rank_bars_picture
@@ -24,6 +29,7 @@ PICTURES = {
     "Memory over a step": memory_picture,
     "Operators that cost most": operators_picture,
 }
+WIDE = "What each rank computes when"
 
 
 def profile_section(run_dir: Path, name: str) -> Mapping[str, Any] | None:
@@ -35,7 +41,7 @@ def profile_section(run_dir: Path, name: str) -> Mapping[str, Any] | None:
 
     Returns:
         ``parts``, rows of texts; ``findings``, mappings of texts; ``pictures``, title -> ``<svg>``, whose texts are
-        escaped.
+        escaped; ``wide``, the title of one that takes the whole width.
     """
     path = run_dir / PROFILE_DIR / PROFILE_JSON
     try:
@@ -52,8 +58,9 @@ def _section(path: Path, changed: int, name: str) -> Mapping[str, Any] | None:
         profile = json.loads(path.read_text(encoding="utf-8"))
         return {
             "parts": _parts(profile),
+            "wide": WIDE,
             "findings": [_finding(each) for each in profile["findings"]],
-            "pictures": _pictures(profile, name),
+            "pictures": _pictures(profile, name, _step_in(path.parent.parent)),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # of another version, or torn
@@ -78,10 +85,19 @@ def _finding(finding: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-def _pictures(profile: Mapping[str, Any], name: str) -> Mapping[str, Markup]:
+def _step_in(run_dir: Path) -> RecordedStep | None:
+    """The step of a pipeline that was recorded; None where there is none, or it cannot be read."""
+    try:
+        return read_step(RunDir(run_dir).pipeline_step)
+    except ConfigError:
+        return None
+
+
+def _pictures(profile: Mapping[str, Any], name: str, step: RecordedStep | None) -> Mapping[str, Markup]:
     if importlib.util.find_spec("matplotlib") is None:
         return {}
     figures = {title: draw(profile) for title, draw in PICTURES.items()}
+    figures[WIDE] = None if step is None else step_picture(step)
     return {
         title: Markup(svg_of(figure, f"{name}-{index}").replace("<svg ", f'<svg aria-label="{title}" ', 1))
         for index, (title, figure) in enumerate(figures.items())

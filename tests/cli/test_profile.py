@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from determined_ds.protocol.pipeline_step import read_step
 from tests.command import det_ds
 from tests.profile.written_trace import mark, written
 
@@ -43,7 +44,10 @@ def test_a_pipeline_is_recorded_without_checkpoints_and_its_step_taken_apart(tmp
     assert all(found["seconds"][part] for part in ("data", "forward", "backward", "pipeline", "optimizer"))
     names = sorted(path.name for path in (run_dir / "profile").iterdir())
     pictures = ["memory.png", "operators.png"]
-    assert names == [*pictures, "profile.json", "profile.png", "rank0.json.gz", "rank1.json.gz"]
+    traces = ["rank0.json.gz", "rank1.json.gz"]
+    assert names == [*pictures, "profile.json", "profile.png", *traces, "schedule.png"]
+    step = read_step(run_dir / "pipeline_step.json")
+    assert (step.schedule, step.ranks, step.micro_batches) == ("1f1b", 2, 8)
 
     moved = tmp_path / "brought"
     shutil.copytree(run_dir / "profile", moved)

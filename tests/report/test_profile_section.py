@@ -15,10 +15,13 @@ from determined_ds.profile.memory_of_step import OWNERS, MemoryOfStep
 from determined_ds.profile.operators import Operator, OperatorCosts
 from determined_ds.profile.step_parts import PARTS, Profile, RankProfile, StepParts
 from determined_ds.profile.waiting_calls import WaitingCall
+from determined_ds.protocol.pipeline_step import write_step
 from determined_ds.report import profile_pictures
 from determined_ds.report.profile_section import profile_section
 from determined_ds.report.profile_text import profile_lines
 from determined_ds.report.runs.runs_page import runs_page
+from tests.report.making import OF_TWO
+from tests.report.making import recorded as recorded_step
 from tests.report.recorded import course, recorded, shown
 from tests.report.test_page import EVIL, Page, loads
 
@@ -107,6 +110,19 @@ def test_pictures_of_several_runs_have_names_of_their_own(tmp_path: Path) -> Non
     assert page.count('class="picture"') == 6
     assert "profile0-0-" in page
     assert "profile1-0-" in page
+
+
+def test_a_pipelines_step_is_drawn_across_the_page(tmp_path: Path) -> None:
+    """One that cannot be read is left out."""
+    run = profiled(recorded(tmp_path / "run", course(3)), a_profile())
+    write_step(recorded_step(OF_TWO), run / "pipeline_step.json")
+    page = runs_page([shown(run)])
+    assert 'aria-label="What each rank computes when"' in page
+    assert page.count('class="card across"') == 1
+    (run / "pipeline_step.json").write_text("{")
+    profile_file = run / "profile" / "profile.json"
+    profile_file.write_text(profile_file.read_text() + "\n")
+    assert "card across" not in runs_page([shown(run)])
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"findings": 3}', '{"step_s": "x"}'])
