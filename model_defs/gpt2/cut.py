@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.pipe.orders import Pipeline
 from model_defs.common.sections import Section, parse_section
 
 
@@ -38,16 +39,16 @@ def checkpoint_interval(hparams: Mapping[str, Any]) -> int:
     return interval
 
 
-def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) -> None:
-    """Check that DeepSpeed can divide the layers by this method, with at least one counted layer a stage.
+def check_partition(method: Any, layer_names: Sequence[str], pipe: Pipeline) -> None:
+    """Check that DeepSpeed can divide the layers by this method, with at least one counted layer a part.
 
     Args:
         method: ``type:REGEX`` of class names, ``parameters``, ``uniform`` or ``measured``.
         layer_names: Class names of the layers, in order.
-        num_stages: ``pipe_parallel_size``.
+        pipe: The schedule; its ranks hold one part or several.
 
     Raises:
-        ConfigError: It is another method, no layer matches it, or there are more stages than matching layers.
+        ConfigError: It is another method, no layer matches it, or there are more parts than matching layers.
 
     Source: ``PipelineModule._partition_layers`` in deepspeed 0.19.8.
     """
@@ -62,8 +63,15 @@ def check_partition(method: Any, layer_names: Sequence[str], num_stages: int) ->
     if not matching:
         key, value, fix = "partition_method", method, "partition_method: type:Block"
         message = f"must be parameters, uniform, measured, or type: and the class of a layer, one of {kinds}."
-    elif num_stages > len(matching):
-        key, value = "pipe_parallel_size", num_stages
+    elif pipe.parts > len(matching) and pipe.chunks > 1:
+        key, value = "pipe_chunks", pipe.chunks
+        message = f"{pipe.ranks} ranks x {pipe.chunks} chunks are {pipe.parts} parts, and {method} matches"
+        message += f" {len(matching)} layers: each part must have one."
+        fix = "another pipe_schedule, fewer ranks or chunks, or a model_size of more blocks"
+        if pipe.parts <= len(layer_names):
+            fix = f"partition_method: uniform, which counts all {len(layer_names)} layers; {fix}"
+    elif pipe.ranks > len(matching):
+        key, value = "pipe_parallel_size", pipe.ranks
         message = f"must be at most {len(matching)}, the layers that {method} matches."
         fix = f"pipe_parallel_size: {len(matching)} or less, or a model_size of more blocks"
     else:

@@ -104,7 +104,7 @@ class GPT2PipelineTrial(_GPT2, PipelineTrial):
     def prepare(self) -> None:
         super().prepare()
         names = [planned.layer.__name__ for planned in pipeline_layer_plan(self.config)]
-        check_partition(self.chosen_partition, names, self.resolved.strategy.pipeline.parts)
+        check_partition(self.chosen_partition, names, self.resolved.strategy.pipeline)
 
     def build_layers(self) -> list[LayerSpec]:
         return [

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from determined_ds.errors import ConfigError
+from determined_ds.pipe.orders import Pipeline
 from model_defs.common.text import next_token_loss
 from model_defs.gpt2.cut import check_partition, checkpoint_interval
 from model_defs.gpt2.model import (
@@ -81,22 +82,40 @@ def test_an_interval_changes_what_is_kept_and_nothing_of_what_is_computed(interv
     assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
 
 
+def pipeline_of(ranks: int, chunks: int = 1) -> Pipeline:
+    schedule = "interleaved" if chunks > 1 else "1f1b"
+    return Pipeline(schedule=schedule, ranks=ranks, micro_batches=8, chunks=chunks)
+
+
 @pytest.mark.parametrize("method", ["parameters", "uniform", "type:Block", "type:block|finalnorm"])
 def test_methods(method: str) -> None:
-    check_partition(method, LAYERS, 4)
+    check_partition(method, LAYERS, pipeline_of(4))
+    check_partition(method, LAYERS, pipeline_of(2, chunks=2))
 
 
 @pytest.mark.parametrize("method", ["type:Layer", "type:", "type:(", "layers", 3])
 def test_methods_that_are_none(method: Any) -> None:
     with pytest.raises(ConfigError, match="TokenEmbedding, PositionEmbedding, Block, FinalNorm") as caught:
-        check_partition(method, LAYERS, 2)
+        check_partition(method, LAYERS, pipeline_of(2))
     assert caught.value.problems[0].fix == "partition_method: type:Block"
 
 
 def test_more_stages_than_blocks() -> None:
     with pytest.raises(ConfigError, match="at most 4, the layers that type:Block matches") as caught:
-        check_partition("type:Block", LAYERS, 5)
+        check_partition("type:Block", LAYERS, pipeline_of(5))
     assert caught.value.problems[0].fix.startswith("pipe_parallel_size: 4 or less")
+
+
+@pytest.mark.parametrize(("ranks", "chunks"), [(2, 4), (4, 2)])
+def test_more_parts_than_blocks(ranks: int, chunks: int) -> None:
+    """Chunks are counted too; all layers together are enough."""
+    says = f"{ranks} ranks x {chunks} chunks are 8 parts, and type:Block matches 4 layers"
+    with pytest.raises(ConfigError, match=says) as caught:
+        check_partition("type:Block", LAYERS, pipeline_of(ranks, chunks))
+    [problem] = caught.value.problems
+    assert problem.key == "hyperparameters.pipe_chunks"
+    assert problem.fix.startswith("partition_method: uniform, which counts all 8 layers")
+    check_partition("uniform", LAYERS, pipeline_of(ranks, chunks))
 
 
 def test_a_vocabulary_may_have_more_rows_than_there_are_tokens() -> None:
