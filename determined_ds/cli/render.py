@@ -1,19 +1,23 @@
-"""``det-ds render``: the exact DeepSpeed configuration, with the source of each value."""
+"""``det-ds render``: the exact DeepSpeed configuration, with the source of each value; and which rank stands where."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from determined_ds.config.topology import Topology
 
 EPILOG = """\b
 Examples:
   det-ds render experiments/gpt2/zero3.yaml
   det-ds render experiments/gpt2/const.yaml --set hyperparameters.global_batch_size=64
   det-ds render experiments/gpt2/const.yaml --accelerator cuda --json > ds_config.json
+  det-ds render experiments/gpt2/pipeline.yaml --slots 16 --ranks --slots-per-machine 8
 """
 WIDEST = 60  # a longer line moves only its own origin to the right
 
@@ -30,16 +34,22 @@ WIDEST = 60  # a longer line moves only its own origin to the right
     type=click.Choice(["cpu", "cuda"]),
     help='What "auto" is filled for; default: this machine\'s. cuda needs no GPU here.',
 )
-@click.option("--json", "as_json", is_flag=True, help="Only the plain configuration.")
+@click.option("--ranks", "only_ranks", is_flag=True, help="Only which rank stands where, machine by machine.")
+@click.option(
+    "--slots-per-machine", type=click.IntRange(min=1), help="For the table of ranks; default: all are on one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Only the plain configuration, or the plain ranks.")
 def render(
     config: Path,
     context_dir: Path,
     slots: int | None,
     overrides: tuple[str, ...],
     accelerator: str | None,
+    only_ranks: bool,
+    slots_per_machine: int | None,
     as_json: bool,
 ) -> None:
-    """Show the exact DeepSpeed configuration, with the source of each value.
+    """Show the exact DeepSpeed configuration, with the source of each value, and the ranks on their machines.
 
     Of a hyperparameter search it shows the middle point, which `det-ds run` trains.
     """
@@ -60,8 +70,13 @@ def render(
         raise ConfigError(left_open(experiment))
     for warning in (*resolved.warnings, *missing_loggers(point)):
         click.echo(f"{click.style('warning', fg='yellow')}: {warning}", err=True)
+    layout, machine = resolved.topology, slots_per_machine or experiment.slots
     if as_json:
-        click.echo(json.dumps(resolved.ds_config, indent=2))
+        places = [_place(layout, rank, machine) for rank in range(layout.slots)]
+        click.echo(json.dumps(places if only_ranks else resolved.ds_config, indent=2))
+        return
+    if only_ranks:
+        click.echo("\n".join(_machines(layout, machine)))
         return
     slot_word = "slot" if experiment.slots == 1 else "slots"
     click.echo(_dim(f"# {experiment.name}: {experiment.slots} {slot_word} on {devices.name}"))
@@ -72,6 +87,26 @@ def render(
     for text, origin in lines:
         padded = _coloured(text) + " " * (width - len(text)) if origin else _coloured(text)
         click.echo(f"{padded}  {_dim('# ' + origin)}" if origin else padded)
+    if experiment.slots > 1:
+        click.echo("\n".join(_dim(f"# {line}") for line in _machines(layout, machine)))
+
+
+def _place(layout: Topology, rank: int, slots_per_machine: int) -> dict[str, int]:
+    machine, slot = divmod(rank, slots_per_machine)
+    return {"rank": rank, "machine": machine, "slot": slot, **layout.coordinates(rank)}
+
+
+def _machines(layout: Topology, slots_per_machine: int) -> Iterator[str]:
+    """A line a machine, a column a slot: where each rank stands on every axis that is divided."""
+    axes = [name for name in ("pipe", "sequence", "model", "data") if layout.axes[name] > 1] or ["data"]
+    cells = [
+        " ".join(f"{name} {layout.coordinates(rank)[name]}" for name in axes) for rank in range(layout.slots)
+    ]
+    width = max(len(cell) for cell in cells)
+    for first in range(0, layout.slots, slots_per_machine):
+        own = cells[first : first + slots_per_machine]
+        machine = f"machine {first // slots_per_machine}"
+        yield f"{machine:<12}" + " | ".join(cell.ljust(width) for cell in own).rstrip()
 
 
 Line = tuple[str, str]

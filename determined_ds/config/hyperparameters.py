@@ -43,6 +43,7 @@ class Hyperparameters:
     pipe_schedule: str = ONE_F_ONE_B
     pipe_chunks: int | None = None
     partition_method: str | None = None
+    pipe_within_machine: bool = False
     fit: FitOptions = field(default_factory=FitOptions)
     trial_seed: int | None = None
     logging: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -79,10 +80,12 @@ OWN_KEYS = (
     "pipe_schedule",
     "pipe_chunks",
     "partition_method",
+    "pipe_within_machine",
     "fit",
     TRIAL_SEED,
     LOGGING,
 )
+SWITCHES = ("torch_compile", "pipe_within_machine")
 SDPA_KERNELS = ("flash", "efficient", "cudnn", "math")  # of torch.nn.attention.SDPBackend
 # Name -> its values, and what they are.
 ONE_OF = {
@@ -128,11 +131,12 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
         fix = "write e.g. overwrite_deepspeed_args: {zero_optimization: {stage: 2}}"
         problems.append(wrong_type(document, ("overwrite_deepspeed_args",), "a mapping", fix))
         overwrite = None
-    torch_compile = document.get(("torch_compile",))
-    if isinstance(torch_compile, bool):
-        values["torch_compile"] = torch_compile
-    elif torch_compile is not None:
-        problems.append(wrong_type(document, ("torch_compile",), KINDS[bool], "write true or false"))
+    for name in SWITCHES:
+        switch = document.get((name,))
+        if isinstance(switch, bool):
+            values[name] = switch
+        elif switch is not None:
+            problems.append(wrong_type(document, (name,), KINDS[bool], "write true or false"))
     for name, (known, what) in ONE_OF.items():
         value = document.get((name,))
         if value in known:

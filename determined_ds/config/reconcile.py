@@ -328,6 +328,7 @@ def _topology(hp: Hyperparameters, document: Document, slots: int, slots_origin:
         slots=slots,
         **{name: getattr(hp, name) for name in PARALLEL_SIZES},
         data_parallel_world_size=hp.data_parallel_world_size,
+        pipe_within_machine=hp.pipe_within_machine,
         origins={
             "slots": slots_origin,
             **{name: document.origin((name,)) for name in SIZES if document.get((name,)) is not None},

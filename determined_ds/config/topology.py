@@ -18,12 +18,15 @@ class Topology:
         model_parallel_size: Ranks that share one layer (tensor parallel).
         data_parallel_world_size: Replicas: groups of ranks that share a micro-batch.
         sequence_parallel_size: Ranks that share a sequence, each with a slice of its tokens (Ulysses).
+        pipe_within_machine: Ranks are counted through the stages of one replica before the next, so that neighbours
+            in a pipeline are neighbours on a machine; else through the replicas of one stage before the next.
     """
 
     pipe_parallel_size: int
     model_parallel_size: int
     data_parallel_world_size: int
     sequence_parallel_size: int = 1
+    pipe_within_machine: bool = False
 
     @property
     def per_replica(self) -> int:
@@ -35,6 +38,32 @@ class Topology:
         """Ranks in all; a slot is Determined's device, and each carries one rank."""
         return self.per_replica * self.data_parallel_world_size
 
+    @property
+    def axes(self) -> dict[str, int]:
+        """Name of each axis -> its size; ranks count through the last one first.
+
+        Ranks that share a layer or a sequence wait for each other several times a layer, and are always neighbours.
+
+        Source: deepspeed 0.19.8 runtime/pipe/topology.py PipeDataParallelTopology; utils/groups.py.
+        """
+        pipe, data = ("pipe", self.pipe_parallel_size), ("data", self.data_parallel_world_size)
+        outer = (data, pipe) if self.pipe_within_machine else (pipe, data)
+        return dict([*outer, ("sequence", self.sequence_parallel_size), ("model", self.model_parallel_size)])
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each axis.
+
+        Args:
+            rank: From 0, counted machine by machine.
+
+        Returns:
+            Name of each axis -> index on it.
+        """
+        found = {}
+        for name, size in reversed(self.axes.items()):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.axes}
+
 
 def resolve_topology(
     *,
@@ -43,6 +72,7 @@ def resolve_topology(
     model_parallel_size: int = 1,
     sequence_parallel_size: int = 1,
     data_parallel_world_size: int | None = None,
+    pipe_within_machine: bool = False,
     origins: dict[str, str] | None = None,
 ) -> Topology:
     """Lay out ``slots`` as pipe x model x sequence x data; the data degree is derived where it is None.
@@ -53,6 +83,7 @@ def resolve_topology(
         model_parallel_size: >= 1.
         sequence_parallel_size: >= 1.
         data_parallel_world_size: >= 1, or None to derive it.
+        pipe_within_machine: See :class:`Topology`.
         origins: Name of each argument -> where its value came from, for messages.
 
     Raises:
@@ -93,7 +124,7 @@ def resolve_topology(
                 code="topology",
             )
         )
-    return Topology(**sizes, data_parallel_world_size=replicas)
+    return Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=pipe_within_machine)
 
 
 def _in_brackets(origin: str | None) -> str:

@@ -26,7 +26,7 @@ from determined_ds.experiment.variables import names_of
 
 # Of one of several engines.
 OVERWRITES, CONFIG, ZERO_STAGE = "_overwrite_deepspeed_args", "_deepspeed_config", "_zero_stage"
-DEFAULTS: dict[str, Any] = dict.fromkeys(PARALLEL_SIZES, 1)
+DEFAULTS: dict[str, Any] = {**dict.fromkeys(PARALLEL_SIZES, 1), "pipe_within_machine": False}
 SCHEDULE = ("pipe_schedule", "pipe_chunks")
 # How a model is cut into parts: of weights alone nothing else has to be as it was.
 PARTS = {("hyperparameters", name) for name in PARALLEL_SIZES}
@@ -37,6 +37,7 @@ SHORT: dict[KeyPath, str] = {
     ("resources", "slots_per_trial"): "slots",
     ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
     ("hyperparameters", "sequence_parallel_size"): "sequence_parallel_size",
+    ("hyperparameters", "pipe_within_machine"): "pipe_within_machine",
     **{("hyperparameters", name): name for name in SCHEDULE},
     ("zero_optimization", "stage"): "zero_stage",
 }

@@ -88,6 +88,8 @@ def check_pipeline(engine: Any, hyperparameters: Document) -> None:
     schedule, method = hyperparameters.get(("pipe_schedule",)), hyperparameters.get(("partition_method",))
     stated = {
         "pipe_schedule": schedule not in (None, AUTO, ONE_F_ONE_B) and not isinstance(engine, PlannedEngine),
+        "pipe_within_machine": bool(hyperparameters.get(("pipe_within_machine",)))
+        and engine.grid.topology().get_axis_names()[0] != "data",
         "partition_method": method == MEASURED and getattr(engine.module, "bounds", None) is None,
     }
     message = f"{MADE} was made without it: a PipelineTrial reads it"

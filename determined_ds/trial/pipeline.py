@@ -15,7 +15,7 @@ from determined_ds.pipe.partition import MEASURED, UNIFORM
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.measured_partition import measured_partition
-from determined_ds.trial.planned_module import made_module
+from determined_ds.trial.planned_module import made_module, process_topology
 
 
 class PipelineTrial(ReconciledTrial):
@@ -88,6 +88,7 @@ class PipelineTrial(ReconciledTrial):
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
             module = made_module(
                 pipe,
+                topology=process_topology(self.resolved.topology),
                 layers=layers,
                 loss_fn=self._checked_loss,
                 bounds=bounds,

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import ProcessTopology
 
+from determined_ds.config.topology import Topology
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
 from determined_ds.pipe.partition import Bounds
 
@@ -23,8 +25,15 @@ def made_module(pipe: Pipeline, *, bounds: Bounds | None = None, **more: Any) ->
         more: Arguments of ``PipelineModule``.
     """
     if pipe.schedule == ONE_F_ONE_B or pipe.ranks == 1:
-        return CutModule(bounds=bounds, num_stages=pipe.ranks, **more)
+        return CutModule(bounds=bounds, **more)
     return PlannedModule(pipe, bounds=bounds, **more)
+
+
+def process_topology(layout: Topology) -> ProcessTopology:
+    """DeepSpeed's form of a layout: which rank holds which stage of which replica."""
+    names = ("pipe", "data", "model") if layout.model_parallel_size > 1 else ("pipe", "data")
+    axes = {name: size for name, size in layout.axes.items() if name in names}
+    return ProcessTopology(axes=list(axes), dims=list(axes.values()))
 
 
 class CutModule(PipelineModule):
@@ -57,7 +66,7 @@ class PlannedModule(CutModule):
 
     def __init__(self, pipe: Pipeline, **more: Any) -> None:
         object.__setattr__(self, "pipe", pipe)  # the module is built within the constructor of its base
-        super().__init__(num_stages=pipe.ranks, **more)
+        super().__init__(**more)
 
     def _partition_layers(self, method: str = "uniform") -> None:
         self.num_stages = self.pipe.parts

@@ -109,3 +109,27 @@ def test_a_value_by_another_name_says_which() -> None:
     line = next(line for line in result.stdout.splitlines() if '"train_micro_batch_size_per_gpu"' in line)
     assert line.split() == ['"train_micro_batch_size_per_gpu":', "4,", "#", "--set", micro_batch]
     assert f"hyperparameters.pp_size = 1 (--set {stages}): is taken as pipe_parallel_size" in result.stderr
+
+
+def test_which_rank_stands_where() -> None:
+    pipeline = ("experiments/gpt2/pipeline.yaml", "--slots", 4, "--ranks", "--slots-per-machine", 2)
+    within = ("--set", "hyperparameters.pipe_within_machine=true")
+    assert render(*pipeline).stdout.splitlines() == [
+        "machine 0   pipe 0 data 0 | pipe 0 data 1",
+        "machine 1   pipe 1 data 0 | pipe 1 data 1",
+    ]
+    assert render(*pipeline, *within).stdout.splitlines() == [
+        "machine 0   pipe 0 data 0 | pipe 1 data 0",
+        "machine 1   pipe 0 data 1 | pipe 1 data 1",
+    ]
+    places = json.loads(render(*pipeline, *within, "--json").stdout)
+    assert places[2] == {
+        "rank": 2,
+        "machine": 1,
+        "slot": 0,
+        "data": 1,
+        "pipe": 0,
+        "sequence": 0,
+        "model": 0,
+    }
+    assert "# machine 0   pipe 0 data 0 | " in render("experiments/gpt2/pipeline.yaml", "--slots", 4).stdout

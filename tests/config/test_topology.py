@@ -16,6 +16,26 @@ SIZES = st.integers(1, 64)
 HUGE = st.integers(1, 10**18)
 
 
+# Degrees that are divided -> where eight ranks stand, as the letter of a stage, a sequence's slice or a layer's part
+# and the number of a replica.
+LAYOUTS = [
+    ({"pipe": 2}, False, "p0d0 p0d1 p0d2 p0d3 p1d0 p1d1 p1d2 p1d3"),
+    ({"pipe": 2}, True, "p0d0 p1d0 p0d1 p1d1 p0d2 p1d2 p0d3 p1d3"),
+    ({"pipe": 2, "model": 2}, False, "p0d0m0 p0d0m1 p0d1m0 p0d1m1 p1d0m0 p1d0m1 p1d1m0 p1d1m1"),
+    ({"pipe": 2, "model": 2}, True, "p0d0m0 p0d0m1 p1d0m0 p1d0m1 p0d1m0 p0d1m1 p1d1m0 p1d1m1"),
+    ({"sequence": 2}, False, "d0s0 d0s1 d1s0 d1s1 d2s0 d2s1 d3s0 d3s1"),
+]
+
+
+@pytest.mark.parametrize(("degrees", "within", "places"), LAYOUTS)
+def test_where_eight_ranks_stand(degrees: dict[str, int], within: bool, places: str) -> None:
+    sizes = {f"{name}_parallel_size": size for name, size in degrees.items()}
+    layout = resolve_topology(slots=8, **sizes, pipe_within_machine=within)
+    found = [layout.coordinates(rank) for rank in range(8)]
+    order = sorted([*degrees, "data"], key=["pipe", "data", "sequence", "model"].index)
+    assert [("".join(f"{name[0]}{place[name]}" for name in order)) for place in found] == places.split()
+
+
 @given(pipe=SIZES, model=SIZES, sequence=SIZES, data=SIZES)
 def test_the_slots_are_the_product(pipe: int, model: int, sequence: int, data: int) -> None:
     slots = pipe * model * sequence * data

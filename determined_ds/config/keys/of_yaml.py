@@ -47,6 +47,7 @@ EXPERIMENT = table_of(
     rows("hyperparameters.data_parallel_world_size", "HHHD J", "the strategy decides it"),
     rows("hyperparameters.pipe_parallel_size", "HHHD S", "the strategy decides it"),
     rows("hyperparameters.{pipe_schedule,pipe_chunks}", "HHHD S", "the strategy decides it"),
+    rows("hyperparameters.pipe_within_machine", "HHHH S", "the order of ranks"),
     rows("hyperparameters.partition_method", "HHHH S", "autotune also tries others"),
     rows("hyperparameters.model_parallel_size", "HHHH L", "the trial's own mpu carries it out"),
     rows(

@@ -54,6 +54,15 @@ RULES: tuple[Rule, ...] = (
         for key in ("pipe_partitioned", "grad_partitioned")
     ),
     Rule(
+        code="pipe-within-machine",
+        key=("hyperparameters", "pipe_within_machine"),
+        breaks=lambda f: f.topology.pipe_within_machine and f.pipe == 1,
+        message="has no effect: there is one stage",
+        fix="set pipe_parallel_size to 2 or more, or remove it",
+        source="config/topology.py Topology.axes",
+        warning=True,
+    ),
+    Rule(
         code="pipe-schedule-one-stage",
         key=("gradient_accumulation_steps",),
         breaks=lambda f: f.pipe == 1 and f.schedule != ONE_F_ONE_B,

@@ -9,6 +9,10 @@ DUALPIPEV, INTERLEAVED = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "inte
 BY_TIME = {"partition_method": "measured"}
 
 CASES: Cases = {
+    ("pipe-within-machine", ("hyperparameters", "pipe_within_machine")): (
+        Setup(hyperparameters={"pipe_within_machine": True}),
+        Setup(hyperparameters={"pipe_within_machine": True, "pipe_schedule": "1f1b"}, pipe=2),
+    ),
     ("pipeline-zero-stage", (ZERO, "stage")): (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
     ("pipeline-fp16-stage", ("fp16", "enabled")): (
         Setup(ds=FP16, pipe=2),

@@ -36,6 +36,7 @@ ZERO: dict[str, dict[str, Any]] = {
     "pipe2_zero1": {"zero": {"stage": 1}, "pipe": 2},
     "pipe4": {"zero": {"stage": 0}, "pipe": 4},
     "pipe4_zero1": {"zero": {"stage": 1}, "pipe": 4},
+    "pipe2_within_machine": {"zero": {"stage": 1}, "pipe": 2, "within": True},
     "gpipe": {"zero": {"stage": 1}, "pipe": 2, "schedule": "gpipe"},
     "zb-h1": {"zero": {"stage": 0}, "pipe": 2, "schedule": "zb-h1"},
     "zb-h1_zero1": {"zero": {"stage": 1}, "pipe": 4, "schedule": "zb-h1"},
@@ -244,6 +245,8 @@ def run(
 
     hparams = {"global_batch_size": BATCH, "deepspeed_config": config_of(strategy, **ds_config)}
     hparams |= {"pipe_parallel_size": strategy.get("pipe", 1), "untrained": untrained}
+    if "within" in strategy:
+        hparams["pipe_within_machine"] = True
     if "schedule" in strategy:
         micro = 1  # as many of them as any schedule needs
         hparams |= {"pipe_schedule": strategy["schedule"], "pipe_chunks": strategy.get("chunks")}
