@@ -10,7 +10,9 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from determined_ds import SequenceGroup
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.ulysses import windowed
 from model_defs.causal_lm.source import KEY as MODEL_KEY
 from model_defs.causal_lm.source import Source, locate, model_error
 from model_defs.common.huggingface import first_line
@@ -131,6 +133,30 @@ def check_fit(config: Any, *, vocab_size: int, sequence_length: int, tokenizer: 
         problems.append(Problem(key=key, value=sequence_length, message=message, fix=fix))
     if problems:
         raise ConfigError(problems)
+
+
+def check_sliced(config: Any, sequence: SequenceGroup, sequence_length: int, *, isolated: bool) -> None:
+    """Check that ranks may share the model's sequences.
+
+    Args:
+        config: The model's configuration.
+        sequence: The ranks that share them.
+        sequence_length: T.
+        isolated: Whether tokens are to attend within their documents.
+
+    Raises:
+        ConfigError: Its heads cannot be shared out, or it attends to less than all tokens before.
+    """
+    text = config.get_text_config()
+    sequence.check_heads(text.num_attention_heads, getattr(text, "num_key_value_heads", None))
+    window = getattr(text, "sliding_window", None)
+    is_windowed = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
+    if isinstance(window, int) and is_windowed and window < sequence_length:
+        raise windowed(window, sequence_length)
+    if isolated:
+        message = "ranks that share a sequence attend to all tokens before, and are given no mask."
+        fix = "attend_across_documents: true, or sequence_parallel_size: 1"
+        raise model_error("hyperparameters.attend_across_documents", False, message, fix)
 
 
 def nearest(word: Any, known: Iterable[str]) -> str:

@@ -201,17 +201,25 @@ def checkpoint_blocks(model: Any) -> None:
     model.enable_input_require_grads()
 
 
-def check_isolation(model: nn.Module) -> None:
-    """Check that a model attends within documents where its positions restart, as most of transformers' do.
+def check_masks(model: nn.Module, *, isolated: bool) -> None:
+    """Check that a model attends as its positions say, as most of transformers' do.
+
+    Args:
+        model: Of transformers.
+        isolated: To attend within documents, where positions restart; else, over slices of sequences.
 
     Raises:
         ConfigError: It makes its masks in another way.
     """
     masks = hasattr(sys.modules[type(model).__module__], "create_causal_mask")
-    if not masks or "position_ids" not in inspect.signature(type(model).forward).parameters:
-        message = f"{type(model).__name__} makes its own attention masks, which do not separate documents."
+    if masks and "position_ids" in inspect.signature(type(model).forward).parameters:
+        return
+    message = f"{type(model).__name__} makes its own attention masks, which do not "
+    if isolated:
         key, fix = "hyperparameters.attend_across_documents", "attend_across_documents: true"
-        raise model_error(key, False, message, fix)
+        raise model_error(key, False, message + "separate documents.", fix)
+    key, fix = "hyperparameters.sequence_parallel_size", "sequence_parallel_size: 1"
+    raise model_error(key, None, message + "go by the positions of a slice.", fix)
 
 
 def positions_in_documents(tokens_BT: Tensor, separator: int) -> Tensor:

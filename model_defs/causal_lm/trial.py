@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 
 from determined_ds import DataLoader, DataParallelTrial
-from model_defs.causal_lm.config import check_fit, find_model, read_config
+from model_defs.causal_lm.config import check_fit, check_sliced, find_model, read_config
 from model_defs.causal_lm.lora import ADAPTER_FOLDER, lora_section, parse_lora, save_adapter, with_lora
 from model_defs.causal_lm.metrics import TokenLoss
 from model_defs.causal_lm.model import (
     build_model,
-    check_isolation,
+    check_masks,
     checkpoint_blocks,
     on_meta_device,
     positions_in_documents,
@@ -47,6 +47,7 @@ class CausalLMTrial(DataParallelTrial):
     """
 
     validation_metrics = ("validation_loss", "validation_perplexity")
+    sequence_parallel = True
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
@@ -64,6 +65,8 @@ class CausalLMTrial(DataParallelTrial):
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
         check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
         self.isolated = not self.options.attend_across_documents
+        if self.sequence.size > 1:
+            check_sliced(self.config, self.sequence, length, isolated=self.isolated)
 
     def build_model(self) -> torch.nn.Module:
         # Without an engine, a checkpoint's weights are loaded later, and need no partitions.
@@ -75,10 +78,10 @@ class CausalLMTrial(DataParallelTrial):
             seed=seed,
             dtype=_dtype(self.resolved.ds_config) if to_train else torch.float32,
             zero3=self.resolved.ds_config if to_train and self.resolved.zero_stage == 3 else None,
-            attention=self.options.attn_implementation or "sdpa",
+            attention=self.sequence.attention(self.options.attn_implementation or "sdpa"),
         )
-        if self.isolated and not on_meta_device():
-            check_isolation(model)
+        if (self.isolated or self.sequence.size > 1) and not on_meta_device():
+            check_masks(model, isolated=self.isolated)
         if self.options.activation_checkpointing:
             checkpoint_blocks(model)
         return model if self.lora is None else with_lora(model, self.lora, seed=seed)
@@ -88,11 +91,14 @@ class CausalLMTrial(DataParallelTrial):
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         tokens_BT, targets_BT = batch
-        positions = (
-            {"position_ids": positions_in_documents(tokens_BT, self.data.separator)} if self.isolated else {}
-        )
+        positions = {}
+        if self.isolated:
+            positions["position_ids"] = positions_in_documents(tokens_BT, self.data.separator)
+        elif self.sequence.size > 1:
+            positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
+            positions["position_ids"] = positions_T.expand_as(tokens_BT)
         output = model(input_ids=tokens_BT, use_cache=False, **positions)
-        return next_token_loss(output.logits, targets_BT)
+        return next_token_loss(output.logits, targets_BT, self.sequence)
 
     def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
         self.token_loss.update(self.loss(model, batch), batch[1].numel())

@@ -57,7 +57,6 @@ class _GPT2(ReconciledTrial):
 
     def huggingface_config(self) -> Any:
         config = copy.deepcopy(self.config)
-        config._attn_implementation = "sdpa"
         config.architectures = ["GPT2LMHeadModel"]
         config.use_cache = True  # for those who generate
         return config
