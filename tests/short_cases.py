@@ -44,6 +44,11 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "missing",
         "other_shapes",
     ),
+    "model_defs/causal_lm/test_sequence_parallel.py::test_losses_are_those_of_one_rank": ("llama, ZeRO 3.*",),
+    "model_defs/causal_lm/test_sequence_parallel.py::test_a_checkpoint_is_of_no_layout": (
+        "sequence 2 -> one rank",
+        "one rank -> sequence 2",
+    ),
     "model_defs/causal_lm/test_strategies_agree.py::test_losses_agree": ("loaded", "lora"),
     "model_defs/causal_lm/test_strategies_agree.py::test_what_was_trained_loads_in_plain_huggingface": ("3",),
     "model_defs/causal_lm/test_strategies_agree.py::test_adapters_load_in_plain_peft": ("3",),
@@ -112,6 +117,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "zero3-a few",
         "pipeline-a few",
         "dualpipev-a few",
+        "sequence-a few",
     ),
     "runtime/test_resume_data.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
         "TorchVictim-2",

@@ -240,8 +240,12 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     trained = f", {format_count(frozen)} of them frozen" if frozen else ""
     lines = [f"model    {format_count(shape.num_parameters)} parameters{trained}{': ' * bool(known)}{known}"]
     checkpointing = ", activation checkpointing" if strategy.activation_checkpointing else ""
+    sliced = (
+        f", {strategy.sequence_parallel_size} to a sequence" if strategy.sequence_parallel_size > 1 else ""
+    )
     lines.append(
-        f"ranks    {strategy.slots}, in {strategy.precision}, micro-batch {strategy.micro_batch_size}{checkpointing}"
+        f"ranks    {strategy.slots}{sliced}, in {strategy.precision},"
+        f" micro-batch {strategy.micro_batch_size}{checkpointing}"
     )
     lines += [f"assumed  {assumption}" for assumption in shape.assumptions]
     if not are_known(shape):

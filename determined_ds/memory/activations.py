@@ -10,8 +10,10 @@ for one block, s tokens, b samples, width h, a heads, elements of e bytes::
 
 which is the paper's 34 sbh at e = 2. Its 5 a s² b for the scores of attention is left out: torch's
 ``scaled_dot_product_attention`` and FlashAttention (arXiv 2205.14135) compute them again, and keep one float a head
-and token. The head keeps logits and their log-softmax, and the backward pass begins with a gradient of that size:
-(e + 4 + 4) sbv.
+and token. Ranks that share a sequence keep a slice of it each, and of attention all tokens of a part of the heads,
+which is as much (arXiv 2309.14509).
+
+The head keeps logits and their log-softmax, and the backward pass begins with a gradient of that size: (e + 4 + 4) sbv.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def activation_bytes(shape: ModelShape, strategy: Strategy) -> int:
 
     Args:
         shape: The model.
-        strategy: Its micro-batch, precision, pipeline and checkpointing count.
+        strategy: Its micro-batch, precision, pipeline, slices of sequences and checkpointing count.
     """
     head = head_bytes(shape, strategy)
     blocks, fixed = _block_bytes(shape, strategy, head), 0
@@ -53,13 +55,17 @@ def are_known(shape: ModelShape) -> bool:
 
 def head_bytes(shape: ModelShape, strategy: Strategy) -> int:
     """Bytes of logits, of their log-softmax and of its gradient."""
-    tokens = strategy.micro_batch_size * shape.sequence_length
-    return tokens * shape.vocab_size * (strategy.element_bytes + 8)
+    return _tokens(shape, strategy) * shape.vocab_size * (strategy.element_bytes + 8)
+
+
+def _tokens(shape: ModelShape, strategy: Strategy) -> int:
+    """Tokens that a rank computes at a time: all of its samples, or its slice of each where ranks share sequences."""
+    return strategy.micro_batch_size * -(-shape.sequence_length // strategy.sequence_parallel_size)
 
 
 def _per_hidden(shape: ModelShape, strategy: Strategy) -> int:
     """Elements of one tensor of the residual stream."""
-    return strategy.micro_batch_size * shape.sequence_length * shape.hidden_size
+    return _tokens(shape, strategy) * shape.hidden_size
 
 
 def _block_bytes(shape: ModelShape, strategy: Strategy, head: int) -> int:
@@ -67,9 +73,9 @@ def _block_bytes(shape: ModelShape, strategy: Strategy, head: int) -> int:
     measured, element = shape.activations, strategy.element_bytes
     if measured is not None:
         in_all = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
-        return max(0, in_all - head)
+        return max(0, -(-in_all // strategy.sequence_parallel_size) - head)
     block = _per_hidden(shape, strategy) * (16 * element + 2)
-    scores = 4 * strategy.micro_batch_size * shape.sequence_length * shape.num_heads
+    scores = 4 * _tokens(shape, strategy) * shape.num_heads
     norm_and_head = 2 * element * _per_hidden(shape, strategy)
     in_all = shape.num_layers * (block + scores) + norm_and_head
     return -(-in_all // strategy.model_parallel_size)

@@ -33,6 +33,7 @@ from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed
+from determined_ds.trial.mpu import DeepSpeedMPU
 from determined_ds.trial.of_context import completed_hparams
 from determined_ds.trial.planned_engine import PlannedEngine
 
@@ -229,6 +230,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             self._mpu.should_build_data_loader = (
                 False  # Determined's unit expects the last part on the last rank
             )
+        if chosen is None and len(self.models) == 1 and getattr(engine, "sequence_parallel_size", 1) > 1:
+            self._called_wrap_mpu = self._called_set_mpu = True
+            chosen = DeepSpeedMPU(engine.mpu)
         if chosen is not None:
             self._mpu = chosen
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:

@@ -17,10 +17,10 @@ from typing import Any
 
 import deepspeed.comm as dist
 import torch
-from determined.pytorch import deepspeed as det_ds
 from torch import Tensor
 
 from determined_ds.errors import ConfigError, Problem, TrainingError
+from determined_ds.trial.mpu import DeepSpeedMPU
 
 KEY, CODE = "hyperparameters.sequence_parallel_size", "sequence-parallel"
 TOKENS = 1  # the dimension of a batch's tensors that is cut
@@ -56,7 +56,7 @@ class SequenceGroup:
         assert dist.get_world_size(self.process_group) == size, "groups of another size are there already"
 
     def wrapped(self, engine: Any, context: Any) -> Any:
-        """``context.wrap_model_engine``; the context learns that a group is one replica, of which each rank reads data.
+        """``context.wrap_model_engine``; Determined's own context learns that a group is one replica.
 
         Args:
             engine: A trial's, perhaps one of several.
@@ -65,20 +65,11 @@ class SequenceGroup:
         Returns:
             The engine.
         """
-        if self.size == 1 or context.models:
-            return context.wrap_model_engine(engine)
-        unit = det_ds.ModelParallelUnit(
-            data_parallel_rank=dist.get_rank() // self.size,
-            data_parallel_world_size=dist.get_world_size() // self.size,
-            should_report_metrics=True,
-            should_build_data_loader=True,
-        )
-        if hasattr(context, "wrap_mpu"):
-            context.wrap_mpu(unit)
-            return context.wrap_model_engine(engine)
-        engine = context.wrap_model_engine(engine)  # Determined's own context wants it first
-        context.set_mpu(unit)
-        return engine
+        is_first = not context.models
+        wrapped = context.wrap_model_engine(engine)
+        if self.size > 1 and is_first and not context._called_set_mpu:
+            context.set_mpu(DeepSpeedMPU(engine.mpu))
+        return wrapped
 
     # ------------------------------------------------------------------------------------- data
 

@@ -109,7 +109,8 @@ def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left
 
 def _micro_batches(base: Base, form: Choice, over: Sequence[str]) -> tuple[int | None, ...]:
     """Divisors of a replica's share; in a pipeline, such that every stage has a micro-batch to work on."""
-    share, rest = divmod(base.resolved.batch.global_batch_size, form.slots // form.pipe_parallel_size)
+    a_replica = form.pipe_parallel_size * base.resolved.topology.sequence_parallel_size
+    share, rest = divmod(base.resolved.batch.global_batch_size, form.slots // a_replica)
     if rest or "micro_batch" not in over:
         is_own = form.pipe_parallel_size == base.own.pipe_parallel_size
         return (base.own.micro_batch_size if is_own else None,)

@@ -26,6 +26,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero2": {"zero": 2, "asynchronous": True, "num_workers": 2},
     "zero3": {"zero": 3, "asynchronous": True},
     "pipeline": {"zero": 1, "asynchronous": True, "pipe": 2, "accumulation": 2, "num_workers": 2},
+    "sequence": {"zero": 3, "asynchronous": True, "sequence": 2, "accumulation": 2},
     "gpipe": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "gpipe"},
     "zb-h1": {"zero": 0, "pipe": 2, "accumulation": 2, "schedule": "zb-h1"},
     "interleaved": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"},
@@ -41,8 +42,11 @@ def experiment(
     num_workers: int = 0,
     asynchronous: bool = False,
     schedule: str = "1f1b",
+    sequence: int = 1,
 ) -> dict[str, Any]:
-    trial = "PipelineVictim" if pipe > 1 else "Victim"
+    trial = "victim:PipelineVictim" if pipe > 1 else "victim:Victim"
+    if sequence > 1:
+        trial = "sliced_victim:SlicedVictim"
     ds_config = {
         "gradient_accumulation_steps": accumulation,
         "zero_optimization": {"stage": zero},
@@ -51,12 +55,13 @@ def experiment(
     }
     return {
         "name": "victim",
-        "entrypoint": f"python3 -m determined_ds.train tests.runtime.victim:{trial}",
+        "entrypoint": f"python3 -m determined_ds.train tests.runtime.{trial}",
         "resources": {"slots_per_trial": 2},
         "hyperparameters": {
             "global_batch_size": 8,
             "pipe_parallel_size": pipe,
             "pipe_schedule": schedule,
+            "sequence_parallel_size": sequence,
             "num_workers": num_workers,
             "deepspeed_config": {"type": "const", "val": ds_config},
             "fit": {

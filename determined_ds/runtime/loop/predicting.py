@@ -25,12 +25,17 @@ def check_predicts(trial: Any, context: Any) -> None:
 
     Raises:
         TrialError: it has no ``predict``.
-        ConfigError: its engine is a pipeline.
+        ConfigError: its engine is a pipeline, or its ranks share sequences.
     """
     if context.use_pipeline_parallel:
         message = "the stages of a pipeline compute a loss, and hand no outputs on"
         fix = "predict with a trial without pipeline stages, or by load_model_from_checkpoint_path"
         raise ConfigError(Problem(key="--predict", message=message, fix=fix, code=NAME))
+    size = context.resolved.topology.sequence_parallel_size
+    if size > 1:
+        message, key = "a rank computes on a slice of each sample", "hyperparameters.sequence_parallel_size"
+        fix = "predict with sequence_parallel_size 1: any layout reads the checkpoint"
+        raise ConfigError(Problem(key=key, value=size, message=message, fix=fix, code=NAME))
     own = getattr(type(trial), NAME, None)
     if not callable(own) or own is ReconciledTrial.predict:
         fix = "def predict(self, model, batch): return {'output': model(batch)}"
