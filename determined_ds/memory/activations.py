@@ -18,33 +18,77 @@ The head keeps logits and their log-softmax, and the backward pass begins with a
 
 from __future__ import annotations
 
+import itertools
+
 from determined_ds.config.strategy import Strategy
+from determined_ds.memory.layers import NOTHING, bounds, part_bytes
 from determined_ds.memory.model_shape import ModelShape
+from determined_ds.pipe.held import PartBytes, most_bytes
+
+# Of what a block keeps for its backward pass, the gradients that zb-h1 keeps until the weights' pass: those of the
+# outputs of its products, 9 of 16 sbh, and of its norms, 2. Measured on GPT-2: tests/memory/test_schedules.py.
+GRADIENTS_BETWEEN = 11 / 16
 
 
 def activation_bytes(shape: ModelShape, strategy: Strategy) -> int:
-    """Bytes of activations at the peak, on the rank that holds most.
+    """Bytes of activations at the peak, on the rank that holds most."""
+    return max(activations_of_stages(shape, strategy))
+
+
+def activations_of_stages(shape: ModelShape, strategy: Strategy) -> list[int]:
+    """Bytes of activations at the peak, on a rank of each pipeline stage; of one rank without a pipeline.
+
+    Of a pipeline they are those of the micro-batches that its schedule has under way on a rank, in parts of the sizes
+    that the layers have, where these were measured, else in parts of one size; see :mod:`determined_ds.pipe.held`.
 
     Args:
         shape: The model.
         strategy: Its micro-batch, precision, pipeline, slices of sequences and checkpointing count.
     """
+    if strategy.pipe_parallel_size > 1:
+        return most_bytes(strategy.pipeline, _parts(shape, strategy))
     head = head_bytes(shape, strategy)
-    blocks, fixed = _block_bytes(shape, strategy, head), 0
-    if shape.activations is not None:
-        fixed = shape.activations.fixed_bytes * strategy.element_bytes // shape.activations.element_bytes
-    seen = shape.activations is not None and shape.activations.is_checkpointed
-    if strategy.activation_checkpointing and not seen and shape.num_layers:
-        # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.
-        inputs = shape.num_layers * _per_hidden(shape, strategy) * strategy.element_bytes
-        blocks = min(blocks, inputs + blocks // shape.num_layers)
-    stages = strategy.pipe_parallel_size
-    if stages > 1:
-        # 1F1B: the first stage has as many micro-batches under way as there are stages, the last stage one, with
-        # the head. Source: deepspeed 0.19.8 runtime/pipe/schedule.py TrainSchedule.
-        under_way = min(stages, strategy.accumulation)
-        return fixed + max(under_way * blocks // stages, blocks // stages + head)
-    return fixed + blocks + head
+    blocks, fixed = _blocks_and_fixed(shape, strategy, head)
+    return [fixed + blocks + head]
+
+
+def _parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
+    """What a micro-batch takes in each part of a pipeline."""
+    pipe = strategy.pipeline
+    if any(layer.kept != NOTHING for layer in shape.layers) and len(shape.layers) >= pipe.parts:
+        interval = shape.checkpoint_interval or int(strategy.activation_checkpointing)
+        if shape.activations is not None and shape.activations.is_checkpointed:
+            interval = 0
+        cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, pipe.parts)
+        return [
+            part_bytes(
+                shape.layers[start:end],
+                strategy.micro_batch_size,
+                recomputed=interval,
+                waits_for_nothing=part == 0,
+            ).scaled(strategy.element_bytes, shape.layer_element_bytes)
+            for part, (start, end) in enumerate(itertools.pairwise(cut))
+        ]
+    head = head_bytes(shape, strategy)
+    blocks, fixed = _blocks_and_fixed(shape, strategy, head)
+    each, width = blocks // pipe.parts, _per_hidden(shape, strategy) * strategy.element_bytes
+    found = []
+    for part in range(pipe.parts):
+        own = each + (head if part == pipe.parts - 1 else 0)
+        at_once = own + (fixed if part == 0 else 0)
+        split = int(own * (1 + GRADIENTS_BETWEEN))
+        found.append(
+            PartBytes(
+                inputs=width if part else 0,
+                kept=own,
+                forward=at_once,
+                backward=at_once,
+                split=split,
+                input_pass=split,
+                weight_pass=split,
+            )
+        )
+    return found
 
 
 def are_known(shape: ModelShape) -> bool:
@@ -66,6 +110,19 @@ def _tokens(shape: ModelShape, strategy: Strategy) -> int:
 def _per_hidden(shape: ModelShape, strategy: Strategy) -> int:
     """Elements of one tensor of the residual stream."""
     return _tokens(shape, strategy) * shape.hidden_size
+
+
+def _blocks_and_fixed(shape: ModelShape, strategy: Strategy, head: int) -> tuple[int, int]:
+    """Bytes of all blocks for a micro-batch, with activation checkpointing as the strategy has it; those beside it."""
+    blocks, fixed = _block_bytes(shape, strategy, head), 0
+    if shape.activations is not None:
+        fixed = shape.activations.fixed_bytes * strategy.element_bytes // shape.activations.element_bytes
+    seen = shape.activations is not None and shape.activations.is_checkpointed
+    if strategy.activation_checkpointing and not seen and shape.num_layers:
+        # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.
+        inputs = shape.num_layers * _per_hidden(shape, strategy) * strategy.element_bytes
+        blocks = min(blocks, inputs + blocks // shape.num_layers)
+    return blocks, fixed
 
 
 def _block_bytes(shape: ModelShape, strategy: Strategy, head: int) -> int:

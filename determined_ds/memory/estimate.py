@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
-from determined_ds.memory.activations import activation_bytes
+from determined_ds.memory.activations import activations_of_stages
 from determined_ds.memory.model_shape import ModelShape
 from determined_ds.memory.states import (
     model_states,
@@ -61,21 +61,30 @@ def memory_per_rank(shape: ModelShape, strategy: Strategy) -> Memory:
     What a CUDA context and the allocator's fragments take is not in it: see
     :func:`determined_ds.memory.fitting.usable_bytes`.
     """
-    states = model_states(shape, strategy)
-    activations = activation_bytes(shape, strategy)
-    buffers = backward_buffer_bytes(shape, strategy)
-    more_in_step = step_bytes(shape, strategy) - buffers - activations
-    return Memory(
-        parameters_bytes=states.parameters_bytes,
-        gradients_bytes=states.gradients_bytes,
-        optimizer_states_bytes=states.optimizer_states_bytes,
-        activations_bytes=activations,
-        buffers_bytes=buffers + max(0, more_in_step),
-        host_bytes=states.host_bytes + _host_buffer_bytes(shape, strategy),
-    )
+    return max(memory_of_stages(shape, strategy), key=lambda each: (each.total_bytes, each.host_bytes))
 
 
-def backward_buffer_bytes(shape: ModelShape, strategy: Strategy) -> int:
+def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
+    """Bytes of a rank of each pipeline stage, by its schedule; of one rank without a pipeline."""
+    found = []
+    for stage, activations in enumerate(activations_of_stages(shape, strategy)):
+        states = model_states(shape, strategy, stage)
+        buffers = backward_buffer_bytes(shape, strategy, stage)
+        more_in_step = step_bytes(shape, strategy, stage) - buffers - activations
+        found.append(
+            Memory(
+                parameters_bytes=states.parameters_bytes,
+                gradients_bytes=states.gradients_bytes,
+                optimizer_states_bytes=states.optimizer_states_bytes,
+                activations_bytes=activations,
+                buffers_bytes=buffers + max(0, more_in_step),
+                host_bytes=states.host_bytes + _host_buffer_bytes(shape, strategy),
+            )
+        )
+    return found
+
+
+def backward_buffer_bytes(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = None) -> int:
     """Bytes of buffers while the backward pass runs.
 
     Source: deepspeed 0.19.8. Buckets are ``reduce_bucket_size`` long however small the model is
@@ -84,7 +93,7 @@ def backward_buffer_bytes(shape: ModelShape, strategy: Strategy) -> int:
     (runtime/zero/partitioned_param_coordinator.py).
     """
     stage, element = strategy.zero_stage, strategy.element_bytes
-    in_all, trainable = parameters_of_rank(shape, strategy)
+    in_all, trainable = parameters_of_rank(shape, strategy, pipe_stage)
     if stage == 0 or uses_bf16_optimizer(strategy):
         return 0
     bucket = (
@@ -109,7 +118,7 @@ def backward_buffer_bytes(shape: ModelShape, strategy: Strategy) -> int:
     return buffers
 
 
-def step_bytes(shape: ModelShape, strategy: Strategy) -> int:
+def step_bytes(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = None) -> int:
     """Bytes beyond the model states while the optimizer steps; less than 0 where gradients were let go before.
 
     Source: deepspeed 0.19.8: step in runtime/zero/stage_1_and_2.py and runtime/fp16/fused_optimizer.py,
@@ -117,7 +126,7 @@ def step_bytes(shape: ModelShape, strategy: Strategy) -> int:
     """
     stage, element = strategy.zero_stage, strategy.element_bytes
     gradient, master = ELEMENT_BYTES[strategy.grad_dtype], ELEMENT_BYTES[strategy.master_dtype]
-    _, trainable = parameters_of_rank(shape, strategy)
+    _, trainable = parameters_of_rank(shape, strategy, pipe_stage)
     partition = share(trainable, strategy)
     if uses_bf16_optimizer(strategy):
         return 0 if gradient == master else master * partition

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory.layers import LayerShape
 from determined_ds.memory.units import format_count
 
 DEFAULT_VOCAB_SIZE = 50257  # GPT-2's tokenizer
@@ -57,7 +58,10 @@ class ModelShape:
         sequence_length: Tokens of a sample.
         largest_layer_parameters: Parameters of the largest module that owns any itself, such as an embedding:
             what ZeRO 3 holds whole at least.
-        stage_parameters: Parameters of each pipeline stage, where the model is cut into stages.
+        stage_parameters: Parameters of each pipeline stage, where they were counted in its engines.
+        layers: Of a pipeline, where they are known one by one.
+        layer_element_bytes: Width of their floats as they were measured: 2 or 4.
+        partition_method: How a ``PipelineTrial`` shares them out.
         checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
         activations: Measured on the model; estimated from the sizes above, if None.
         assumptions: Sizes that were assumed, in words.
@@ -72,6 +76,9 @@ class ModelShape:
     sequence_length: int = 0
     largest_layer_parameters: int = 0
     stage_parameters: tuple[int, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    layer_element_bytes: int = 2
+    partition_method: str = "parameters"
     checkpoint_interval: int = 0
     activations: MeasuredActivations | None = None
     assumptions: tuple[str, ...] = field(default=(), compare=False)

@@ -26,9 +26,11 @@ Flat buffers are padded to a multiple of 2 N elements (stage_1_and_2.py, nccl_st
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
+from determined_ds.memory.layers import LayerShape, bounds, rank_parameters
 from determined_ds.memory.model_shape import ModelShape, round_up
 
 ALIGNMENT = 2  # elements a rank
@@ -51,21 +53,43 @@ class States:
     host_bytes: int
 
 
-def parameters_of_rank(shape: ModelShape, strategy: Strategy) -> tuple[int, int]:
-    """(parameters, trainable ones) that one rank would hold without ZeRO; of a pipeline, the largest stage's."""
-    stages = strategy.pipe_parallel_size
-    if stages > 1 and len(shape.stage_parameters) == stages:
-        largest = max(shape.stage_parameters)
-    elif stages > 1:
+def parameters_of_rank(shape: ModelShape, strategy: Strategy, stage: int | None = None) -> tuple[int, int]:
+    """(parameters, trainable ones) that one rank would hold without ZeRO.
+
+    Args:
+        shape: Of the model.
+        strategy: Its pipeline, its schedule and the ranks that share a layer count.
+        stage: Of the pipeline; the largest, if None.
+    """
+    if strategy.pipe_parallel_size > 1:
+        stages = stage_parameters(shape, strategy)
+        in_all, trainable = max(stages) if stage is None else stages[stage]
+    else:
+        in_all, trainable = shape.num_parameters, shape.trainable
+    return tuple(-(-count // strategy.model_parallel_size) for count in (in_all, trainable))  # type: ignore[return-value]
+
+
+def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, int]]:
+    """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
+    pipe = strategy.pipeline
+    if len(shape.layers) >= pipe.parts:
+        cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, pipe.parts)
+        own: list[list[LayerShape]] = [[] for _ in range(pipe.ranks)]
+        for part, (start, end) in enumerate(itertools.pairwise(cut)):
+            own[pipe.rank_of(part)] += shape.layers[start:end]
+        return [rank_parameters(layers) for layers in own]
+    counted = shape.stage_parameters
+    if len(counted) != pipe.ranks:
         # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
         embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
         blocks = shape.num_parameters - embedding
-        layers = shape.num_layers or stages
-        largest = embedding + blocks * -(-layers // stages) // layers
-    else:
-        largest = shape.num_parameters
-    in_all = -(-largest // strategy.model_parallel_size)
-    return in_all, -(-in_all * shape.trainable // shape.num_parameters)
+        layers = shape.num_layers or pipe.ranks
+        most, ends = (
+            blocks * -(-layers // pipe.ranks) // layers,
+            (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1)),
+        )
+        counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
+    return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
 
 
 def share(elements: int, strategy: Strategy) -> int:
@@ -82,9 +106,9 @@ def uses_bf16_optimizer(strategy: Strategy) -> bool:
     return strategy.zero_stage == 1 and strategy.grad_dtype == "fp32"
 
 
-def model_states(shape: ModelShape, strategy: Strategy) -> States:
-    """Bytes of model states of the rank that holds most."""
-    in_all, trainable = parameters_of_rank(shape, strategy)
+def model_states(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = None) -> States:
+    """Bytes of model states of a rank of a pipeline stage; of the one that holds most, if None."""
+    in_all, trainable = parameters_of_rank(shape, strategy, pipe_stage)
     element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
     partition = share(trainable, strategy)
     stage = strategy.zero_stage

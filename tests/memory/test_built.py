@@ -10,9 +10,11 @@ import pytest
 
 from determined_ds.config.accelerator import assumed_cuda
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.strategy import Strategy
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import Experiment, load_experiment
 from determined_ds.memory import ModelShape, transformer_parameters
+from determined_ds.memory.states import stage_parameters
 from tests.making import resolved_of
 from tests.memory.engines import BLOCK_BYTES, M_MMAP_THRESHOLD, large_blocks
 from tests.ranks import ROOT, Ranks
@@ -51,9 +53,12 @@ def test_a_pipelines_stages_are_counted_with_their_copies() -> None:
     whole = built(GPT2 / "const.yaml")
     pipeline = built(GPT2 / "pipeline.yaml")
     assert pipeline.num_parameters == whole.num_parameters
-    assert len(pipeline.stage_parameters) == 2
     tied = whole.vocab_size * whole.hidden_size
-    assert sum(pipeline.stage_parameters) == whole.num_parameters + tied
+    for schedule, chunks, copies in (("1f1b", 1, 2), ("interleaved", 2, 2), ("dualpipev", 2, 1)):
+        strategy = Strategy(pipe_parallel_size=2, pipe_schedule=schedule, pipe_chunks=chunks)
+        stages = [own for own, _ in stage_parameters(pipeline, strategy)]
+        assert len(stages) == 2
+        assert sum(stages) == whole.num_parameters + (copies - 1) * tied
     assert pipeline.activations is not None
     assert whole.activations is not None
     assert pipeline.activations.bytes_per_sample == pytest.approx(

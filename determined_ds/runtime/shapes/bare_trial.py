@@ -167,6 +167,7 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.inner = inner
         self.name = getattr(getattr(spec, "typename", None), "__name__", type(inner).__name__)
+        self.tied_key: str = getattr(spec, "key", "")
         self._forward_fn = getattr(spec, "forward_fn", None)
 
     def forward(self, inputs: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,29 +104,35 @@ def _peak_bytes(model: Any, loss_of: Callable[[int], Any], samples: int) -> int:
     trained = (p for p in model.parameters() if p.requires_grad)
     handles = [p.register_post_accumulate_grad_hook(free) for p in trained]
     try:
-        with _LiveBytes([*model.parameters(), *model.buffers()]) as live, _FusedAttention():
-            _backward(loss_of(samples))
+        with LiveBytes([*model.parameters(), *model.buffers()]) as live, FusedAttention():
+            loss = loss_of(samples)
+            run_backward([loss], [torch.ones_like(loss)])
         return live.peak_bytes
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _backward(loss: Any) -> None:
-    """``loss.backward()`` without suspending function modes, which recomputation in the backward pass needs."""
+def run_backward(outputs: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """``torch.autograd.backward`` without suspending function modes, which recomputation in the pass needs."""
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 
-class _LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):
     """Counts the storages that operators make until they are freed, except those of ``known`` tensors."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
         self.live_bytes = self.peak_bytes = 0
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def begin(self) -> int:
+        """Forget the peak so far. Returns the bytes that are alive."""
+        self.peak_bytes = self.live_bytes
+        return self.live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -149,7 +155,7 @@ class _LiveBytes(TorchDispatchMode):
         self.live_bytes -= size
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """Attention that keeps what fused kernels keep; on the meta device it would keep every score."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -5,9 +5,7 @@ Activations are measured there too, if the model runs on it.
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from determined_ds.config.hyperparameters import OWN_KEYS
 from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.strategy import is_asked_of_model
+from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
@@ -25,8 +23,6 @@ from determined_ds.memory.model_shape import ModelShape
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.runtime.shapes.bare_trial import (
     SAY_SIZE,
-    Chain,
-    Layer,
     bare_trial,
     chain_of,
     entrypoint_problem,
@@ -34,6 +30,7 @@ from determined_ds.runtime.shapes.bare_trial import (
     trial_class,
 )
 from determined_ds.runtime.shapes.counting import quietly, shape_of_built, try_to_measure
+from determined_ds.runtime.shapes.of_layers import try_to_measure_layers
 from determined_ds.runtime.shapes.of_script import shape_of_script
 
 # Hyperparameters that change neither a model nor its samples.
@@ -76,7 +73,16 @@ def shape_of_experiment(
     own = {key: value for key, value in experiment.hyperparameters.data.items() if key not in NOT_THE_MODELS}
     data = experiment.config.get("data")
     key = json.dumps(
-        [str(context_dir.resolve()), experiment.trial, own, data, precision], sort_keys=True, default=str
+        [
+            str(context_dir.resolve()),
+            experiment.trial,
+            own,
+            data,
+            precision,
+            resolved.strategy.pipeline.parts,
+        ],
+        sort_keys=True,
+        default=str,
     )
     if key not in _shapes:
         with inside(context_dir), quietly():
@@ -97,11 +103,11 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
         trial.prepare()
         with torch.device("meta"):
             if isinstance(trial, PipelineTrial):
-                stages = resolved.topology.pipe_parallel_size
-                model: Any = chain_of(returned.layers(trial, trial.build_layers(), stages))
-                stage_parameters = _stage_parameters(list(model), trial.chosen_partition, stages)
+                parts = resolved.strategy.pipeline.parts
+                model: Any = chain_of(returned.layers(trial, trial.build_layers(), parts))
+                known: dict[str, Any] = {"partition_method": trial.chosen_partition}
             else:
-                model, stage_parameters = returned.model(trial, trial.build_model()), ()
+                model, known = returned.model(trial, trial.build_model()), {}
     except DeterminedDSError:
         raise
     except Exception as error:
@@ -111,8 +117,13 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
     config = getattr(model, "config", None) or getattr(trial, "config", None)
     per_sample = trial.tokens_per_sample() or 0
     measured, assumptions = try_to_measure(model, lambda samples: _loss(trial, model, samples), precision)
-    if stage_parameters and trial.chosen_partition == MEASURED:
-        assumptions = (*assumptions, UNMEASURED)
+    if isinstance(trial, PipelineTrial):
+        found, more = try_to_measure_layers(
+            list(model), lambda samples: _batch(trial, model, samples), trial.loss, precision
+        )
+        known |= {"layers": found, "layer_element_bytes": ELEMENT_BYTES[precision]}
+        unmeasured = (UNMEASURED,) if trial.chosen_partition == MEASURED else ()
+        assumptions = (*assumptions, *more, *unmeasured)
     # Of a pipeline the layers were measured one by one; DeepSpeed computes them again, on top.
     interval = trial.activation_checkpoint_interval if isinstance(trial, PipelineTrial) else 0
     if measured is not None and not interval:
@@ -121,36 +132,10 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
         model,
         config,
         sequence_length=per_sample,
-        stage_parameters=stage_parameters,
         checkpoint_interval=interval,
         activations=measured,
         assumptions=assumptions,
-    )
-
-
-# ----------------------------------------------------------------------------------------- the pipeline
-
-
-def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[int, ...]:
-    """Parameters of each stage, partitioned as ``PipelineModule._partition_layers`` (deepspeed 0.19.8) does.
-
-    A tied layer counts on every stage that has it: each keeps a copy.
-    """
-    from deepspeed.runtime.utils import partition_balanced, partition_uniform
-
-    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    method = method.lower()
-    if method == "uniform":
-        bounds = partition_uniform(num_items=len(layers), num_parts=stages)
-    else:
-        weights = sizes
-        if method.startswith("type:"):
-            pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
-            weights = [int(bool(pattern.search(layer.name))) for layer in layers]
-        bounds = partition_balanced(weights=weights, num_parts=stages)
-    return tuple(
-        sum(p.numel() for p in Chain(layers[start:end]).parameters())
-        for start, end in itertools.pairwise(bounds)
+        **known,
     )
 
 
@@ -160,6 +145,18 @@ def _stage_parameters(layers: list[Layer], method: str, stages: int) -> tuple[in
 def _loss(trial: Any, model: Any, samples: int) -> Any:
     """The loss of a micro-batch of so many samples of the trial's training data."""
     from determined_ds.trial.pipeline import PipelineTrial
+
+    batch = _batch(trial, model, samples)
+    if isinstance(trial, PipelineTrial):
+        inputs, targets = batch
+        return trial.loss(model(inputs), targets)
+    trial.engine = model
+    output = trial.loss(model, batch)
+    return output["loss"] if isinstance(output, dict) else output
+
+
+def _batch(trial: Any, model: Any, samples: int) -> Any:
+    """A micro-batch of so many samples."""
     from determined_ds.trial.sample_batch import micro_batches_of
 
     make = micro_batches_of(trial.build_training_data_loader(), samples)
@@ -168,10 +165,4 @@ def _loss(trial: Any, model: Any, samples: int) -> Any:
     def moved(tensor: Any) -> Any:
         return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
 
-    batch = tree_map_only(torch.Tensor, moved, make())
-    if isinstance(trial, PipelineTrial):
-        inputs, targets = batch
-        return trial.loss(model(inputs), targets)
-    trial.engine = model
-    output = trial.loss(model, batch)
-    return output["loss"] if isinstance(output, dict) else output
+    return tree_map_only(torch.Tensor, moved, make())
