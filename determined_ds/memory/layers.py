@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from determined_ds.pipe.held import PartBytes
@@ -26,6 +26,10 @@ class Bytes:
     def of(self, samples: int) -> int:
         """Of so many samples."""
         return self.fixed + samples * self.per_sample
+
+    def times(self, by: int, over: int) -> Bytes:
+        """With samples that are longer by ``by / over``."""
+        return replace(self, per_sample=self.per_sample * by // over)
 
 
 NOTHING = Bytes()
@@ -67,6 +71,12 @@ class LayerShape:
     gradients: Bytes = NOTHING
     input_pass: Bytes = NOTHING
     weight_pass: Bytes = NOTHING
+
+    def longer(self, by: int, over: int) -> LayerShape:
+        """The same layer with samples that are longer by ``by / over``."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {name: v.times(by, over) for name, v in values.items() if isinstance(v, Bytes)}
+        return LayerShape(**values)
 
 
 @lru_cache(maxsize=256)

@@ -109,7 +109,10 @@ class ModelShape:
         if measured is not None and self.sequence_length:
             longer = measured.bytes_per_sample * sequence_length // self.sequence_length
             measured = replace(measured, bytes_per_sample=max(1, longer))
-        return replace(self, sequence_length=sequence_length, activations=measured)
+        layers = self.layers
+        if self.sequence_length:
+            layers = tuple(layer.longer(sequence_length, self.sequence_length) for layer in layers)
+        return replace(self, sequence_length=sequence_length, activations=measured, layers=layers)
 
 
 def transformer_parameters(

@@ -118,6 +118,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     from attrdict import AttrDict
 
     from determined_ds.trial.base import ReconciledTrial
+    from determined_ds.trial.ulysses import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
         message = "subclasses DeepSpeedTrial directly: its model is built together with its engine"
@@ -130,6 +131,7 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     trial.context = _Context(experiment, resolved, device)
     trial.args = AttrDict(trial.context.get_hparams())
     trial.resolved = resolved
+    trial.sequence = SequenceGroup()  # whole, as of one rank
     return trial
 
 
