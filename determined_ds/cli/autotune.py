@@ -16,8 +16,8 @@ from determined_ds.cli.options import (
 )
 
 ALL = (
-    "zero_stage,micro_batch,pipeline,offload,precision,activation_checkpointing,buckets,compile,"
-    "fused_optimizer,attention"
+    "zero_stage,micro_batch,pipeline,pipe_schedule,pipe_chunks,partition_method,offload,precision,"
+    "activation_checkpointing,buckets,compile,fused_optimizer,attention"
 )
 EPILOG = """\b
 Examples:

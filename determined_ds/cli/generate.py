@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,17 @@ def generate(
 ) -> None:
     """Choose ZeRO stage, offload, micro-batch and accumulation for a model on GPUs, and write both files.
 
-    On a terminal, it asks for missing flags.
+    Of a pipeline, choose its schedule too. On a terminal, it asks for missing flags.
     """
     from determined_ds.config.deepspeed.files import deepspeed_config_text
     from determined_ds.documents.writing import write_files
+    from determined_ds.experiment.entrypoint import CLASS
     from determined_ds.memory.plan.choose import choose_plan
     from determined_ds.memory.plan.needs import read_needs
     from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, default_name, files_of
 
-    plan = choose_plan(read_needs(**_answered(answers)))
+    is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
+    plan = choose_plan(replace(read_needs(**_answered(answers)), is_script=is_script))
     trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
     name = _checked_name(default_name(plan) if name is None else name, trial)
     json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"

@@ -14,13 +14,14 @@ from determined_ds.launch.interrupts import Interrupts
 from determined_ds.protocol.run_dir import short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import STOPPED, Results, Row
-from determined_ds.tune.axes import AXES, Left
+from determined_ds.tune.axes import AXES
 from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_rank, reference_of
 from determined_ds.tune.choice import Base
 from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
 from determined_ds.tune.rates import rates_here
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
+from determined_ds.tune.stage_axes import Left
 from determined_ds.tune.winner import winner_yaml
 from determined_ds.tune.workbench import Request, Say, Sizes, Workbench, check_names, open_workbench
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,16 @@ from determined_ds.config.forms import plain_forms
 from determined_ds.config.numbers import AUTO
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
+from determined_ds.tune.stage_axes import Left, order_words, orders_of, partitions_of, unordered
 
 # What may be searched over, in the words of --over, and what it means.
 AXES = {
     "zero_stage": "the ZeRO stage, 0 to 3",
     "micro_batch": "samples of a forward pass; accumulation makes up for it",
     "pipeline": "pipeline stages, where the trial's module has a PipelineTrial",
+    "pipe_schedule": "the order of a pipeline's passes: 1f1b, interleaved, zb-h1, dualpipev",
+    "pipe_chunks": "parts of the model that a rank of an interleaved pipeline holds: 2, 4",
+    "partition_method": "a pipeline's layers shared out by their measured times, too",
     "offload": "optimizer and parameters in host memory; on GPUs",
     "precision": "bf16 where the processor computes it; the loss must agree with fp32's",
     "activation_checkpointing": "blocks computed again going backward, where the model has a hyperparameter for it",
@@ -32,19 +36,6 @@ MAX_MICRO_BATCHES = 8  # sizes of a micro-batch that are tried: the largest powe
 CPU_BF16 = ("avx512_bf16", "amx_bf16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Left:
-    """An axis that is not searched, and why.
-
-    Args:
-        axis: Of :data:`AXES`.
-        reason: In a sentence.
-    """
-
-    axis: str
-    reason: str
-
-
 def choices_of(base: Base, over: Sequence[str]) -> tuple[list[Choice], list[Left]]:
     """Every combination of what is searched over, the experiment as it is among them, and what was left out.
 
@@ -54,7 +45,9 @@ def choices_of(base: Base, over: Sequence[str]) -> tuple[list[Choice], list[Left
     """
     left: list[Left] = []
     found: list[Choice] = [base.own]
-    for form in _forms(base, over, left):
+    forms = list(_forms(base, over, left))
+    left += unordered(base, forms, over)
+    for form in forms:
         found += _with_details(base, form, over, left)
     unique = {tuple(sorted(choice.stated().items())): choice for choice in found}
     return list(unique.values()), list(dict.fromkeys(left))
@@ -93,6 +86,8 @@ def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left
     """All that can be chosen once it is known how the model is spread."""
     details: dict[str, tuple[Any, ...]] = {
         "micro_batch_size": _micro_batches(base, form, over),
+        "order": orders_of(base, form, over),
+        "partition_method": partitions_of(base, form, over),
         "offload": _offloads(base, form, over, left),
         "precision": _precisions(base, over, left),
         "activation_checkpointing": _checkpointing(base, over, left),
@@ -104,7 +99,9 @@ def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left
     for values in itertools.product(*details.values()):
         chosen = dict(zip(details, values, strict=True))
         optimizer, param = chosen.pop("offload")
-        yield replace(form, offload_optimizer=optimizer, offload_param=param, **chosen)
+        schedule, chunks = chosen.pop("order")
+        order = {"pipe_schedule": schedule, "pipe_chunks": chunks}
+        yield replace(form, offload_optimizer=optimizer, offload_param=param, **order, **chosen)
 
 
 def _micro_batches(base: Base, form: Choice, over: Sequence[str]) -> tuple[int | None, ...]:
@@ -224,7 +221,7 @@ def name_of(base: Base, choice: Choice) -> str:
     words = [f"zero{choice.zero_stage}{'++' * choice.zeropp}"]
     if choice.pipe_parallel_size > 1:
         stage = f" zero{choice.zero_stage}" if choice.zero_stage else ""
-        words = [f"pipeline of {choice.pipe_parallel_size}{stage}"]
+        words = [f"pipeline of {choice.pipe_parallel_size}{stage}", *order_words(choice)]
     if choice.micro_batch_size is not None:
         words.append(f"micro {choice.micro_batch_size}")
     named = {

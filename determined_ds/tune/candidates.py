@@ -10,9 +10,10 @@ import psutil
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory import ModelShape, format_bytes, usable_bytes
-from determined_ds.tune.axes import Left, choices_of, name_of
+from determined_ds.tune.axes import choices_of, name_of
 from determined_ds.tune.choice import Base, Choice
 from determined_ds.tune.cost import memory_bytes
+from determined_ds.tune.stage_axes import Left
 from determined_ds.tune.variants import Variant, decided
 
 PROCESS_BYTES = 600 * 2**20  # of a rank that holds no tensor yet: Python, torch and DeepSpeed on a CPU
@@ -76,6 +77,9 @@ def candidates_of(
             dropped[variant.reason] += 1
             continue
         candidate = Candidate(base=base, variant=variant, shape=shape_of(variant))
+        if index and (too_many := _too_many_parts(candidate)):
+            dropped[too_many] += 1
+            continue
         needed = 0 if candidate.shape is None else memory_bytes(variant, candidate.shape)
         if needed > limit and index == 0:
             raise ConfigError(_too_large(base, needed, limit))
@@ -84,6 +88,16 @@ def candidates_of(
         elif index == 0 or not _is_the_same(variant, possible[0].variant):
             possible.append(candidate)
     return Candidates(possible=tuple(possible), dropped=dict(dropped), left=tuple(left))
+
+
+def _too_many_parts(candidate: Candidate) -> str:
+    """Why a model has too few layers for a choice's chunks; "" where it has enough, or that is not known."""
+    assert candidate.variant.resolved is not None
+    strategy, shape = candidate.variant.resolved.strategy, candidate.shape
+    parts = strategy.pipeline.parts
+    if shape is None or strategy.pipe_chunks == 1 or parts <= (shape.num_layers or parts):
+        return ""
+    return f"{parts} parts are more than the model's {shape.num_layers} layers"
 
 
 def _is_the_same(variant: Variant, first: Variant) -> bool:

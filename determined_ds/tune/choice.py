@@ -48,6 +48,7 @@ class Choice:
         pipe_parallel_size: Pipeline stages, 1 for none.
         pipe_schedule: One of :data:`determined_ds.pipe.orders.SCHEDULES`.
         pipe_chunks: Parts of the model that a rank holds; the schedule's default, if only that is chosen.
+        partition_method: How the pipeline's layers are shared out.
         slots: Ranks in all.
         micro_batch_size: Samples of a forward pass; must divide a replica's share of the global batch.
         offload_optimizer: Optimizer states live in host memory.
@@ -66,6 +67,7 @@ class Choice:
     pipe_parallel_size: int = 1
     pipe_schedule: str | None = None
     pipe_chunks: int | None = None
+    partition_method: str | None = None
     slots: int
     micro_batch_size: int | None = None
     offload_optimizer: bool = False
@@ -268,6 +270,9 @@ def applied(base: Base, choice: Choice) -> Document:
     if not is_pipeline or choice.pipe_schedule is not None:
         for name, chosen in (("pipe_schedule", choice.pipe_schedule), ("pipe_chunks", choice.pipe_chunks)):
             changes.append((("hyperparameters", name), chosen if is_pipeline and chosen else NOT_GIVEN))
+    if not is_pipeline or choice.partition_method is not None:
+        chosen = choice.partition_method if is_pipeline else None
+        changes.append((("hyperparameters", "partition_method"), chosen or NOT_GIVEN))
     there = base.document
     return there.overwritten_all(
         (path, value, "the strategy")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.memory import ModelShape, memory_per_rank
+from determined_ds.pipe.partition import MEASURED
 from determined_ds.tune.rates import Rates
 from determined_ds.tune.step_times import step_times
 from determined_ds.tune.variants import Variant
@@ -35,6 +36,11 @@ EFFECTS: dict[str, tuple[float, float]] = {
     "offload_param": (0.10, 0.30),
     "pipeline": (0.05, 0.20),
     "micro-batches of a pipeline, doubled": (0.0, 0.08),
+    # What schedules take for their bookkeeping; their bubbles are in the arithmetic.
+    "interleaved": (0.03, 0.08),
+    "zb-h1": (0.03, 0.10),
+    "dualpipev": (0.03, 0.10),
+    "layers shared out by their times": (-0.03, 0.10),
     "bf16": (-0.20, 0.30),
     "fp16": (-0.20, 0.30),
     "activation_checkpointing": (0.03, 0.10),
@@ -134,7 +140,8 @@ class CostModel:
     def _effects(self, variant: Variant, shape: ModelShape | None) -> Vector:
         choice, resolved = variant.choice, variant.resolved
         assert resolved is not None
-        precision = resolved.strategy.precision
+        strategy = resolved.strategy
+        precision = strategy.precision
         is_pipeline = choice.pipe_parallel_size > 1
         doubled = math.log2(resolved.batch.micro_batch_size / self._own)
         bf16, compiled = float(precision == "bf16"), float(resolved.torch_compile)
@@ -146,6 +153,8 @@ class CostModel:
             "offload_param": float(choice.offload_param),
             "pipeline": float(is_pipeline),
             "micro-batches of a pipeline, doubled": math.log2(resolved.batch.accumulation) * is_pipeline,
+            strategy.pipe_schedule: float(is_pipeline),
+            "layers shared out by their times": float(strategy.partition_method == MEASURED) * is_pipeline,
             precision: 1.0,
             "activation_checkpointing": float(_is_checkpointed(variant, shape)),
             "torch_compile": compiled,

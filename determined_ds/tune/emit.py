@@ -12,7 +12,6 @@ from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN
 from determined_ds.experiment.entrypoint import MEASURE, PIPELINE_TRIAL
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.tune.axes import Left
 from determined_ds.tune.choice import (
     ACCUMULATION,
     BATCH_KEYS,
@@ -21,6 +20,7 @@ from determined_ds.tune.choice import (
     Choice,
     applied,
 )
+from determined_ds.tune.stage_axes import Left, emitted_orders
 from determined_ds.tune.variants import Variant
 
 LARGEST_GRID = 100  # points; beyond them, adaptive ASHA looks at so many
@@ -52,7 +52,8 @@ def emitted(
         steps: Steps that are measured.
         warmup: Steps before them.
     """
-    axes = _axes(base, choices)
+    orders, unsearched = emitted_orders(base, choices)
+    axes = _axes(base, choices) | dict(orders)
     points = math.prod(len(values) for values in axes.values())
     document = applied(base, base.own)
     total = warmup + steps
@@ -77,7 +78,7 @@ def emitted(
     head = [
         f"# The tuning of {base.document.name} as a search on a cluster: {points} points, each measured for {steps}",
         f"# steps after {warmup}. Points that cannot run are dropped. The metric is {metric}.",
-        *(f"# Not searched: {each.axis}, since {each.reason}." for each in left),
+        *(f"# Not searched: {each.axis}, since {each.reason}." for each in (*left, *unsearched)),
     ]
     return "\n".join(head) + "\n" + stored_yaml(document.data)
 

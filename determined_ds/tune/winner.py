@@ -17,6 +17,9 @@ from determined_ds.tune.variants import decided
 IN_WORDS = {
     "zero_stage": "zero_optimization.stage",
     "pipe_parallel_size": "pipe_parallel_size",
+    "pipe_schedule": "pipe_schedule",
+    "pipe_chunks": "pipe_chunks",
+    "partition_method": "partition_method",
     "micro_batch_size": "train_micro_batch_size_per_gpu",
     "offload_optimizer": "offload_optimizer",
     "offload_param": "offload_param",

@@ -11,16 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.tune.axes import AXES, Left, choices_of, computes_bf16, name_of
+from determined_ds.tune.axes import AXES, choices_of, computes_bf16, name_of
 from determined_ds.tune.choice import Base, Choice
+from determined_ds.tune.stage_axes import Left
 from tests.tune.bases import CONST, CPU, CUDA, TEMPLATES, base_of
 
+PIPELINE = Path("experiments/gpt2/pipeline.yaml")
 FP32 = "hyperparameters.overwrite_deepspeed_args.bf16.enabled=false"
 # What an axis may change.
 FIELDS = {
     "zero_stage": {"zero_stage", "zeropp"},
     "micro_batch": {"micro_batch_size"},
     "pipeline": {"pipe_parallel_size"},
+    "pipe_schedule": {"pipe_schedule"},
+    "pipe_chunks": {"pipe_chunks"},
+    "partition_method": {"partition_method"},
     "offload": {"offload_optimizer", "offload_param"},
     "precision": {"precision"},
     "activation_checkpointing": {"activation_checkpointing"},
@@ -120,6 +125,42 @@ def test_micro_batches_divide_a_replicas_share(share: int, slots: int) -> None:
     flat = [choice.micro_batch_size for choice in searched(base, "micro_batch")]
     assert len(flat) <= 9
     assert share in flat
+
+
+def test_a_pipeline_has_schedules_and_chunks() -> None:
+    """Each once: interleaved has 2 chunks where none are stated, and 1f1b is the experiment's own."""
+    base = base_of(PIPELINE)
+    axes = ("pipe_schedule", "pipe_chunks")
+    own = (None, None)
+    orders = [(c.pipe_schedule, c.pipe_chunks) for c in searched(base, *axes)]
+    assert orders == [own, ("interleaved", None), ("interleaved", 4), ("zb-h1", None), ("dualpipev", None)]
+    assert [c.pipe_chunks for c in searched(base, "pipe_schedule")] == [None] * 4
+    interleaved = base_of(PIPELINE, "hyperparameters.pipe_schedule=interleaved")
+    assert [(c.pipe_schedule, c.pipe_chunks) for c in searched(interleaved, "pipe_chunks")] == [
+        own,
+        ("interleaved", 4),
+    ]
+    assert {(c.pipe_parallel_size, c.pipe_schedule) for c in searched(base_of(), "pipeline", *axes)} == {
+        (1, None),
+        *((2, schedule) for schedule in (None, "interleaved", "zb-h1", "dualpipev")),
+    }
+
+
+def test_a_pipelines_layers_are_shared_out_by_their_times_too() -> None:
+    method = "partition_method"
+    assert values(searched(base_of(PIPELINE), method), method) == [None, "measured"]
+    measured = base_of(PIPELINE, "hyperparameters.partition_method=measured")
+    assert values(searched(measured, method), method) == [None]
+    assert "by their times already" in left_of(measured, method)[method]
+    assert values(searched(base_of(), method, "pipeline"), method) == [None, "measured"]
+
+
+def test_orders_of_nothing_are_left_out() -> None:
+    axes = ("pipe_schedule", "pipe_chunks", "partition_method")
+    assert left_of(base_of(), *axes) == dict.fromkeys(axes, "no pipeline is searched")
+    assert left_of(base_of(PIPELINE), "pipe_chunks") == {
+        "pipe_chunks": "1f1b has 1 a rank; search over pipe_schedule too"
+    }
 
 
 def test_offload_on_gpus_only_where_zero_splits_something() -> None:

@@ -69,6 +69,18 @@ def test_a_pipeline_of_more_micro_batches_has_less_of_a_bubble() -> None:
     assert times[2] / times[16] == pytest.approx((3 / 2) / (17 / 16), rel=0.01)
 
 
+def test_a_schedule_is_as_long_as_its_bubble_and_its_bookkeeping() -> None:
+    pipe = {"zero_stage": 0, "pipe_parallel_size": 2, "micro_batch_size": 4}
+    plain = variant(**pipe)
+    for schedule, chunks, gain in (("interleaved", 2, 9 / 8.5), ("interleaved", 4, 9 / 8.25)):
+        other = variant(**pipe, pipe_schedule=schedule, pipe_chunks=chunks)
+        assert arithmetic(plain, LARGE) / arithmetic(other, LARGE) == pytest.approx(gain, rel=0.02)
+    model = CostModel(OWN)
+    assert predicted(model, variant(**pipe, pipe_schedule="zb-h1"), LARGE).deviation > 0.1
+    by_time = predicted(model, variant(**pipe, partition_method="measured"), LARGE)
+    assert by_time.log_seconds < predicted(model, plain, LARGE).log_seconds
+
+
 def test_many_small_micro_batches_cost_a_pipeline_their_starts() -> None:
     """Of a model so small, the best number of them is neither the least nor the most."""
     times = {

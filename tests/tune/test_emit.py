@@ -52,6 +52,12 @@ CASES: dict[str, tuple[Path, tuple[str, ...], Accelerator, Sequence[str]]] = {
     "micro-batches alone": (CONST, (), CPU, ("micro_batch",)),
     "a pipeline": (PIPELINE, (), CPU, FORMS),
     "a pipeline and replicas": (PIPELINE, (), CPU, ("pipeline",)),
+    "the orders of a pipeline": (
+        PIPELINE,
+        (),
+        CPU,
+        ("micro_batch", "pipe_schedule", "pipe_chunks", "partition_method"),
+    ),
     "a search": (Path("experiments/gpt2/search.yaml"), (), CPU, FORMS),
     "buckets": (CONST, (), CPU, ("zero_stage", "buckets")),
     "buckets of its own": (
@@ -125,7 +131,12 @@ def how_it_runs(resolved: ResolvedConfig, hparams: dict[str, Any]) -> dict[str, 
         if not ds.get(name, {}).get("enabled"):
             ds.pop(name, None)
     model = {key: hparams.get(key) or None for key in ("activation_checkpointing", "attn_implementation")}
-    own = {"compiled": resolved.torch_compile, "kernel": resolved.sdpa_kernel}
+    own = {
+        "compiled": resolved.torch_compile,
+        "kernel": resolved.sdpa_kernel,
+        "order": resolved.strategy.pipeline,
+    }
+    own["partition"] = resolved.strategy.partition_method
     return {"ds": ds, "topology": str(resolved.topology), **own, **model}
 
 
@@ -189,6 +200,20 @@ def test_with_gpus_or_without_what_was_left_out_is_said() -> None:
     )
     on_gpus = emitted_of(over=["fused_optimizer", *FORMS], accelerator=CUDA)
     assert "\n# Not searched: fused_optimizer, since on GPUs the optimizer is fused already.\n" in on_gpus
+
+
+def test_orders_are_searched_over_pipelines_alone() -> None:
+    """Else every plan without stages would be measured once for each."""
+    text = emitted_of(over=["pipe_schedule", "partition_method", *FORMS])
+    assert (
+        "# Not searched: pipe_schedule, since a search would measure what has no stages once for each" in text
+    )
+    assert "pipe_schedule" not in yaml.safe_load(text)["hyperparameters"]
+    hparams = yaml.safe_load(emitted_of(PIPELINE, over=["pipe_schedule", "partition_method"]))[
+        "hyperparameters"
+    ]
+    assert hparams["pipe_schedule"]["vals"] == ["auto", "interleaved", "zb-h1", "dualpipev"]
+    assert hparams["partition_method"]["vals"] == ["auto", "measured"]
 
 
 # --------------------------------------------------------------------------------------------- the experiment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from determined_ds.config.facts import ZERO
 from determined_ds.config.rules.rule import Rule
-from determined_ds.pipe.orders import ONE_F_ONE_B
+from determined_ds.pipe.orders import ONE_F_ONE_B, ZB_H1
 from determined_ds.pipe.partition import MEASURED
 
 RULES: tuple[Rule, ...] = (
@@ -70,6 +70,16 @@ RULES: tuple[Rule, ...] = (
         fix="set pipe_parallel_size to 2 or more, or remove pipe_schedule",
         source="all passes of one rank run one after the other, whatever their order",
         warning=True,
+    ),
+    Rule(
+        code="zb-h1-checkpointing",
+        key=("hyperparameters", "pipe_schedule"),
+        breaks=lambda f: f.pipe > 1 and f.schedule == ZB_H1 and f.strategy.activation_checkpointing,
+        message="zb-h1 takes the gradients of a part's inputs by themselves, and activations that are computed again"
+        " give none: 'Checkpointing is not compatible with .grad()'",
+        fix="take another pipe_schedule, or turn activation checkpointing off",
+        source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward;"
+        " torch distributed/pipelining/_backward.py stage_backward_input",
     ),
     Rule(
         code="partition-one-stage",

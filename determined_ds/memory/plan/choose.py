@@ -21,6 +21,12 @@ from determined_ds.memory import (
 )
 from determined_ds.memory.fitting import device_bytes, of_form
 from determined_ds.memory.plan.needs import PlanRequest
+from determined_ds.memory.plan.schedule_choice import (
+    Rejected,
+    partition_in_words,
+    schedule_in_words,
+    with_schedule,
+)
 from determined_ds.memory.units import GIB
 
 FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
@@ -75,11 +81,12 @@ def choose_plan(needs: PlanRequest) -> Plan:
     for candidate in candidates(needs):
         strategy = with_largest_micro_batch(needs, candidate)
         if strategy is not None:
+            strategy, orders = with_schedule(needs, strategy)
             return Plan(
                 needs=needs,
                 strategy=strategy,
                 memory=memory_per_rank(needs.shape, strategy),
-                choices=tuple(_choices(needs, strategy, rejected)),
+                choices=tuple(_choices(needs, strategy, rejected, orders)),
             )
         rejected.append(candidate)
     raise ConfigError(_nothing_fits(needs, rejected))
@@ -180,7 +187,9 @@ def _needed(needs: PlanRequest, strategy: Strategy, **changes: Any) -> str:
     return format_bytes(memory_per_rank(needs.shape, replace(strategy, **changes)).total_bytes)
 
 
-def _choices(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -> Iterator[Decision]:
+def _choices(
+    needs: PlanRequest, strategy: Strategy, rejected: list[Strategy], orders: list[Rejected]
+) -> Iterator[Decision]:
     memory = memory_per_rank(needs.shape, strategy)
     values = {
         "zero_optimization.stage": (
@@ -190,6 +199,7 @@ def _choices(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -
         "offload": _offload(needs, strategy, memory, rejected),
         "precision": (needs.precision, PRECISION_REASONS[needs.precision]),
         "pipe_parallel_size": _pipeline(needs, strategy),
+        **_order(needs, strategy, orders),
         "train_micro_batch_size_per_gpu": (str(strategy.micro_batch_size), _micro_batch(needs, strategy)),
         "gradient_accumulation_steps": (
             str(strategy.accumulation),
@@ -200,6 +210,15 @@ def _choices(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -
     }
     for key, (value, reason) in values.items():
         yield Decision(key=key, value=value, reason=reason)
+
+
+def _order(needs: PlanRequest, strategy: Strategy, orders: list[Rejected]) -> dict[str, tuple[str, str]]:
+    if strategy.pipe_parallel_size == 1:
+        return {}
+    return {
+        "pipe_schedule": schedule_in_words(needs, strategy, orders),
+        "partition_method": partition_in_words(strategy),
+    }
 
 
 def _room(needs: PlanRequest, memory: Memory) -> str:
@@ -261,10 +280,7 @@ def _pipeline(needs: PlanRequest, strategy: Strategy) -> tuple[str, str]:
     layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
     if stages == 1:
         return "none", f"{layout}; --pipeline is 1"
-    return (
-        f"{stages} stages",
-        f"{layout}; with {micro_batches} micro-batches, stages idle {strategy.bubble:.0%} of the time",
-    )
+    return f"{stages} stages", f"{layout}; each step has {micro_batches} micro-batches"
 
 
 def _micro_batch(needs: PlanRequest, strategy: Strategy) -> str:

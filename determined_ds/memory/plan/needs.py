@@ -33,6 +33,7 @@ class PlanRequest:
         offload: ``none``; ``auto``: to host memory, if nothing fits without it; ``cpu`` or ``nvme``: always.
         nvme_path: Folder for what is offloaded to nvme, "" for none.
         pipe_parallel_size: Pipeline stages; 1: without a pipeline.
+        is_script: A script is to be trained, whose engine has a schedule and a partition of its own.
     """
 
     shape: ModelShape
@@ -43,6 +44,7 @@ class PlanRequest:
     offload: str = "none"
     nvme_path: str = ""
     pipe_parallel_size: int = 1
+    is_script: bool = False
 
     def __post_init__(self) -> None:
         assert self.gpus % self.pipe_parallel_size == 0, self

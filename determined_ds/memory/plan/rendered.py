@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from determined_ds.cluster_log import LOG_POLICIES
-from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
 from determined_ds.config.deepspeed.files import plain
 from determined_ds.documents.reading import dump_yaml
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_FORM
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.memory.plan.choose import Plan
+from determined_ds.memory.plan.chosen_json import deepspeed_json
+from determined_ds.pipe.orders import INTERLEAVED
 
 GPT2 = "model_defs.gpt2.trial:GPT2Trial"
 GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
@@ -107,28 +108,9 @@ def files_of(plan: Plan, *, name: str, trial: str, ds_config_path: str) -> Gener
         ds_config_path: Of the DeepSpeed JSON, relative to the context directory.
     """
     return GeneratedFiles(
-        ds_config=_ds_config(plan),
+        ds_config=deepspeed_json(plan.needs, plan.strategy),
         experiment=_experiment(plan, name, trial, ds_config_path),
         notes=tuple(_notes(plan, trial)),
-    )
-
-
-def _ds_config(plan: Plan) -> dict[str, Any]:
-    needs, strategy = plan.needs, plan.strategy
-    offload = None
-    if strategy.offload_optimizer:
-        nvme = needs.offload == "nvme"
-        offload = create_offload_config("nvme" if nvme else "cpu", nvme_path=needs.nvme_path or None)
-    return create_deepspeed_config(
-        zero_stage=strategy.zero_stage,
-        micro_batch_size=strategy.micro_batch_size,
-        precision=needs.precision,  # type: ignore[arg-type]
-        offload_optimizer=offload,
-        offload_param=offload if strategy.offload_param else None,
-        contiguous_gradients=strategy.overlap_comm,
-        overlap_comm=strategy.overlap_comm,
-        stage3_gather_16bit_weights_on_model_save=True if strategy.zero_stage == 3 else None,
-        grad_accum_dtype=strategy.grad_accum_dtype,  # type: ignore[arg-type]
     )
 
 
@@ -205,6 +187,11 @@ def _library_entries(plan: Plan, trial: str, ds_config_path: str) -> Iterator[_E
     yield _Entry("global_batch_size", plan.needs.global_batch_size, (why("gradient_accumulation_steps"),))
     yield _Entry("data_parallel_world_size", "auto")
     yield _Entry("pipe_parallel_size", strategy.pipe_parallel_size, (why("pipe_parallel_size"),))
+    if strategy.partition_method is not None:
+        yield _Entry("pipe_schedule", strategy.pipe_schedule, (why("pipe_schedule"),))
+        if strategy.pipe_schedule == INTERLEAVED:
+            yield _Entry("pipe_chunks", strategy.pipe_chunks)
+        yield _Entry("partition_method", strategy.partition_method, (why("partition_method"),))
     reasons = ("Reasons for the values in the JSON:", *(why(key) for key in KEPT_IN_JSON))
     yield _Entry("deepspeed_config", ds_config_path, reasons)
     checkpointing = [why("activation_checkpointing")]
