@@ -84,7 +84,9 @@ def peak_bytes(pipe: Pipeline, samples: int) -> tuple[int, int]:
 
     join_process_group(detect_accelerator("cpu"))
     torch.manual_seed(1)
-    module = made_module(pipe, layers=specs(), loss_fn=loss, partition_method="uniform")
+    module = made_module(
+        pipe, num_stages=pipe.ranks, layers=specs(), loss_fn=loss, partition_method="uniform"
+    )
     config = {
         "train_micro_batch_size_per_gpu": samples,
         "gradient_accumulation_steps": pipe.micro_batches,
