@@ -14,6 +14,7 @@ from deepspeed.runtime.pipe.topology import ProcessTopology
 from determined_ds.config.topology import Topology
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
 from determined_ds.pipe.partition import Bounds
+from determined_ds.trial.seeded_module import SeededModule
 
 
 def made_module(pipe: Pipeline, *, bounds: Bounds | None = None, **more: Any) -> PipelineModule:
@@ -36,7 +37,7 @@ def process_topology(layout: Topology) -> ProcessTopology:
     return ProcessTopology(axes=list(axes), dims=list(axes.values()))
 
 
-class CutModule(PipelineModule):
+class CutModule(SeededModule):
     """A ``PipelineModule`` that is cut at given bounds, or by DeepSpeed's methods.
 
     Args:

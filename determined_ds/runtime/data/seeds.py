@@ -8,7 +8,7 @@ samples are drawn from the rank's own generators, which a checkpoint holds.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils import data as torch_data
 from determined_ds.protocol.signals import die_with_parent
 
 SEED = "seed"  # in the state of generators: they begin anew with it
+BY_LAYER = "by_layer"  # the layers of pipelines did not draw from them
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -40,10 +41,20 @@ def rng_state(device: torch.device) -> dict[str, Any]:
         "cpu_rng_state": torch.random.get_rng_state(),
         "np_rng_state": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
         "random_rng_state": random.getstate(),
+        BY_LAYER: True,
     }
     if device.type == "cuda":
         state["gpu_rng_state"] = torch.cuda.get_rng_state(device)
     return state
+
+
+def are_by_layer(state: Mapping[str, Any]) -> bool:
+    """Whether the layers of pipelines are seeded one by one, as in all but older checkpoints.
+
+    Args:
+        state: Of :func:`rng_state`, or what a further replica begins with; empty at the start of a training.
+    """
+    return not state or BY_LAYER in state or SEED in state
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:

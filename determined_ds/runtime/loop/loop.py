@@ -16,7 +16,7 @@ from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import check_callbacks
 from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import METHOD, training_data
-from determined_ds.runtime.data.seeds import seed_everything, set_rng_state
+from determined_ds.runtime.data.seeds import are_by_layer, seed_everything, set_rng_state
 from determined_ds.runtime.data.streams import check_first_rows
 from determined_ds.runtime.expected_memory import record_estimate
 from determined_ds.runtime.loop.boundaries import Schedule
@@ -31,6 +31,7 @@ from determined_ds.runtime.loop.validation import Validator
 from determined_ds.runtime.profiling.breakdown import breakdown_of
 from determined_ds.runtime.profiling.capture import Capture, capture_of
 from determined_ds.trial.engine import print_communication
+from determined_ds.trial.seeded_module import seed_layers
 
 
 class TrainingLoop(DueAfterStep):
@@ -120,13 +121,7 @@ class TrainingLoop(DueAfterStep):
         if self._options.step_zero_validation and self._state.batches_trained == 0:
             self._validate()
         self._set_modes()
-        # Nothing is built from here on: the generators continue from where the checkpoint was made.
-        if self._generators:
-            set_rng_state(self._generators, self._context.device)
-        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
-            mpu, size = self._context._mpu, self._context.resolved.topology.sequence_parallel_size
-            slices_before = self._context.distributed.rank % size * mpu.data_parallel_world_size
-            seed_everything(self._context.get_trial_seed() + mpu.data_parallel_rank + slices_before)
+        self._seed()  # nothing is built from here on
         if self._options.breakdown:
             self._reporter.parts = parts = breakdown_of(self._context)
             self._closing.callback(parts.close)
@@ -137,6 +132,18 @@ class TrainingLoop(DueAfterStep):
         if self._options.profile is not None:
             batches = self._record(self._options.profile, batches)
         return batches
+
+    def _seed(self) -> None:
+        """Have random numbers go on from where the checkpoint was made, or begin."""
+        mpu, seed = self._context._mpu, self._context.get_trial_seed()
+        if self._generators:
+            set_rng_state(self._generators, self._context.device)
+        else:  # ranks began alike, to build the same model; the dropout of replicas and of slices differs
+            size = self._context.resolved.topology.sequence_parallel_size
+            slices_before = self._context.distributed.rank % size * mpu.data_parallel_world_size
+            seed_everything(seed + mpu.data_parallel_rank + slices_before)
+        if are_by_layer(self._generators):
+            seed_layers(self._context.models, seed, mpu.data_parallel_rank)
 
     def _record(self, steps: ProfiledSteps, batches: Iterator[Any] | None) -> Iterator[Any] | None:
         """Have steps recorded by torch's profiler; returns the micro-batches, for which waiting is recorded too."""
