@@ -125,6 +125,11 @@ class Strategy:
         return self.replicas * self.sequence_parallel_size
 
     @property
+    def is_compiled(self) -> bool:
+        """By torch.compile or by DeepCompile."""
+        return self.torch_compile or self.deepcompile
+
+    @property
     def pipeline(self) -> Pipeline:
         """What its ranks compute in which order."""
         return Pipeline(

@@ -80,11 +80,13 @@ def adopted(
 
 
 def check_pipeline(engine: Any, hyperparameters: Document) -> None:
-    """Refuse what is stated of a pipeline and carried out by a PipelineTrial alone, for an engine made otherwise.
+    """Refuse what is stated of a pipeline and carried out by a PipelineTrial alone, for a module made otherwise.
 
     Raises:
         ConfigError: names each.
     """
+    if isinstance(engine, PipelineEngine) and engine.num_stages == 1:
+        return  # nothing to order or to divide, of which rules warn
     schedule, method = hyperparameters.get(("pipe_schedule",)), hyperparameters.get(("partition_method",))
     stated = {
         "pipe_schedule": schedule not in (None, AUTO, ONE_F_ONE_B) and not isinstance(engine, PlannedEngine),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
@@ -235,6 +236,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             chosen = DeepSpeedMPU(engine.mpu)
         if chosen is not None:
             self._mpu = chosen
+        if isinstance(engine, PipelineEngine):
+            check_pipeline(engine, self._hyperparameters)
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
             self._agree(engine)
         self._check_mpu()

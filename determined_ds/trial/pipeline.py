@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from deepspeed.pipe import PipelineModule
 
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.pipe.orders import ZB_H1, Pipeline
 from determined_ds.pipe.partition import MEASURED, UNIFORM
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
@@ -21,7 +23,8 @@ from determined_ds.trial.planned_module import made_module, process_topology
 class PipelineTrial(ReconciledTrial):
     """Write the layers, the loss and the data; the library does stages, schedule and evaluation.
 
-    A data loader yields ``(inputs, targets)``. Only tensors of floats can pass between stages.
+    A data loader yields ``(inputs, targets)``. Tensors pass between stages, alone or in a tuple; of 1F1B with three
+    stages or more, floats alone.
 
     Attributes:
         partition_method: How layers are shared out: ``parameters``, ``uniform``, ``measured`` (by the time that each
@@ -81,6 +84,7 @@ class PipelineTrial(ReconciledTrial):
             This rank's part of the model.
         """
         pipe = self.resolved.strategy.pipeline
+        self._check_schedule(pipe)
         layers = returned.layers(self, self.build_layers(), pipe.parts)
         method, bounds = returned.partition_method(self, self.chosen_partition), None
         if method == MEASURED and pipe.ranks > 1:
@@ -125,6 +129,22 @@ class PipelineTrial(ReconciledTrial):
             The mean loss, as ``validation_loss``.
         """
         return {"validation_loss": self.engine.eval_batch(self._on_device(dataloader_iter))}
+
+    def _check_schedule(self, pipe: Pipeline) -> None:
+        """Refuse what a schedule cannot do and only the trial and this process show; the rest is refused by rules."""
+        if pipe.schedule != ZB_H1 or pipe.ranks == 1:
+            return
+        key, message = "", ""
+        if self.activation_checkpoint_interval:
+            key = f"{type(self).__name__}.activation_checkpoint_interval"
+            message = (
+                "zb-h1 cannot train with activation checkpointing: each layer would be computed anew twice"
+            )
+        elif torch.__version__ < "2.7":  # whose backward() does not begin at a node of the graph
+            key, message = "torch", "zb-h1 needs torch 2.7 or later"
+        if key:
+            fix = "take another hyperparameters.pipe_schedule"
+            raise ConfigError(Problem(key=key, message=message, fix=fix, code="zb-h1"))
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.pipeline_loss(self, self.loss(outputs, targets))

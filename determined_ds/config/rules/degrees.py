@@ -63,6 +63,24 @@ RULES: tuple[Rule, ...] = (
         warning=True,
     ),
     Rule(
+        code="zb-h1-recomputation",
+        key=("hyperparameters", "pipe_schedule"),
+        breaks=lambda f: f.pipe > 1 and f.schedule == ZB_H1 and f.strategy.activation_checkpointing,
+        message="zb-h1 cannot train with activation checkpointing: its backward pass goes through a layer twice, and"
+        " would compute it anew each time",
+        fix="take another pipe_schedule, or no activation checkpointing",
+        source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward, which"
+        " raises: not compatible with .grad()",
+    ),
+    Rule(
+        code="zb-h1-compiled",
+        key=("hyperparameters", "pipe_schedule"),
+        breaks=lambda f: f.pipe > 1 and f.schedule == ZB_H1 and f.strategy.is_compiled,
+        message="zb-h1 gains nothing from compiled layers: the backward pass of one has no parts, and would run twice",
+        fix="take another pipe_schedule, or torch_compile: false",
+        source="torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility",
+    ),
+    Rule(
         code="pipe-schedule-one-stage",
         key=("gradient_accumulation_steps",),
         breaks=lambda f: f.pipe == 1 and f.schedule != ONE_F_ONE_B,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.config.rule_cases.points import FEW, FP16, ZERO, Cases, Setup, zero
 
-DUALPIPEV, INTERLEAVED = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "interleaved"}
+DUALPIPEV, INTERLEAVED, ZB_H1 = ({"pipe_schedule": name} for name in ("dualpipev", "interleaved", "zb-h1"))
 
 BY_TIME = {"partition_method": "measured"}
 
@@ -71,6 +71,24 @@ CASES: Cases = {
     ("partition-measured", ("hyperparameters", "partition_method")): (
         Setup(slots=4, pipe=2, model=2, hyperparameters=BY_TIME),
         Setup(slots=4, pipe=2, model=2, hyperparameters={"partition_method": "parameters"}),
+    ),
+    ("zb-h1-recomputation", ("hyperparameters", "pipe_schedule")): (
+        Setup(
+            ds={"gradient_accumulation_steps": 2, "pipeline": {"activation_checkpoint_interval": 1}},
+            pipe=2,
+            hyperparameters=ZB_H1,
+        ),
+        Setup(
+            ds={"gradient_accumulation_steps": 4, "pipeline": {"activation_checkpoint_interval": 1}},
+            pipe=2,
+            hyperparameters=INTERLEAVED,
+        ),
+    ),
+    ("zb-h1-compiled", ("hyperparameters", "pipe_schedule")): (
+        Setup(
+            ds={"gradient_accumulation_steps": 2}, pipe=2, hyperparameters={**ZB_H1, "torch_compile": True}
+        ),
+        Setup(ds={"gradient_accumulation_steps": 2}, pipe=2, hyperparameters=ZB_H1),
     ),
     ("pipe-schedule-one-stage", ("gradient_accumulation_steps",)): (
         Setup(hyperparameters=INTERLEAVED),
