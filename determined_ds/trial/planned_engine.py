@@ -147,7 +147,7 @@ class PlannedEngine(PipelineEngine):
             buffers["inputs"][self._beside(buffer_id, 1)] = _detached(buffers["outputs"][buffer_id])
         if not trains:
             buffers["inputs"][buffer_id] = buffers["labels"][buffer_id] = None
-        if is_last or (not trains and not is_sent):  # of the last part the loss is all that goes on
+        if is_last or (not trains and not is_sent):  # of the last part the loss alone is needed
             buffers["outputs"][buffer_id] = None
 
     def _exec_backward_pass(self, buffer_id: int, part: int) -> None:

@@ -85,7 +85,7 @@ def weight_pass(held: LateWeights) -> None:
     """
     if held.outputs:
         torch.autograd.backward(held.outputs, held.gradients)
-    # From one node of a weight that is used twice, gradients go on to the next, through nodes that other groups need.
+    # From one node of a weight that is used twice, gradients reach the next one through nodes that other groups need.
     is_kept = any(len(group["intermediates"]) > 1 for group in held.groups)
     for group in held.groups:
         nodes, arrived = group.pop("intermediates"), group.pop("grads", ())

@@ -134,7 +134,7 @@ class TrainingLoop(DueAfterStep):
         return batches
 
     def _seed(self) -> None:
-        """Have random numbers go on from where the checkpoint was made, or begin."""
+        """Have random numbers continue from where the checkpoint was made, or begin."""
         mpu, seed = self._context._mpu, self._context.get_trial_seed()
         if self._generators:
             set_rng_state(self._generators, self._context.device)
