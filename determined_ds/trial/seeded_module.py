@@ -68,7 +68,9 @@ class SeededModule(PipelineModule):
             return super().forward(forward_input)
         layers, first = self.forward_funcs, self._local_start
         seed_of = self.seeds.of_pass(first)
-        with torch.random.fork_rng(_gpus()):  # what else draws numbers draws them as if no layer had been seeded
+        with torch.random.fork_rng(
+            _gpus()
+        ):  # what else draws numbers draws them as if no layer had been seeded
             interval = self.activation_checkpoint_interval
             if not interval:
                 return _run(layers, first, seed_of, forward_input)
