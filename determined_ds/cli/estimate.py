@@ -18,6 +18,7 @@ Examples:
   det-ds estimate experiments/gpt2/const.yaml --gpu-memory 24GiB
   det-ds estimate --params 6B --layers 28 --hidden 4096 --slots 8 --gpu-memory 80GiB
   det-ds estimate --hf-config path/to/config.json --gpu-memory 80GiB --activation-checkpointing
+  det-ds estimate experiments/gpt2/pipeline4.yaml --schedules schedules.png
 """
 DEFAULT_SLOTS = 8
 PARTS = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total", "host")
@@ -43,6 +44,12 @@ HEADERS = {"params": 2, "grads": 3, "optim.": 1, "activ.": 1, "buffers": 4, "tot
 @click.option("--micro-batch", type=int, help="Samples a rank computes at a time.  [default: CONFIG's, or 1]")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[default: CONFIG's, or bf16]")
 @click.option("--activation-checkpointing", is_flag=True, help="Recompute blocks in the backward pass.")
+@click.option(
+    "--schedules",
+    metavar="PNG",
+    type=click.Path(path_type=Path),
+    help="Draw CONFIG's pipeline by each schedule.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
 def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any) -> None:
     """Estimate the bytes that a rank needs under every ZeRO stage and offload, and what fits a GPU.
@@ -50,6 +57,7 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
     Of a script it is the Hugging Face model that a hyperparameter describes.
     """
+    from determined_ds.cli.drawn_schedules import draw_schedules
     from determined_ds.cli.expected_times import as_json as times_as_json
     from determined_ds.cli.expected_times import expected_times
     from determined_ds.memory import alternatives, fit, parse_bytes
@@ -63,6 +71,7 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     else:
         shape, strategy = _of_experiment(config, context_dir, flags)
         marked = _label(strategy)
+    drawn = draw_schedules(strategy.pipeline, flags["schedules"]) if flags["schedules"] else []
     rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
     times = expected_times(shape, [row.strategy for row in rows])
     if as_json:
@@ -72,7 +81,7 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     else:
         _show(shape, rows, gpu, marked)
         names = [_name_in_table(row.strategy, marked) for row in rows]
-        click.echo("\n".join(["", *times.lines(names, terminal_width())]))
+        click.echo("\n".join(["", *times.lines(names, terminal_width()), *drawn]))
     if gpu is not None:
         _refuse_too_small(shape, rows, gpu)
 

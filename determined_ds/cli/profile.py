@@ -124,8 +124,8 @@ def _schedule_picture(step: Path, folder: Path) -> list[Path]:
     """The picture of a pipeline's recorded step, where there is one and matplotlib."""
     import importlib.util
 
-    from determined_ds.protocol.pipeline_step import read_step
     from determined_ds.protocol.profile_files import SCHEDULE_PNG
+    from determined_ds.protocol.recorded_step import read_step
 
     if not step.is_file() or importlib.util.find_spec("matplotlib") is None:
         return []

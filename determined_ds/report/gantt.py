@@ -40,8 +40,8 @@ COLOURS = {
 NAMES = {
     FORWARD: "forward",
     BACKWARD: "backward",
-    INPUT: "backward: inputs",
-    WEIGHT: "backward: weights",
+    INPUT: "backward of the inputs",
+    WEIGHT: "backward of the weights",
     LOAD: "loading",
 }
 LONGEST_NAME = 40
@@ -218,7 +218,9 @@ def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
     chunks = max(chart.pipe.chunks for chart in charts)
     keys = []
     names = (
-        NAMES if BACKWARD not in there else {**NAMES, BACKWARD: "backward, or that for the inputs", INPUT: ""}
+        NAMES
+        if BACKWARD not in there
+        else {**NAMES, BACKWARD: "backward (of the inputs, where in two)", INPUT: ""}
     )
     if INPUT not in there:
         names = NAMES

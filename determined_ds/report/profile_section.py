@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from determined_ds.errors import ConfigError
 from determined_ds.pipe.recording import RecordedStep
-from determined_ds.protocol.pipeline_step import read_step
 from determined_ds.protocol.profile_files import PROFILE_DIR, PROFILE_JSON
+from determined_ds.protocol.recorded_step import read_step
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.formatting import number, percent
 from determined_ds.report.gantt import step_picture

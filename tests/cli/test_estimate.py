@@ -104,6 +104,22 @@ def test_a_pipeline_has_rows_of_its_own() -> None:
     assert {row["replicas"] for row in found["strategies"]} == {2, 4}
 
 
+def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
+    """Those that can order its micro-batches; the others are named."""
+    picture, config = tmp_path / "schedules.png", ROOT / "experiments" / "gpt2" / "pipeline4.yaml"
+    fewer = "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=4"
+    drawn = estimate(config, ROOT, "--schedules", picture, "--set", fewer)
+    assert drawn.exit_code == 0, drawn.output
+    assert drawn.output.splitlines()[-2:] == [
+        str(picture),
+        "not drawn: dualpipev needs 2 micro-batches a rank: at least 8, not 4",
+    ]
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "--schedules: draws a pipeline, and CONFIG has none" in refused(GPT2, ROOT, "--schedules", picture)
+    nowhere = tmp_path / "missing" / "schedules.png"
+    assert "name a file in a folder that exists" in refused(config, ROOT, "--schedules", nowhere)
+
+
 def test_a_script_is_estimated_by_the_model_that_its_yaml_describes() -> None:
     found = as_json(ROOT / "experiments/hf_trainer/const.yaml", ROOT)
     assert found["model"]["num_layers"] == 4

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds.protocol.pipeline_step import read_step
+from determined_ds.protocol.recorded_step import read_step
 from tests.command import det_ds
 from tests.profile.written_trace import mark, written
 

@@ -15,7 +15,7 @@ from determined_ds.profile.memory_of_step import OWNERS, MemoryOfStep
 from determined_ds.profile.operators import Operator, OperatorCosts
 from determined_ds.profile.step_parts import PARTS, Profile, RankProfile, StepParts
 from determined_ds.profile.waiting_calls import WaitingCall
-from determined_ds.protocol.pipeline_step import write_step
+from determined_ds.protocol.recorded_step import write_step
 from determined_ds.report import profile_pictures
 from determined_ds.report.profile_section import profile_section
 from determined_ds.report.profile_text import profile_lines

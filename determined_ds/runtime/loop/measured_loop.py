@@ -19,7 +19,7 @@ from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.settings import LoopOptions, section_of
 from determined_ds.runtime.loop.step_measure import StepMeasure, reported
-from determined_ds.runtime.profiling.pipeline_step import median_step, record_passes
+from determined_ds.runtime.profiling.median_step import median_step, record_passes
 from determined_ds.runtime.scripts.given_run import Measurement
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import engine_name
