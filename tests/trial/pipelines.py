@@ -195,6 +195,7 @@ def engine_of(case: Case, layers: list[Any], loss: Any) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         module = made_module(
             case.pipe,
+            num_stages=case.ranks,
             layers=layers,
             loss_fn=loss,
             partition_method="uniform",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from tests.ranks import Ranks
-from tests.trial.pipelines import Case, Trained, in_ranks, plainly
+from determined_ds.errors import ConfigError
+from tests.making import decide
+from tests.ranks import Ranks, RanksFailed
+from tests.trial.pipelines import BATCH, TIME, WIDTH, Case, Trained, engine_of, in_ranks, plainly
 
-ALL = "more ranks, parts, replicas and ZeRO stages: two ranks of each kind are in the short test"
-SCHEDULES = (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("dualpipev", 2), ("zb-h1", 1))
+MORE = "more parts, ranks, replicas and settings: test_two_ranks_train_as_plain_pytorch has some of each"
+PARTS = (("1f1b", 1), ("gpipe", 1), ("interleaved", 1), ("interleaved", 2), ("interleaved", 4))
+SCHEDULES = (*PARTS, ("dualpipev", 2), ("zb-h1", 1))
 
 
-def agree(size: Ranks, cases: list[Case]) -> None:
-    of_ranks = size.run(in_ranks, cases)
+def agree(ranks: Ranks, cases: list[Case]) -> None:
+    of_ranks = ranks.run(in_ranks, cases)
     for number, case in enumerate(cases):
         expected = plainly(case)
         for own in (found[number] for found in of_ranks):
@@ -30,12 +37,141 @@ def _close(own: Trained, expected: Trained, case: Case) -> None:
 
 
 def test_two_ranks_train_as_plain_pytorch(two_ranks: Ranks) -> None:
-    """Tied weights, functions, dropout, accumulation, clipping, evaluation with a tail; ZeRO 1 in one of them."""
+    """Tied weights, functions, dropout, accumulation, clipping, evaluation with a tail."""
+    cases = [Case(schedule="interleaved", chunks=2, interval=2), Case(schedule="zb-h1", zero=1)]
+    agree(two_ranks, cases)
+
+
+@pytest.mark.long(MORE)
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_every_schedule_on_two_ranks(two_ranks: Ranks, schedule: str, chunks: int) -> None:
+    case = Case(schedule=schedule, chunks=chunks)
     agree(
         two_ranks,
         [
-            Case(schedule="interleaved", chunks=2),
-            Case(schedule="zb-h1", zero=1),
-            Case(schedule="dualpipev", chunks=2, zero=1, interval=2),
+            case,
+            replace(case, zero=1, clipping=0.0, micro_batches=8),
+            replace(case, zero=1, dropout=0.0, interval=0 if schedule == "zb-h1" else 1),
         ],
     )
+
+
+@pytest.mark.long(MORE)
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_every_schedule_on_four_ranks(four_ranks: Ranks, schedule: str, chunks: int) -> None:
+    """One pipeline of four stages, and two replicas of two."""
+    case = Case(schedule=schedule, chunks=chunks, ranks=4, micro_batches=8)
+    agree(four_ranks, [case, replace(case, ranks=2, micro_batches=4, replicas=2, zero=1)])
+
+
+BF16 = {"bf16": {"enabled": True}}
+IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "bf16": (0, BF16),
+    "bf16, ZeRO 1": (1, {**BF16, **IN_FP32}),
+    "bf16, ZeRO 1, at once": (1, {"bf16": {"enabled": True, "immediate_grad_update": True}, **IN_FP32}),
+    "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
+    "fp16, ZeRO 1, summed in fp32": (1, {"fp16": {"enabled": True, "loss_scale": 64}, **IN_FP32}),
+    "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2}),
+}
+
+
+@pytest.mark.long("each way in which an optimizer takes gradients; in fp32 above")
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_precision_trains_as_1f1b_does(two_ranks: Ranks, setting: str) -> None:
+    """To the bit: the numbers are the same, in another order."""
+    zero, more = SETTINGS[setting]
+    names = (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("dualpipev", 2))
+    cases = [Case(schedule=name, chunks=chunks, zero=zero, more=more, steps=6) for name, chunks in names]
+    for of_rank in two_ranks.run(in_ranks, cases):
+        expected = of_rank[0]
+        assert len(set(expected.losses)) == len(expected.losses)
+        for case, own in zip(cases[1:], of_rank[1:], strict=True):
+            assert own.losses == expected.losses, case
+            assert own.evaluated == expected.evaluated, case
+
+
+# ------------------------------------------------------------------------------------------- between stages
+
+
+class Handing(torch.nn.Module):
+    """Hands on whole numbers and truth values beside its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((WIDTH,), 0.5))
+
+    def forward(self, inputs: Any) -> Any:
+        hidden, places, mask = inputs if isinstance(inputs, tuple) else (inputs, torch.arange(TIME), None)
+        mask = hidden > 0 if mask is None else mask
+        hidden = (hidden * self.weight + places.unsqueeze(-1)) * mask
+        return hidden.transpose(0, 1).contiguous().transpose(0, 1), places + 1, mask
+
+
+def first_of(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(outputs[0], targets)
+
+
+def handed_on(schedule: str, chunks: int, sizes: list[int]) -> tuple[float, float]:
+    """The loss of a step in a pipeline, and by plain PyTorch."""
+    case = Case(schedule=schedule, chunks=chunks)
+    engine = engine_of(case, [Handing() for _ in range(4)], first_of)
+    given = [(torch.linspace(-1, 1, size * TIME * WIDTH).view(size, TIME, WIDTH),) * 2 for size in sizes]
+    plain = torch.nn.Sequential(*(Handing() for _ in range(4)))
+    expected = sum(float(first_of(plain(inputs), targets)) for inputs, targets in given) / len(given)
+    return float(engine.train_batch(iter(given))), expected
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("interleaved", 2), ("zb-h1", 1)])
+def test_what_passes_between_stages(two_ranks: Ranks, schedule: str, chunks: int) -> None:
+    for own, expected in two_ranks.run(handed_on, schedule, chunks, [BATCH] * 4):
+        assert own == pytest.approx(expected, rel=1e-6)
+
+
+def test_micro_batches_of_several_sizes_are_refused_in_training(two_ranks: Ranks) -> None:
+    with pytest.raises(RanksFailed, match=r"a micro-batch of \(1, 3, 8\), .* after one of \(4, 3, 8\)"):
+        two_ranks.run(handed_on, "gpipe", 1, [BATCH, BATCH, BATCH, 1])
+
+
+# ------------------------------------------------------------------------------------------- around them
+
+
+def test_profiles_name_every_instruction() -> None:
+    from determined_ds.runtime.profiling.marks import INSTRUCTIONS
+    from determined_ds.trial.planned_engine import PlannedEngine
+
+    assert set(PlannedEngine._INSTRUCTION_MAP) == set(INSTRUCTIONS)
+
+
+def test_zb_h1_refuses_what_only_the_trial_shows() -> None:
+    from determined_ds import PipelineTrial
+
+    class Trial(PipelineTrial):
+        activation_checkpoint_interval = 1
+        build_layers = loss = build_training_data_loader = build_validation_data_loader = None  # type: ignore[assignment]
+
+    hp = {"global_batch_size": 8, "pipe_parallel_size": 2, "pipe_schedule": "zb-h1"}
+    resolved = decide(hp, {"gradient_accumulation_steps": 4}, slots=2)
+    trial: Any = object.__new__(Trial)
+    with pytest.raises(ConfigError, match=r"Trial\.activation_checkpoint_interval"):
+        trial._check_schedule(resolved.strategy.pipeline)
+
+
+def test_a_module_that_a_trial_cuts_itself_is_refused() -> None:
+    """A schedule that is stated and not carried out."""
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    from determined_ds.documents.document import Document
+    from determined_ds.runtime.adoption import check_pipeline
+
+    engine: Any = object.__new__(PipelineEngine)
+    object.__setattr__(engine, "module", None)
+    for stages in (1, 2):
+        object.__setattr__(engine, "num_stages", stages)
+        check_pipeline(engine, Document(name="", data={"pipe_schedule": "1f1b"}))
+        stated = Document(name="", data={"pipe_schedule": "zb-h1"})
+        if stages == 1:
+            check_pipeline(engine, stated)  # of which a rule warns
+            continue
+        with pytest.raises(ConfigError, match="a PipelineTrial reads it"):
+            check_pipeline(engine, stated)
