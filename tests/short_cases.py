@@ -49,6 +49,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "sequence 2 -> one rank",
         "one rank -> sequence 2",
     ),
+    "model_defs/causal_lm/test_tiles.py::test_losses_are_those_without_tiles": ("ZeRO 3, sequence 2",),
     "model_defs/causal_lm/test_strategies_agree.py::test_losses_agree": ("loaded", "lora"),
     "model_defs/causal_lm/test_strategies_agree.py::test_what_was_trained_loads_in_plain_huggingface": ("3",),
     "model_defs/causal_lm/test_strategies_agree.py::test_adapters_load_in_plain_peft": ("3",),

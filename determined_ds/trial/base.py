@@ -23,7 +23,7 @@ from determined_ds.trial.of_context import resolved_of
 from determined_ds.trial.planned_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
-from determined_ds.trial.ulysses import sequence_group_of
+from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of
 
 # Methods that the loop of this library calls.
 OWN_LOOP = ("frozen", "on_step_end")
@@ -53,6 +53,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
     validation_metrics: Sequence[str] | Mapping[str, Any] = ()
     is_whole = True
     sequence_parallel = False
+    sequence = SequenceGroup()
     # How messages name the methods that make loaders.
     loader_names: ClassVar[dict[str, str]] = {
         "training_loader": "self.training_loader",

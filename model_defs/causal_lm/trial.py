@@ -19,10 +19,11 @@ from model_defs.causal_lm.model import (
     on_meta_device,
     positions_in_documents,
 )
+from model_defs.causal_lm.tiles import check_tiles, tile_loss, tile_mlps
 from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
 from model_defs.common.sections import Section, parse_section
-from model_defs.common.text import export_tokenizer, load_text, next_token_loss
+from model_defs.common.text import IGNORED, export_tokenizer, load_text, next_token_loss
 
 
 class Options(Section):
@@ -36,6 +37,10 @@ class Options(Section):
     """Whether a token attends to earlier documents of its sequence."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] | None = None
     """The attention kernel; None: sdpa. The last one needs its package, a GPU and 16 bits."""
+    tiled_mlp: int = Field(1, ge=1)
+    """Tiles of the sequence in which each MLP is computed; 1: at once."""
+    tiled_loss: int = Field(1, ge=1)
+    """Tiles of the sequence in which the logits and their loss are computed; 1: at once."""
 
 
 class CausalLMTrial(DataParallelTrial):
@@ -65,6 +70,8 @@ class CausalLMTrial(DataParallelTrial):
         self.config = read_config(self.source, hparams.get("model_config"), vocab_size=vocab_size)
         check_fit(self.config, vocab_size=vocab_size, sequence_length=length, tokenizer=tokenizer)
         self.isolated = not self.options.attend_across_documents
+        tiles = {"tiled_mlp": self.options.tiled_mlp, "tiled_loss": self.options.tiled_loss}
+        check_tiles(self.config, lora=self.lora is not None, **tiles)
         if self.sequence.size > 1:
             check_sliced(self.config, self.sequence, length, isolated=self.isolated)
 
@@ -84,7 +91,15 @@ class CausalLMTrial(DataParallelTrial):
             check_masks(model, isolated=self.isolated)
         if self.options.activation_checkpointing:
             checkpoint_blocks(model)
+        if not on_meta_device():
+            self._tile(model)
         return model if self.lora is None else with_lora(model, self.lora, seed=seed)
+
+    def _tile(self, model: torch.nn.Module) -> None:
+        if self.options.tiled_mlp > 1:
+            tile_mlps(model, self.options.tiled_mlp)
+        if self.options.tiled_loss > 1:
+            tile_loss(model, self.options.tiled_loss)
 
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         return decay_groups(model)
@@ -97,6 +112,9 @@ class CausalLMTrial(DataParallelTrial):
         elif self.sequence.size > 1:
             positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
             positions["position_ids"] = positions_T.expand_as(tokens_BT)
+        if self.options.tiled_loss > 1 and not on_meta_device():
+            total = model(input_ids=tokens_BT, use_cache=False, targets=targets_BT, **positions)
+            return self.sequence.mean(total, (targets_BT != IGNORED).sum())
         output = model(input_ids=tokens_BT, use_cache=False, **positions)
         return next_token_loss(output.logits, targets_BT, self.sequence)
 
