@@ -3,12 +3,13 @@ checkpoints, so that a run that resumes is cut as before."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from determined_ds.pipe.orders import Pipeline
-from determined_ds.pipe.partition import Bounds, LayerTime
+from determined_ds.pipe.partition import Bounds, LayerTime, rank_seconds
 
 NAME = "partition.json"
 
@@ -55,3 +56,16 @@ def read_partition(text: str) -> Partition | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def in_words(found: Partition) -> str:
+    """A partition in a line: the layers of each part, and the slowest rank beside that by parameters."""
+    sizes = "+".join(str(end - start) for start, end in itertools.pairwise(found.bounds))
+    slowest, otherwise = (
+        1000 * max(rank_seconds(found.layers, bounds, found.pipe))
+        for bounds in (found.bounds, found.by_parameters)
+    )
+    return (
+        f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank, and"
+        f" {otherwise:.1f} ms by parameters"
+    )

@@ -9,7 +9,6 @@ The way of a partition::
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +16,9 @@ from deepspeed.runtime.utils import partition_balanced
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import Pipeline
-from determined_ds.pipe.partition import MEASURED, Bounds, LayerTime, fastest, rank_seconds
-from determined_ds.protocol.layer_shares import Partition, read_partition
+from determined_ds.pipe.partition import MEASURED, Bounds, LayerTime, fastest
+from determined_ds.protocol.layer_shares import Partition, in_words, read_partition
 from determined_ds.trial.layer_times import measured_layers, names_of
-
-logger = logging.getLogger("determined_ds")
 
 
 def measured_partition(
@@ -57,26 +54,13 @@ def measured_partition(
         )
     context.keep_partition(found.text())
     if context.distributed.rank == 0:
-        logger.info("%s", in_words(found))
+        print(f"partition   {in_words(found)}", flush=True)
     return found
 
 
 def by_parameters(layers: Sequence[LayerTime], parts: int) -> Bounds:
     """Where DeepSpeed would cut by the numbers of parameters."""
     return tuple(int(bound) for bound in partition_balanced([each.parameters for each in layers], parts))
-
-
-def in_words(found: Partition) -> str:
-    """A partition in a line: the layers of each part, and the slowest rank beside that by parameters."""
-    sizes = "+".join(str(end - start) for start, end in zip(found.bounds, found.bounds[1:], strict=False))
-    slowest, otherwise = (
-        1000 * max(rank_seconds(found.layers, bounds, found.pipe))
-        for bounds in (found.bounds, found.by_parameters)
-    )
-    return (
-        f"partition   measured: {sizes} layers; a micro-batch takes {slowest:.1f} ms on the slowest rank, and "
-        f"{otherwise:.1f} ms by parameters"
-    )
 
 
 def _check(trial: Any) -> None:

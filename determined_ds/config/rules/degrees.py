@@ -90,16 +90,6 @@ RULES: tuple[Rule, ...] = (
         warning=True,
     ),
     Rule(
-        code="zb-h1-checkpointing",
-        key=("hyperparameters", "pipe_schedule"),
-        breaks=lambda f: f.pipe > 1 and f.schedule == ZB_H1 and f.strategy.activation_checkpointing,
-        message="zb-h1 takes the gradients of a part's inputs by themselves, and activations that are computed again"
-        " give none: 'Checkpointing is not compatible with .grad()'",
-        fix="take another pipe_schedule, or turn activation checkpointing off",
-        source="deepspeed 0.19.8 runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward;"
-        " torch distributed/pipelining/_backward.py stage_backward_input",
-    ),
-    Rule(
         code="partition-one-stage",
         key=("hyperparameters", "partition_method"),
         breaks=lambda f: f.pipe == 1 and f.partition_method is not None,

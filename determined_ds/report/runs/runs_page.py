@@ -13,6 +13,7 @@ from markupsafe import Markup
 from determined_ds.protocol.conclusion import COMPLETED
 from determined_ds.protocol.handed_on import count
 from determined_ds.report.formatting import loss_text
+from determined_ds.report.layer_section import partition_section
 from determined_ds.report.profile_section import profile_section
 from determined_ds.report.runs.curves import VALIDATION
 from determined_ds.report.runs.differing import alike, differing, sections_of
@@ -69,6 +70,7 @@ def runs_page(runs: Sequence[RunView], *, live_s: float | None = None) -> str:
         parts=MOST_PARTS,
         blocks=_blocks(runs),
         profiles=_profiles(runs),
+        partitions=_partitions(runs),
         launches=_launches(runs),
         warnings=_warnings(runs),
         alike=alike(runs),
@@ -184,6 +186,14 @@ def _blocks(runs: Sequence[RunView]) -> list[tuple[str, str]]:
 def _profiles(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     """What profiles have found, of each run that was profiled."""
     found = [(shown.label, profile_section(shown.run.path, f"profile{at}")) for at, shown in enumerate(runs)]
+    return [{"label": label, **section} for label, section in found if section]
+
+
+def _partitions(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """How layers are shared out, of each pipeline that has measured them."""
+    found = [
+        (shown.label, partition_section(shown.run.path, f"partition{at}")) for at, shown in enumerate(runs)
+    ]
     return [{"label": label, **section} for label, section in found if section]
 
 

@@ -60,10 +60,6 @@ CASES: Cases = {
         )
         for key in ("pipe_partitioned", "grad_partitioned")
     },
-    ("zb-h1-checkpointing", ("hyperparameters", "pipe_schedule")): (
-        Setup(pipe=2, hyperparameters={"pipe_schedule": "zb-h1", "activation_checkpointing": True}),
-        Setup(pipe=2, hyperparameters={"pipe_schedule": "zb-h1"}),
-    ),
     ("partition-one-stage", ("hyperparameters", "partition_method")): (
         Setup(hyperparameters=BY_TIME),
         Setup(pipe=2, hyperparameters=BY_TIME),
