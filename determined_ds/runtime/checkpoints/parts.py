@@ -141,7 +141,7 @@ class RankParts:
             then += f" ({count(before['replicas'], 'replica')}, {before['engine']})"
         now = f"{count(here.ranks, 'rank')} ({count(here.replicas, 'replica')}, {self._context.engine})"
         if then == now:
-            return f"elastic     {now}: they held other layers of the pipeline"
+            return f"elastic     {now}, with other layers of the pipeline each"
         return f"elastic     {then} -> {now}"
 
     def _own(self, path: Path, uuid: str) -> dict[str, Any]:
