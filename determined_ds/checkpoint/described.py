@@ -152,7 +152,7 @@ def _strategy(load_data: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": (ds_config.get("optimizer") or {}).get("type"),
         "zero_hpz_partition_size": zero.get("zero_hpz_partition_size"),
         **{name: (zero.get(name) or {}).get("device") for name in ("offload_optimizer", "offload_param")},
-        **{name: hparams.get(name) for name in LAYOUT},
+        **{name: hparams.get(name) for name in (*LAYOUT, "pipe_schedule", "pipe_chunks")},
     }
     return {name: value for name, value in found.items() if value not in (None, "none")}
 
@@ -164,7 +164,8 @@ def in_words(strategy: Mapping[str, Any]) -> str:
     words = [f"ZeRO {strategy['zero_stage']}", strategy["precision"]]
     for name, label in LAYOUT.items():
         if isinstance(strategy.get(name), int) and strategy[name] > 1:
-            words.append(f"{label} {strategy[name]}")
+            schedule = strategy.get("pipe_schedule") if name == "pipe_parallel_size" else None
+            words.append(f"{label} {strategy[name]}{f' ({schedule})' if schedule else ''}")
     if (strategy.get("zero_hpz_partition_size") or 1) > 1:
         words.append(f"hpZ {strategy['zero_hpz_partition_size']}")
     for name in ("offload_optimizer", "offload_param"):

@@ -85,7 +85,7 @@ class PipelineTrial(ReconciledTrial):
         """
         pipe = self.resolved.strategy.pipeline
         self._check_schedule(pipe)
-        layers = returned.layers(self, self.build_layers(), pipe.parts)
+        layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
         method, bounds = returned.partition_method(self, self.chosen_partition), None
         if method == MEASURED and pipe.ranks > 1:
             bounds = measured_partition(self, layers, pipe, self._checked_loss).bounds

@@ -64,8 +64,8 @@ def models(trial: Any, value: Any) -> dict[str, torch.nn.Module]:
     return value
 
 
-def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
-    """Check ``build_layers``: at least one layer for each stage."""
+def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any]:
+    """Check ``build_layers``: at least one layer for each of the ``chunks`` parts of each stage."""
     name, expected = "build_layers", "a list of layers: modules, functions, LayerSpec or TiedLayerSpec"
     lists = (torch.nn.Sequential, torch.nn.ModuleList)
     if isinstance(value, torch.nn.Module) and not isinstance(value, lists):
@@ -84,10 +84,17 @@ def layers(trial: Any, value: Any, num_stages: int) -> list[Any]:
             fix = "wrap what is not a module in a function, or leave it out"
         did = f"returned {described(layer)} as layer {index}"
         raise TrialError(wrong(trial, name, layer, expected, fix, did=did))
-    if len(found) < num_stages:
+    if len(found) < num_stages * chunks:
         did = f"returned {len(found)} layer{'s' * (len(found) != 1)}, and pipe_parallel_size is {num_stages}"
-        fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found))}"
-        raise TrialError(wrong(trial, name, value, "at least one layer for each stage", fix, did=did))
+        fix = f"return more layers, or set pipe_parallel_size to at most {max(1, len(found) // chunks)}"
+        expected = "at least one layer for each stage"
+        if chunks > 1:
+            did, expected = (
+                f"{did} with pipe_chunks {chunks}",
+                "at least one layer for each part of each stage",
+            )
+            fix += ", or take a pipe_schedule of fewer chunks, such as 1f1b"
+        raise TrialError(wrong(trial, name, value, expected, fix, did=did))
     return found
 
 

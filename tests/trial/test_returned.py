@@ -173,3 +173,14 @@ def test_a_value_that_is_wrong_is_described_with_what_is_expected(
         with pytest.raises((TrialError, TrainingError)) as raised:
             getattr(returned, check)(trial, *given, *ARGUMENTS.get(check, ()))
         assert_contains(str(raised.value), ["fix: ", *words])
+
+
+def test_a_schedule_of_several_parts_a_stage_needs_a_layer_for_each() -> None:
+    from determined_ds.trial import returned
+
+    trial = object.__new__(trial_class("pipeline"))
+    with pytest.raises(TrialError) as raised:
+        returned.layers(trial, [linear()] * 3, 2, chunks=2)
+    words = ["returned 3 layers, and pipe_parallel_size is 2 with pipe_chunks 2", "each part of each stage"]
+    assert_contains(str(raised.value), [*words, "pipe_parallel_size to at most 1", "such as 1f1b"])
+    assert len(returned.layers(trial, [linear()] * 4, 2, chunks=2)) == 4

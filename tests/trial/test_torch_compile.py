@@ -20,7 +20,8 @@ def layers() -> list[torch.nn.Module]:
     """Torch's own alone, which torch passes over unless it is called from code that is not its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return [torch.nn.Linear(3, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)]
+        ends = (torch.nn.Linear(3, 16), torch.nn.Linear(16, 1))
+        return [ends[0], torch.nn.GELU(), torch.nn.LayerNorm(16), ends[1]]
 
 
 def trial_class(stages: int) -> Any:
@@ -52,17 +53,18 @@ def trial_class(stages: int) -> Any:
     return Piped if stages > 1 else Replicated
 
 
-def hyperparameters(torch_compile: bool, stages: int = 1) -> dict[str, Any]:
+def hyperparameters(torch_compile: bool, stages: int = 1, schedule: str = "1f1b") -> dict[str, Any]:
     return {
         "global_batch_size": 8,
         "pipe_parallel_size": stages,
+        "pipe_schedule": schedule,
         "learning_rate": 0.02,
         "torch_compile": torch_compile,
         "deepspeed_config": {
             "optimizer": {"type": "AdamW"},
             "zero_optimization": {"stage": int(stages == 1)},
         },
-        "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2},
+        "overwrite_deepspeed_args": {"gradient_accumulation_steps": 2 * stages},
     }
 
 
@@ -97,13 +99,22 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long("torch's compiler takes half a minute")
 @pytest.mark.parametrize(
-    ("engine", "stages"), [("deepspeed", 1), ("ddp", 1), ("deepspeed", 2)], ids=["ZeRO 1", "ddp", "pipeline"]
+    ("engine", "stages", "schedule"),
+    [
+        ("deepspeed", 1, "1f1b"),
+        ("ddp", 1, "1f1b"),
+        ("deepspeed", 2, "1f1b"),
+        ("deepspeed", 2, "dualpipev"),
+        ("deepspeed", 2, "zb-h1"),
+    ],
+    ids=["ZeRO 1", "ddp", "pipeline", "dualpipev", "zb-h1"],
 )
 def test_compiled_it_trains_the_same(
-    two_ranks: Ranks, cache_dir: Path, tmp_path: Path, engine: str, stages: int
+    two_ranks: Ranks, cache_dir: Path, tmp_path: Path, engine: str, stages: int, schedule: str
 ) -> None:
     plain, compiled = (
-        two_ranks.run(train, tmp_path, cache_dir, engine, hyperparameters(on, stages)) for on in (False, True)
+        two_ranks.run(train, tmp_path, cache_dir, engine, hyperparameters(on, stages, schedule))
+        for on in (False, True)
     )
     for (wanted, no_graphs), (losses, graphs) in zip(plain, compiled, strict=True):
         assert losses == pytest.approx(wanted, rel=1e-4)

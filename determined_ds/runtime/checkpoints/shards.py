@@ -297,6 +297,15 @@ def _warn_of_copies(ranks: Sequence[Described]) -> None:
             )
 
 
+def _in_order(names: Iterable[str]) -> list[str]:
+    """The tensors of a pipeline by their layers, whichever ranks hold them; others as they are."""
+    found = list(names)
+    layers = {name: name.partition(".")[0] for name in found}
+    if all(layer.isdigit() for layer in layers.values()):
+        found.sort(key=lambda name: int(layers[name]))
+    return found
+
+
 def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineIndex:
     """The index over what all ranks wrote.
 
@@ -308,7 +317,8 @@ def index_of(ranks: Sequence[Described], entries: Iterable[Entry]) -> EngineInde
         CheckpointError: ranks have written a slice twice, or not at all.
     """
     _warn_of_copies(ranks)
-    kinds = {name: kind for rank in ranks for name, kind in rank.kinds.items()}
+    of_ranks = {name: kind for rank in ranks for name, kind in rank.kinds.items()}
+    kinds = {name: of_ranks[name] for name in _in_order(of_ranks)}
     scalars = {name: numbers for rank in ranks for name, numbers in rank.scalars.items()}
     pieces: dict[str, dict[str, tuple[str, list[Piece]]]] = {name: {} for name in kinds}
     for entry in entries:

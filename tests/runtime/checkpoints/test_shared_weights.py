@@ -1,4 +1,4 @@
-"""A weight that pipeline stages share is written once; where they hold other values of it, that is said."""
+"""What ranks of a pipeline write: a weight that they share once, with a word where their values differ; in order."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def test_other_values_on_another_stage_are_said(
     entry = Entry(name="0.weight", state=WEIGHT, dtype="F32", piece=piece)
     index_of([stage(norm) for norm in norms], [entry])
     assert ("pipeline stages share 0.weight" in caplog.text) is is_said
+
+
+def test_tensors_stand_in_the_order_of_the_layers_whichever_ranks_hold_them() -> None:
+    ranks, entries = [], []
+    for rank, layers in enumerate(([0, 3, 10], [1, 2])):
+        names = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
+        kinds = {name: ((1,), TRAINED) for name in names}
+        ranks.append(Described(kinds=kinds, aliases={}, common={}, scalars={}, optimizer="", shared={}))
+        for number, name in enumerate(names):
+            piece = Piece(file=f"rank{rank}.safetensors", offset=8 + 4 * number, start=0, count=1)
+            entries.append(Entry(name=name, state=WEIGHT, dtype="F32", piece=piece))
+    expected = [f"{layer}.{name}" for layer in (0, 1, 2, 3, 10) for name in ("weight", "bias")]
+    assert list(index_of(ranks, entries).tensors) == expected
