@@ -11,6 +11,7 @@ from determined_ds.config.batch import Batch
 from determined_ds.config.strategy import DTYPES, Strategy, read_strategy
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import Document
+from determined_ds.pipe.orders import chunks_problem
 
 ZERO = "zero_optimization"
 # Of the optimizers that a JSON can name, those that ZeRO takes; the mu- ones make an Adam of torch's.
@@ -101,8 +102,9 @@ class Facts:
 
     @property
     def schedule_problem(self) -> str:
-        """Why the pipeline has no such schedule; "" where it has."""
-        return self.strategy.pipeline.problem()
+        """Why the pipeline has no such schedule; "" where it has, or where that is said of ``pipe_chunks``."""
+        pipe = self.strategy.pipeline
+        return "" if chunks_problem(pipe.schedule, pipe.chunks) else pipe.problem()
 
     @property
     def bubble(self) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial.planned_module import PlannedModule
 
 _before: list[tuple[bool, ...]] = []
@@ -71,7 +72,8 @@ def compile_engine(engine: Any, device: torch.device) -> None:
     Raises:
         ConfigError: this machine lacks a compiler, which torch would only find out in the first step.
 
-    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8.
+    Source: ``DeepSpeedEngine.compile`` and ``PipelineModule.compile`` in deepspeed 0.19.8; ``donated_buffer`` in
+    torch 2.13's ``_functorch/config.py``.
     """
     if missing := missing_tools(device):
         message = f"torch.compile needs a compiler on this machine; missing: {', '.join(missing)}"
@@ -81,6 +83,9 @@ def compile_engine(engine: Any, device: torch.device) -> None:
     layers = getattr(engine.module, "forward_funcs", ())
     if isinstance(engine.module, PlannedModule):
         layers = [layer for part in engine.module.functions.values() for layer in part]
+        if engine.module.pipe.schedule == ZB_H1:
+            # Its backward pass goes through what is compiled twice; buffers that are given away are gone by then.
+            torch._functorch.config.donated_buffer = False
     for module in (engine.module, *layers):
         _give_own_frame(module)
     engine.compile()

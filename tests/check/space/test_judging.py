@@ -116,6 +116,46 @@ SPACES = st.fixed_dictionaries(
 )
 
 
+def test_a_schedule_is_judged_with_its_micro_batches_and_its_chunks() -> None:
+    """Two stages; what a schedule cannot do is said once a point, of the key that it is about."""
+    hyperparameters = {
+        "global_batch_size": 24,
+        "learning_rate": 0.1,
+        "deepspeed_config": "plain.json",
+        "pipe_parallel_size": 2,
+        "pipe_schedule": choice("1f1b", "interleaved", "dualpipev", "zb-h1"),
+        "pipe_chunks": choice(None, 4),
+        "overwrite_deepspeed_args": {"gradient_accumulation_steps": choice(2, 3, 4)},
+    }
+    read = experiment(hyperparameters)
+    accumulation, chunks, schedule = range(3)
+    assert [axis.path[-1] for axis in read.space.axes] == [
+        "gradient_accumulation_steps",
+        "pipe_chunks",
+        "pipe_schedule",
+    ]
+    runs, refused = set(), {}
+    for verdict in judge_points(read, points_of(read.space), where(slots=2)):
+        for point in verdict.points:
+            values = (point.values[schedule], point.values[chunks], point.values[accumulation])
+            if verdict.problems:
+                (problem,) = verdict.problems
+                refused[values] = problem.code
+            else:
+                runs.add(values)
+    any_batch = {(name, None, count) for name in ("1f1b", "zb-h1") for count in (2, 3, 4)}
+    folded = {("dualpipev", None, 4)}
+    in_turns = {("interleaved", parts, count) for parts in (None, 4) for count in (2, 4)}
+    assert runs == any_batch | folded | in_turns
+    assert {values[1] for values, code in refused.items() if code == "pipe-chunks"} == {4}
+    assert {values for values, code in refused.items() if code == "pipe-schedule"} == {
+        ("dualpipev", None, 2),
+        ("dualpipev", None, 3),
+        ("interleaved", None, 3),
+        ("interleaved", 4, 3),
+    }
+
+
 @given(SPACES)
 def test_judging_together_is_judging_alone(hyperparameters: dict[str, Any]) -> None:
     read = experiment(hyperparameters)
