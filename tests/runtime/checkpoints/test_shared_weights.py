@@ -27,7 +27,7 @@ def test_tensors_stand_in_the_order_of_the_layers_whichever_ranks_hold_them() ->
     ranks, entries = [], []
     for rank, layers in enumerate(([0, 3, 10], [1, 2])):
         names = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
-        kinds = {name: ((1,), TRAINED) for name in names}
+        kinds = dict.fromkeys(names, ((1,), TRAINED))
         ranks.append(Described(kinds=kinds, aliases={}, common={}, scalars={}, optimizer="", shared={}))
         for number, name in enumerate(names):
             piece = Piece(file=f"rank{rank}.safetensors", offset=8 + 4 * number, start=0, count=1)
