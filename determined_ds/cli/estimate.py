@@ -55,12 +55,15 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     """Estimate the bytes that a rank needs under every ZeRO stage and offload, and what fits a GPU.
 
     The model is that of the experiment CONFIG, built without weights; or a Hugging Face one; or given by its sizes.
-    Of a script it is the Hugging Face model that a hyperparameter describes.
+    Of a script it is the Hugging Face model that a hyperparameter describes. A pipeline is shown under every schedule
+    that its stages and micro-batches can have.
     """
+    from determined_ds.cli import expected_schedules
     from determined_ds.cli.drawn_schedules import draw_schedules
     from determined_ds.cli.expected_times import as_json as times_as_json
     from determined_ds.cli.expected_times import expected_times
     from determined_ds.memory import alternatives, fit, parse_bytes
+    from determined_ds.memory.schedules import schedule_fits
     from determined_ds.report.fitted import terminal_width
 
     _check(config, flags)
@@ -74,12 +77,17 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     drawn = draw_schedules(strategy.pipeline, flags["schedules"]) if flags["schedules"] else []
     rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
     times = expected_times(shape, [row.strategy for row in rows])
+    schedules = schedule_fits(shape, strategy)
     if as_json:
-        click.echo(
-            json.dumps({**_as_json(shape, rows, gpu), "expected_times": times_as_json(times)}, indent=2)
-        )
+        more = {
+            "expected_times": times_as_json(times),
+            "schedules": expected_schedules.as_json(schedules, strategy),
+        }
+        click.echo(json.dumps({**_as_json(shape, rows, gpu), **more}, indent=2))
     else:
         _show(shape, rows, gpu, marked)
+        if schedules:
+            click.echo("\n".join(["", *expected_schedules.lines(schedules, strategy, terminal_width())]))
         names = [_name_in_table(row.strategy, marked) for row in rows]
         click.echo("\n".join(["", *times.lines(names, terminal_width()), *drawn]))
     if gpu is not None:
@@ -324,6 +332,13 @@ def _refuse_too_small(shape: ModelShape, rows: list[Fit], gpu: int) -> None:
     )
 
 
+def _stage_parameters(shape: ModelShape, strategy: Strategy) -> list[int]:
+    """Of a pipeline; empty without one."""
+    from determined_ds.memory.states import stage_parameters
+
+    return [own for own, _ in stage_parameters(shape, strategy)] if strategy.pipe_parallel_size > 1 else []
+
+
 def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, Any]:
     from determined_ds.memory import usable_bytes
     from determined_ds.memory.estimate import checkpoint_copies_bytes
@@ -331,7 +346,14 @@ def _as_json(shape: ModelShape, rows: list[Fit], gpu: int | None) -> dict[str, A
     cheapest = next((row for row in rows if row.fits), None)
     return {
         "version": 1,
-        "model": asdict(shape),
+        "model": {
+            **{
+                key: value
+                for key, value in asdict(shape).items()
+                if key not in ("layers", "layer_element_bytes")
+            },
+            "stage_parameters": _stage_parameters(shape, rows[0].strategy),
+        },
         "gpu_memory_bytes": gpu,
         "usable_bytes": None if gpu is None else usable_bytes(gpu),
         "strategies": [

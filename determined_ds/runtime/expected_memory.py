@@ -10,7 +10,7 @@ from typing import Any
 
 from determined_ds.documents.writing import write_whole
 from determined_ds.memory.activations import are_known
-from determined_ds.memory.estimate import memory_per_rank
+from determined_ds.memory.estimate import memory_of_stages, memory_per_rank
 from determined_ds.memory.model_shape import ModelShape
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.shapes.counting import shape_of_built
@@ -69,7 +69,11 @@ def _write(context: Any, shapes: list[ModelShape]) -> None:
         "host_bytes": sum(each.host_bytes for each in found),
         "has_activations": all(are_known(shape) for shape in shapes),
         "engines": [
-            {"parameters": shape.num_parameters, **asdict(each)}
+            {
+                "parameters": shape.num_parameters,
+                **asdict(each),
+                "stages": [asdict(stage) for stage in memory_of_stages(shape, strategy)],
+            }
             for shape, each in zip(shapes, found, strict=True)
         ],
     }

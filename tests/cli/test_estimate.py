@@ -120,6 +120,26 @@ def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:
     assert "name a file in a folder that exists" in refused(config, ROOT, "--schedules", nowhere)
 
 
+def test_a_pipeline_is_shown_under_every_schedule_that_it_can_have() -> None:
+    pipeline = "experiments/gpt2/pipeline.yaml"
+    found = as_json(pipeline)
+    rows = {(row["schedule"], row["chunks"]): row for row in found["schedules"]}
+    micro_batches = found["strategies"][0]["accumulation"]
+    assert {("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("dualpipev", 2)} <= rows.keys()
+    assert [name for name, row in rows.items() if row["is_configured"]] == [("1f1b", 1)]
+    assert rows["1f1b", 1]["bubble"] == pytest.approx(1 / (micro_batches + 1))
+    assert rows["1f1b", 1]["most_held"] == [2, 1]
+    assert rows["gpipe", 1]["most_held"] == [micro_batches] * 2
+    most = {name: max(stage["total_bytes"] for stage in row["stages"]) for name, row in rows.items()}
+    assert most["gpipe", 1] > most["interleaved", 2] > most["1f1b", 1]
+    [own] = [row for row in found["strategies"] if row["name"] == "a pipeline of 2 with ZeRO 0"]
+    assert own["total_bytes"] == most["1f1b", 1]
+    shown = estimate(pipeline).stdout
+    assert "1f1b *" in shown
+    assert "schedules of 2 stages" in shown
+    assert "schedules of" not in estimate("--params", "6B").stdout
+
+
 def test_a_script_is_estimated_by_the_model_that_its_yaml_describes() -> None:
     found = as_json(ROOT / "experiments/hf_trainer/const.yaml", ROOT)
     assert found["model"]["num_layers"] == 4
