@@ -23,7 +23,7 @@ import itertools
 from determined_ds.config.strategy import Strategy
 from determined_ds.memory.layers import NOTHING, bounds, part_bytes
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.pipe.held import PartBytes, most_bytes
+from determined_ds.pipe.bytes_held import PartBytes, most_bytes
 
 # Of what a block keeps for its backward pass, the gradients that zb-h1 keeps until the weights' pass: those of the
 # outputs of its products, 9 of 16 sbh, and of its norms, 2. Measured on GPT-2: tests/memory/test_schedules.py.
@@ -39,7 +39,7 @@ def activations_of_stages(shape: ModelShape, strategy: Strategy) -> list[int]:
     """Bytes of activations at the peak, on a rank of each pipeline stage; of one rank without a pipeline.
 
     Of a pipeline they are those of the micro-batches that its schedule has under way on a rank, in parts of the sizes
-    that the layers have, where these were measured, else in parts of one size; see :mod:`determined_ds.pipe.held`.
+    that the layers have, where these were measured, else in parts of one size; see :mod:`determined_ds.pipe.bytes_held`.
 
     Args:
         shape: The model.

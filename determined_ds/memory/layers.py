@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from determined_ds.pipe.held import PartBytes
+from determined_ds.pipe.bytes_held import PartBytes
 
 
 @dataclass(frozen=True, kw_only=True)

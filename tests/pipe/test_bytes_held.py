@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.pipe.held import SETTLED, PartBytes, most_bytes
+from determined_ds.pipe.bytes_held import SETTLED, PartBytes, most_bytes
 from determined_ds.pipe.orders import GPIPE, ONE_F_ONE_B, SCHEDULES, Pipeline
 from determined_ds.pipe.timeline import most_held
 from tests.pipe.drawn import pipelines
