@@ -89,6 +89,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "bf16_zero2",
         "pipe2_zero1",
         "dualpipev",
+        "tensor2_zero1",
     ),
     "runtime/checkpoints/test_elastic.py::test_what_deepspeed_wrote_itself_is_read_by_others": ("zero1",),
     "runtime/checkpoints/test_elastic.py::test_a_universal_checkpoint_is_read": ("3",),
@@ -119,6 +120,7 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "pipeline-a few",
         "dualpipev-a few",
         "sequence-a few",
+        "tensor-a few",
     ),
     "runtime/test_resume_data.py::test_killed_and_resumed_ends_as_if_never_interrupted": (
         "TorchVictim-2",
@@ -130,6 +132,12 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "steps",
     ),
     "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10", "alexnet"),
+    "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
+        "llama, ZeRO [13]",
+        "qwen3",
+        "GPT-2 by nn.Linear",
+    ),
+    "trial/test_tensor_parallel.py::test_two_replicas_of_two_ranks_each": ("1",),
     "trial/test_strategies_agree.py::test_losses_are_those_of_plain_pytorch": (
         "one rank, accumulation 2",
         "ZeRO [13]",

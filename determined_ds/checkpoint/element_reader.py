@@ -39,17 +39,21 @@ def read_elements(folder: Path, stored: StoredState, start: int, count: int) -> 
     import numpy as np
 
     kind, size = np.dtype(KINDS[stored.dtype]), ITEM_BYTES[stored.dtype]
-    parts = []
+    values = np.empty(count, dtype=kind)
     for piece in stored.pieces:
-        first, last = max(start, piece.start), min(start + count, piece.start + piece.count)
-        if first >= last:
+        runs = list(piece.overlap(start, start + count))
+        if not runs:
             continue
-        offset = piece.offset + (first - piece.start) * size
-        part = np.fromfile(folder / piece.file, dtype=kind, count=last - first, offset=offset)
-        if len(part) != last - first:
-            raise CheckpointError(f"{folder / piece.file} ends before its slice of {last - first} elements")
-        parts.append(part)
-    values = np.concatenate(parts) if len(parts) != 1 else parts[0]
+        begin, (at, _, last) = runs[0][0], runs[-1]
+        read = np.fromfile(
+            folder / piece.file, dtype=kind, count=at + last - begin, offset=piece.offset + begin * size
+        )
+        if len(read) != at + last - begin:
+            raise CheckpointError(
+                f"{folder / piece.file} ends before its slice of {at + last - begin} elements"
+            )
+        for at, first, length in runs:
+            values[first - start : first - start + length] = read[at - begin : at - begin + length]
     if stored.dtype == "BF16":  # the upper half of a float32
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64) if stored.dtype in ("F32", "F16", "BF16") else values

@@ -9,6 +9,7 @@ from typing import Any
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.batch import Batch
 from determined_ds.config.strategy import DTYPES, Strategy, read_strategy
+from determined_ds.config.tensor_parallel import stated_degree
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import Document
 from determined_ds.pipe.orders import chunks_problem
@@ -115,6 +116,11 @@ class Facts:
     def full_bubble(self) -> str:
         """The same with four micro-batches a stage."""
         return f"{100 * replace(self.strategy, accumulation=4 * self.pipe).bubble:.0f} %"
+
+    @property
+    def autotp(self) -> int:
+        """Ranks that share a layer by DeepSpeed's AutoTP; 1: none."""
+        return stated_degree(self.ds) or 1
 
     @property
     def sequence(self) -> int:

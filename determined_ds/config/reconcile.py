@@ -40,6 +40,7 @@ from determined_ds.config.keys import json_problems
 from determined_ds.config.numbers import AUTO
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
+from determined_ds.config.tensor_parallel import tensor_parallel_values, with_degree
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, nearest, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
@@ -108,6 +109,18 @@ class ResolvedConfig(Facts):
         """Dotted key of :attr:`ds_config` -> where its value came from."""
         return {dotted(path): self.ds.origin(path) for path in leaf_paths(self.ds.data)}
 
+    def with_tensor_parallel(self) -> ResolvedConfig:
+        """The same, with the section ``tensor_parallel`` that carries out ``model_parallel_size``.
+
+        Returns:
+            A new configuration; this one where nothing is left open.
+        """
+        topology = self.topology
+        if topology.model_parallel_size == 1 or topology.pipe_parallel_size > 1:
+            return self
+        changes = tensor_parallel_values(self.ds, topology.model_parallel_size, everywhere=True)
+        return replace(self, ds=self.ds.overwritten_all(changes)) if changes else self
+
     @property
     def filled(self) -> list[KeyPath]:
         """The leaves of :attr:`ds_config` that the JSON and ``overwrite_deepspeed_args`` leave open."""
@@ -145,6 +158,7 @@ def reconcile(
     problems += named.problems
     written = _overwritten(named.ds, hyperparameters, hp)
     ds = written.ds
+    hp = with_degree(hp, hyperparameters, ds)
     refused, ignored = _of_the_table(ds)
     doubled, monitors = monitor_problems(ds, hp.logging)
     _add(problems, (problem for _, problem in written.found))
@@ -192,7 +206,11 @@ def _filled(
     accelerator: Accelerator,
 ) -> dict[str, Any]:
     """The arguments of :class:`Facts`, with every "auto" of the JSON filled; adds the problems of doing so."""
-    sizes = [*open_sizes(ds, hyperparameters, batch), *open_degree(ds, hyperparameters, layout)]
+    sizes = [
+        *open_sizes(ds, hyperparameters, batch),
+        *open_degree(ds, hyperparameters, layout),
+        *tensor_parallel_values(ds, layout.model_parallel_size),
+    ]
     filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
     problems += undetermined
     checked = _checked(filled, sound=ds.data, in_form=ds.data)

@@ -36,6 +36,7 @@ ON_NVME = "what lies on NVMe cannot be filled from it"
 SHORT: dict[KeyPath, str] = {
     ("resources", "slots_per_trial"): "slots",
     ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
+    ("hyperparameters", "model_parallel_size"): "model_parallel_size",
     ("hyperparameters", "sequence_parallel_size"): "sequence_parallel_size",
     ("hyperparameters", "pipe_within_machine"): "pipe_within_machine",
     **{("hyperparameters", name): name for name in SCHEDULE},

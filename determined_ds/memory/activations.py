@@ -14,6 +14,12 @@ and token. Ranks that share a sequence keep a slice of it each, and of attention
 which is as much (arXiv 2309.14509).
 
 The head keeps logits and their log-softmax, and the backward pass begins with a gradient of that size: (e + 4 + 4) sbv.
+
+Of T ranks that share each layer (section 4.2.1), each has a T-th of what lies between a matrix that is cut by rows and
+one that is cut by columns: queries, keys, values and attention's output, and the 8 h around the nonlinearity. The
+rest, inputs, norms and dropout masks, is whole on each::
+
+    4 e sbh + 2 sbh + 12 e sbh / T
 """
 
 from __future__ import annotations
@@ -130,9 +136,16 @@ def _block_bytes(shape: ModelShape, strategy: Strategy, head: int) -> int:
     measured, element = shape.activations, strategy.element_bytes
     if measured is not None:
         in_all = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
-        return max(0, -(-in_all // strategy.sequence_parallel_size) - head)
+        in_all = -(-in_all // strategy.sequence_parallel_size)
+        return _of_one_rank(max(0, in_all - head), strategy)
     block = _per_hidden(shape, strategy) * (16 * element + 2)
     scores = 4 * _tokens(shape, strategy) * shape.num_heads
     norm_and_head = 2 * element * _per_hidden(shape, strategy)
     in_all = shape.num_layers * (block + scores) + norm_and_head
-    return -(-in_all // strategy.model_parallel_size)
+    return _of_one_rank(in_all, strategy)
+
+
+def _of_one_rank(in_all: int, strategy: Strategy) -> int:
+    """Bytes of blocks on one of the ranks that share each layer."""
+    element, ranks = strategy.element_bytes, strategy.model_parallel_size
+    return -(-in_all * ((4 * element + 2) * ranks + 12 * element) // ((16 * element + 2) * ranks))

@@ -16,6 +16,7 @@ parameters, 2 Ψ of gradients and 12 Ψ of fp32 copy, momentum and variance: 16 
                       (stage_1_and_2.py, _build_compact_grad_partition_buffer)
     bf16 pipelines    divide the optimizer states among the replicas at stage 0 too
                       (runtime/engine.py, _do_optimizer_sanity_check: BF16_Optimizer)
+    tensor parallel   the embedding is whole on each rank; of Ψ that are cut, one of T ranks has Ψ/T
     ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks
                       (runtime/zero/partition_parameters.py, ds_secondary_tensor)
     offload           the optimizer's partition, its fp32 gradient and a copy in the parameters' width are on the
@@ -66,7 +67,8 @@ def parameters_of_rank(shape: ModelShape, strategy: Strategy, stage: int | None 
         in_all, trainable = max(stages) if stage is None else stages[stage]
     else:
         in_all, trainable = shape.num_parameters, shape.trainable
-    return tuple(-(-count // strategy.model_parallel_size) for count in (in_all, trainable))  # type: ignore[return-value]
+    held = _cut_by_tensor_parallel(in_all, shape, strategy)
+    return held, trainable if held == in_all else -(-held * trainable // in_all)
 
 
 def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, int]]:
@@ -90,6 +92,18 @@ def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, i
         )
         counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
     return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
+
+
+def _cut_by_tensor_parallel(parameters: int, shape: ModelShape, strategy: Strategy) -> int:
+    """What one of the ranks that share layers holds: a part of each matrix, and the embedding whole.
+
+    Source: DeepSpeedEngine._apply_autotp_partitioning with vocab_parallel_lm_head false, which config/autotp
+    fills (deepspeed 0.19.8 runtime/engine.py). A head that is not tied to the embedding is cut as the others.
+    """
+    if strategy.model_parallel_size == 1:
+        return parameters
+    embedding = min(shape.vocab_size * shape.hidden_size, parameters)
+    return embedding - (embedding - parameters) // strategy.model_parallel_size
 
 
 def share(elements: int, strategy: Strategy) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from determined_ds.protocol.index_gaps import incomplete
 from determined_ds.protocol.tensor_index import (
     ITEM_BYTES,
     EngineIndex,
     Piece,
     UnreadableIndexError,
-    incomplete,
     read_index,
 )
 
@@ -72,7 +72,7 @@ def _engine_damages(folder: Path, index: EngineIndex) -> Iterator[str]:
             yield f"{folder.name} lacks all of {name}"
         for state, stored in tensor.states.items():
             for piece in stored.pieces:
-                key = f"{name}/{state}[{piece.start}:{piece.start + piece.count}]"
+                key = f"{name}/{state}[{piece.place}]"
                 slices.setdefault(piece.file, {})[key] = (stored.dtype, piece)
     for file in sorted({*slices, *(found.name for found in folder.glob(f"rank*{SUFFIX}"))}):
         yield from _file_damages(folder / file, slices.get(file, {}))

@@ -5,14 +5,15 @@
 
 A tensor is a parameter or a buffer. It has states: ``weight``, as the model computes with it; ``fp32``, the optimizer's
 copy of it, where there is one; and those of the optimizer, such as ``exp_avg``. Each is cut along the flattened tensor,
-so any rank finds any part of it, whichever ranks wrote it. Loads no torch.
+so any rank finds any part of it, whichever ranks wrote it. Pieces of ranks that hold some columns of a matrix (tensor
+parallel) have gaps: an index with such a piece is of version 2. Loads no torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from typing import Any
 from determined_ds.errors import CheckpointError
 
 INDEX_NAME = "index.json"
-VERSION = 1
+VERSION = 2
+WITHOUT_GAPS = 1
 WEIGHT, MASTER = "weight", "fp32"
 TRAINED, FROZEN, BUFFER = "trained", "frozen", "buffer"
 # Of another program, which does not say which of these it is.
@@ -55,6 +57,8 @@ class Piece:
         start: Of the first element, in the flattened tensor.
         count: Elements.
         sum_of_squares: Of its elements; None where they are not floating-point numbers, or unknown.
+        run: Elements between two gaps, a divisor of ``count``; 0: it has no gaps.
+        stride: From the first element of a run to that of the next, in the flattened tensor; 0 without gaps.
     """
 
     file: str
@@ -62,6 +66,42 @@ class Piece:
     start: int
     count: int
     sum_of_squares: float | None = None
+    run: int = 0
+    stride: int = 0
+
+    @property
+    def place(self) -> str:
+        """Which elements of the tensor it is, in words that no other piece of it has."""
+        return place_of(self.start, self.count, self.run, self.stride)
+
+    def overlap(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """What it has of a stretch of the flattened tensor.
+
+        Args:
+            start: The first element of the stretch.
+            stop: The element after its last.
+
+        Yields:
+            For each run: where it begins in the piece, where in the tensor, and how many elements it has.
+        """
+        if not self.run:
+            first, last = max(start, self.start), min(stop, self.start + self.count)
+            if first < last:
+                yield first - self.start, first, last - first
+            return
+        rows = self.count // self.run
+        low = max(0, (start - self.start - self.run) // self.stride + 1)
+        high = min(rows, -(-(stop - self.start) // self.stride))
+        for row in range(low, high):
+            begin = self.start + row * self.stride
+            first, last = max(start, begin), min(stop, begin + self.run)
+            if first < last:
+                yield row * self.run + first - begin, first, last - first
+
+
+def place_of(start: int, count: int, run: int = 0, stride: int = 0) -> str:
+    """See :attr:`Piece.place`."""
+    return f"{start}:{start + count}" if not run else f"{start}:{run} of {stride} x {count // run}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +110,7 @@ class StoredState:
 
     Args:
         dtype: By safetensors' name, e.g. ``BF16``.
-        pieces: In order of ``start``, without gaps.
+        pieces: In order of ``start``; together they have each element once.
     """
 
     dtype: str
@@ -137,10 +177,7 @@ def write_index(folder: Path, index: EngineIndex) -> None:
             "states": {
                 state: {
                     "dtype": stored.dtype,
-                    "pieces": [
-                        [each.file, each.offset, each.start, each.count, each.sum_of_squares]
-                        for each in stored.pieces
-                    ],
+                    "pieces": [_listed(each) for each in stored.pieces],
                 }
                 for state, stored in tensor.states.items()
             },
@@ -148,14 +185,21 @@ def write_index(folder: Path, index: EngineIndex) -> None:
         }
         for name, tensor in index.tensors.items()
     }
+    stored_states = (stored for tensor in index.tensors.values() for stored in tensor.states.values())
+    has_gaps = any(piece.run for stored in stored_states for piece in stored.pieces)
     content = {
-        "version": VERSION,
+        "version": VERSION if has_gaps else WITHOUT_GAPS,
         "optimizer": index.optimizer,
         "aliases": dict(index.aliases),
         "common": dict(index.common),
         "tensors": tensors,
     }
     (folder / INDEX_NAME).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def _listed(piece: Piece) -> list[Any]:
+    gaps = [piece.run, piece.stride] if piece.run else []
+    return [piece.file, piece.offset, piece.start, piece.count, piece.sum_of_squares, *gaps]
 
 
 class UnreadableIndexError(CheckpointError):
@@ -224,7 +268,18 @@ def _dtype(name: str, given: Any) -> str:
     return given
 
 
-def _piece(name: str, file: str, offset: int, start: int, count: int, sum_of_squares: float | None) -> Piece:
+def _piece(
+    name: str,
+    file: str,
+    offset: int,
+    start: int,
+    count: int,
+    sum_of_squares: float | None,
+    run: int = 0,
+    stride: int = 0,
+) -> Piece:
+    if _whole(run, f"the run of {name}") and (count % run or _whole(stride, f"the stride of {name}") < run):
+        raise ValueError(f"{name} has runs of {run} elements, {stride} apart, of {count}")
     if (
         not isinstance(file, str) or Path(file).name != file or file == ".."
     ):  # nothing outside the folder is read
@@ -235,6 +290,8 @@ def _piece(name: str, file: str, offset: int, start: int, count: int, sum_of_squ
         start=_whole(start, f"the start of {name}"),
         count=_whole(count, f"the count of {name}"),
         sum_of_squares=None if sum_of_squares is None else float(sum_of_squares),
+        run=run,
+        stride=stride,
     )
 
 
@@ -246,18 +303,3 @@ def _whole(given: Any, what: str) -> int:
 
 def _names(given: Mapping[str, Any]) -> dict[str, str]:
     return {alias: str(name) for alias, name in given.items()}
-
-
-def incomplete(index: EngineIndex) -> Iterable[str]:
-    """What is missing of an index's tensors, or is in it twice, in words."""
-    for name, tensor in index.tensors.items():
-        for state, stored in tensor.states.items():
-            end = 0
-            for piece in stored.pieces:
-                if piece.start != end:
-                    yield f"elements {min(end, piece.start)} to {max(end, piece.start)} of {name} ({state})"
-                    break
-                end = piece.start + piece.count
-            else:
-                if end != tensor.count:
-                    yield f"elements {end} to {tensor.count} of {name} ({state})"

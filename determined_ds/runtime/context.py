@@ -37,6 +37,7 @@ from determined_ds.trial.engine import fix_engine, is_fixed
 from determined_ds.trial.mpu import DeepSpeedMPU
 from determined_ds.trial.of_context import completed_hparams
 from determined_ds.trial.planned_engine import PlannedEngine
+from determined_ds.trial.tensor_parallel import degree_of, is_copy, unit_of
 
 logger = logging.getLogger("determined_ds")
 
@@ -236,6 +237,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
             chosen = DeepSpeedMPU(engine.mpu)
         if chosen is not None:
             self._mpu = chosen
+        elif degree_of(engine) > 1:
+            self._mpu = unit_of(engine)
         if isinstance(engine, PipelineEngine):
             check_pipeline(engine, self._hyperparameters)
         if isinstance(engine, DeepSpeedEngine) and len(self.models) == 1 and not is_own:
@@ -307,7 +310,8 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         ]
         if not reducables:
             return None
-        slots = [[each.per_slot_reduce() for each in reducables]]
+        counts = not any(is_copy(engine) for engine in self.models)
+        slots = [[each.per_slot_reduce() for each in reducables]] if counts else []
         slots += [reduced_by_slot(wrapped, state, reducables) for state in self.carried_slots]
         gathered = [slot for rank in self._allgather_fn(slots) for slot in rank]
         return self.run_cross_slot_reduction(reducables, gathered)

@@ -15,7 +15,7 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial import returned
+from determined_ds.trial import returned, tensor_parallel
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
@@ -98,7 +98,17 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     def _build(self) -> None:
         """Build the model and its engine."""
+        self._carry_out_model_parallel()
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
+
+    def _carry_out_model_parallel(self) -> None:
+        """Have DeepSpeed's AutoTP do what ``model_parallel_size`` asks for, if the JSON does not say how."""
+        has_own_mpu = type(self).initialize is not ReconciledTrial.initialize
+        resolved = self.resolved if has_own_mpu else self.resolved.with_tensor_parallel()
+        if resolved is not self.resolved:
+            self.resolved = resolved
+            if (decide := getattr(self.context, "_decide", None)) is not None:
+                decide(resolved)
 
     def _check_loop(self) -> None:
         """Refuse what Determined's own loop would silently leave out."""
@@ -327,14 +337,13 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 check_optimizer(optimizer, ds_config)
             check_sparse_gradients(model, ds_config)
             given = without_instruments(ds_config, self.resolved.switched_on)
-            engine = initialize(
-                model=model,
-                optimizer=optimizer,
-                model_parameters=parameters,
-                mpu=self.sequence.unit,
-                config=given,
-            )
+            made_of = {"model": model, "optimizer": optimizer, "model_parameters": parameters}
+            names = tensor_parallel.names_of(model)
+            with tensor_parallel.carried_out(model, given) as mpu:
+                engine = initialize(**made_of, mpu=mpu or self.sequence.unit, config=given)
             fix_engine(engine)
+            if mpu is not None:
+                groups = tensor_parallel.after_cutting(groups, names, model)
         give_schedule(self, engine, ds_config)
         self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):

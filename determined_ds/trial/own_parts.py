@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.tensor_parallel import degree_of
 
 # Numbers that are exchanged at once.
 BUCKET = 2**26
@@ -38,6 +39,13 @@ class OwnParts:
     """
 
     def __init__(self, engine: Any) -> None:
+        if degree_of(engine) > 1:
+            message, fix = (
+                "an average of weights that tensor-parallel ranks cut is not supported",
+                "leave EMA out",
+            )
+            key, degree = "hyperparameters.model_parallel_size", degree_of(engine)
+            raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code="own-parts"))
         self._engine = engine
         named = dict(engine.module.named_parameters())
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}

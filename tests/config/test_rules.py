@@ -14,13 +14,21 @@ from determined_ds.config.facts import ZERO_OPTIMIZERS
 from determined_ds.config.rules import RULES, Rule
 from determined_ds.documents.document import dotted
 from determined_ds.errors import ConfigError, Problem
-from tests.config.rule_cases import communication, degrees, execution, optimizers, precision, sequences
+from tests.config.rule_cases import (
+    communication,
+    degrees,
+    execution,
+    optimizers,
+    precision,
+    sequences,
+    tensors,
+)
 from tests.config.rule_cases import zero as zero_cases
 from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, Cases, Setup, zero
 from tests.making import CPU, decide
 from tests.ranks import Ranks
 
-SUBJECTS = (degrees, sequences, zero_cases, precision, communication, optimizers, execution)
+SUBJECTS = (degrees, sequences, tensors, zero_cases, precision, communication, optimizers, execution)
 CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
 
 

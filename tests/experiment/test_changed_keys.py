@@ -45,7 +45,7 @@ CPU = Accelerator(name="cpu", num_devices=8, bf16=False, fp16=False)
         "hyperparameters.micro_batch_size": Meaning.RESOLVED,
         "hyperparameters.generator_zero_stage": Meaning.STRATEGY,
         "hyperparameters.pipe_parallel_size": Meaning.STRATEGY,
-        "hyperparameters.model_parallel_size": Meaning.LAYOUT,
+        "hyperparameters.model_parallel_size": Meaning.STRATEGY,
         "hyperparameters.trial_seed": Meaning.COURSE,
         "hyperparameters.generator_overwrite_deepspeed_args.zero_optimization.stage": Meaning.STRATEGY,
         "hyperparameters.generator_overwrite_deepspeed_args.optimizer.params.lr": Meaning.EFFECT,
@@ -143,7 +143,6 @@ def test_what_means_nothing_is_told() -> None:
 def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
     now = config(
         global_batch_size=16,
-        model_parallel_size=2,
         overwrite_deepspeed_args={"type": "const", "val": {"optimizer": {"type": "Adagrad"}}},
     )
     now["entrypoint"] = now["entrypoint"].replace("trial:One", "other:One")
@@ -153,7 +152,6 @@ def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
     assert set(told) == {
         "entrypoint",
         "reproducibility.experiment_seed",
-        "hyperparameters.model_parallel_size",
         "deepspeed train_batch_size",
         "deepspeed optimizer.type",
     }

@@ -86,6 +86,34 @@ def test_model_states_are_within_ten_percent(
         assert states == pytest.approx(memory.model_states_bytes, rel=WITHIN)
 
 
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 1), ("bf16", 3)])
+def test_model_states_of_ranks_that_share_layers_are_within_ten_percent(
+    precision: str, stage: int, two_ranks: Ranks
+) -> None:
+    """Tensor parallel: blocks and head are cut in two, the embedding is whole on both."""
+    hidden, layers = SIZES["7M"]
+    strategy = Strategy(
+        zero_stage=stage,
+        precision=precision,
+        model_parallel_size=2,
+        reduce_bucket_size=bucket_of("7M"),
+    )
+    specs = [
+        {"patterns": [".*up.weight"], "partition_type": "column"},
+        {"patterns": [f"{layers + 1}.weight"], "partition_type": "column", "gather_output": True},
+        {"patterns": [".*down.weight"], "partition_type": "row"},
+    ]
+    cut = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": specs}}
+    shape = ModelShape(num_parameters=model_parameters(hidden, layers), hidden_size=hidden, vocab_size=256)
+    memory = memory_per_rank(shape, strategy)
+    for moments in two_ranks.run(measure, *SIZES["7M"], {**ds_config(strategy), "tensor_parallel": cut}):
+        held = moments["backward ends"]
+        walked = {f"{kind}_bytes": held[kind] for kind in KINDS}
+        assert sum(walked.values()) == pytest.approx(memory.model_states_bytes, rel=WITHIN)
+        for kind in ("parameters_bytes", "optimizer_states_bytes"):
+            assert walked[kind] == pytest.approx(getattr(memory, kind), rel=0.02)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_zero_3_gathers_is_in_the_buffers(precision: str, two_ranks: Ranks) -> None:
     """All parameters of a model this small are whole at once when the backward pass begins."""

@@ -31,6 +31,15 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zb-h1": {"zero": 0, "pipe": 2, "accumulation": 2, "schedule": "zb-h1"},
     "interleaved": {"zero": 1, "pipe": 2, "accumulation": 2, "schedule": "interleaved"},
     "dualpipev": {"zero": 1, "asynchronous": True, "pipe": 2, "accumulation": 4, "schedule": "dualpipev"},
+    "tensor": {"zero": 1, "asynchronous": True, "tensor": 2, "accumulation": 2},
+}
+# The first layer by rows, the second by columns; dropout between them is of each rank's own part.
+CUT = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {"patterns": ["0[.]0[.]weight$"], "partition_type": "column"},
+        {"patterns": ["1[.]0[.]weight$"], "partition_type": "row"},
+    ],
 }
 
 
@@ -43,6 +52,7 @@ def experiment(
     asynchronous: bool = False,
     schedule: str = "1f1b",
     sequence: int = 1,
+    tensor: int = 1,
 ) -> dict[str, Any]:
     trial = "victim:PipelineVictim" if pipe > 1 else "victim:Victim"
     if sequence > 1:
@@ -52,6 +62,7 @@ def experiment(
         "zero_optimization": {"stage": zero},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
+        **({"tensor_parallel": {"partition_config": CUT}} if tensor > 1 else {}),
     }
     return {
         "name": "victim",
@@ -60,6 +71,7 @@ def experiment(
         "hyperparameters": {
             "global_batch_size": 8,
             "pipe_parallel_size": pipe,
+            "model_parallel_size": tensor,
             "pipe_schedule": schedule,
             "sequence_parallel_size": sequence,
             "num_workers": num_workers,

@@ -93,11 +93,8 @@ DEEPSPEED = table_of(
     rows(f"{ZERO}.legacy_stage1", "RRRRR L", "has been removed from DeepSpeed", "remove it"),
     rows("zero_allow_untested_optimizer aio", "HHHHD E", DONE),
     rows("zero_force_ds_cpu_optimizer", "HHHHD S", DONE),
-    rows(
-        "{tensor_parallel,sequence_parallel_size,data_parallel_size}",
-        "HHHHD L",
-        "as model_parallel_size says",
-    ),
+    rows("tensor_parallel", "HHHHD S", "with model_parallel_size: AutoTP cuts the model's layers"),
+    rows("{sequence_parallel_size,data_parallel_size}", "HHHHD L", "as sequence_parallel_size says"),
     rows("seq_parallel_communication_data_type", "HHHHD E", DONE),
     rows("use_data_before_expert_parallelism", "HHHHD L", DONE),
     rows("expert_parallel", "HHHHI L", "DeepSpeed replaces the model's experts"),

@@ -49,7 +49,11 @@ EXPERIMENT = table_of(
     rows("hyperparameters.{pipe_schedule,pipe_chunks}", "HHHD S", "the strategy decides it"),
     rows("hyperparameters.pipe_within_machine", "HHHH S", "the order of ranks"),
     rows("hyperparameters.partition_method", "HHHH S", "autotune also tries others"),
-    rows("hyperparameters.model_parallel_size", "HHHH L", "the trial's own mpu carries it out"),
+    rows(
+        "hyperparameters.model_parallel_size",
+        "HHHH S",
+        "DeepSpeed's AutoTP carries it out, or the trial's own mpu",
+    ),
     rows(
         "hyperparameters.sequence_parallel_size",
         "HHHH S",

@@ -17,6 +17,7 @@ from determined_ds.config.rules import (
     optimizers,
     precision,
     sequences,
+    tensors,
     zero,
 )
 from determined_ds.config.rules.rule import Rule
@@ -25,6 +26,7 @@ from determined_ds.errors import NOT_GIVEN, Problem
 RULES: tuple[Rule, ...] = (
     *degrees.RULES,
     *sequences.RULES,
+    *tensors.RULES,
     *zero.RULES,
     *precision.RULES,
     *communication.RULES,

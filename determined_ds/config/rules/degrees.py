@@ -128,17 +128,6 @@ RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/pipe/engine.py; upstream issues",
         warning=True,
     ),
-    Rule(
-        code="model-parallel-degree",
-        key=("tensor_parallel", "autotp_size"),
-        breaks=lambda f: (
-            (f.ds.get(("tensor_parallel", "autotp_size")) or 1) not in (1, f.topology.model_parallel_size)
-        ),
-        message="ranks would share a replica that hyperparameters.model_parallel_size"
-        " = {topology.model_parallel_size} counts as several, each with its own data",
-        fix="set hyperparameters.model_parallel_size to the same, and wrap the trial's mpu; or remove it",
-        source="deepspeed 0.19.8 __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__",
-    ),
     *(
         Rule(
             code="pipeline-unheeded",

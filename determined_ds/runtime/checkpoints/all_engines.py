@@ -48,6 +48,7 @@ from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.planned_module import PlannedModule
+from determined_ds.trial.tensor_parallel import degree_of
 
 MOST_NAMED = 3
 STATES_OF_ADAM_BYTES = 8  # a parameter
@@ -189,7 +190,7 @@ class Engines:
     def _taken(self, number: int, engine: Any) -> Taken:
         own, rank = self._slices(engine), self._context.distributed.rank
         files: dict[str, bytes] = {}
-        if own.replica == 0:
+        if own.is_first:
             settings = settings_of(own, self._built[number])
             stage = getattr(engine, "stage_id", 0)
             files[f"settings_stage{stage}.pt"] = serialized({**settings, "layout": self._layout(own)})
@@ -213,6 +214,7 @@ class Engines:
             "kind": type(engine.optimizer).__name__,
             "optimizer": type(base_optimizer(engine)).__name__ if engine.optimizer is not None else "",
             **({"owners": owners} if (owners := owners_of(engine)) else {}),
+            **({"model_parallel_size": degree_of(engine)} if degree_of(engine) > 1 else {}),
         }
 
     @staticmethod

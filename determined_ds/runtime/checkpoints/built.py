@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.runtime.checkpoints.cut_tensors import whole_shape
 
 Record = dict[str, Any]
 MOST_NAMED = 3
@@ -37,8 +38,8 @@ def _record_of(engine: Any) -> Record:
 
 
 def _described(parameter: Any) -> str:
-    """The shape, unsplit under ZeRO 3, and whether it is trained."""
-    shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+    """The shape of the whole, and whether it is trained."""
+    shape = whole_shape(parameter)
     return f"{shape}" if parameter.requires_grad else f"{shape}, frozen"
 
 

@@ -14,6 +14,7 @@ from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
+ROWS_ELEMENTS = 2**22
 # Optimizers that compute the same from the same states.
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 LIONS = ("Lion", "FusedLion", "DeepSpeedCPULion")
@@ -87,8 +88,23 @@ class Filling:
         self._read(each, state)
 
     def _read(self, each: Slice, state: str) -> None:
-        for at, part in self._stored.parts(self._name(each.name), state, each.start, each.stop):
-            each.tensor[at : at + part.numel()].copy_(part)
+        name, count = self._name(each.name), each.tensor.numel()
+        if not each.run:
+            for at, part in self._stored.parts(name, state, each.start, each.start + count):
+                each.tensor[at : at + part.numel()].copy_(part)
+            return
+        # Some columns of a matrix: its rows are read some at a time, and the columns taken of them.
+        rows, step = count // each.run, max(1, ROWS_ELEMENTS // each.stride)
+        for row in range(0, rows, step):
+            some = min(step, rows - row)
+            begin = each.start + row * each.stride
+            block = torch.empty(some * each.stride, dtype=each.tensor.dtype)
+            for at, part in self._stored.parts(
+                name, state, begin, begin + (some - 1) * each.stride + each.run
+            ):
+                block[at : at + part.numel()].copy_(part)
+            columns = block.view(some, each.stride)[:, : each.run]
+            each.tensor[row * each.run : (row + some) * each.run].view(some, each.run).copy_(columns)
 
     # ------------------------------------------------------------------------------------- the optimizer's states
 

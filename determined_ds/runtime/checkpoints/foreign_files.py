@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
+from determined_ds.protocol.index_gaps import incomplete
 from determined_ds.protocol.names_of_deepspeed import DDP_FILE, UNIVERSAL, why_rigid
 from determined_ds.protocol.tensor_index import (
     BUFFER,
@@ -33,7 +34,6 @@ from determined_ds.protocol.tensor_index import (
     Piece,
     StoredState,
     StoredTensor,
-    incomplete,
 )
 from determined_ds.runtime.checkpoints.besides_tensors import SCALE
 from determined_ds.runtime.checkpoints.contents import read_data

@@ -30,6 +30,7 @@ from determined_ds.runtime.checkpoints.redistributed import (
 )
 from determined_ds.runtime.checkpoints.slices import owners_of
 from determined_ds.trial.author import method_of
+from determined_ds.trial.tensor_parallel import degree_of
 
 
 def place_of(context: Any) -> RankPlace:
@@ -48,6 +49,7 @@ def place_of(context: Any) -> RankPlace:
         calls=mpu.data_parallel_world_size * (1 if in_one_call else batch.accumulation),
         micro_batch_size=batch.micro_batch_size,
         owners=tuple(owners_of(engine) for engine in context.models),
+        copies=max((degree_of(engine) for engine in context.models), default=1),
     )
 
 

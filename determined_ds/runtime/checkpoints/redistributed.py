@@ -38,6 +38,7 @@ class RankPlace:
         calls: Training metrics of an optimizer step, over all replicas.
         micro_batch_size: Samples of a replica in a forward pass.
         owners: Of each engine, which stage of its pipeline holds each layer; empty where a checkpoint does not say.
+        copies: Neighbouring ranks that compute the same losses, of which the first counts (tensor parallel).
     """
 
     rank: int
@@ -49,11 +50,17 @@ class RankPlace:
     calls: int
     micro_batch_size: int
     owners: tuple[tuple[int, ...], ...] = ()
+    copies: int = 1
 
     @property
     def layout(self) -> tuple[int, ...]:
         """What has to be the same for a rank to take the part of the rank of its number, beside :attr:`owners`."""
-        return self.rank, self.ranks, self.replica, self.replicas, self.member, self.members
+        return self.rank, self.ranks, self.replica, self.replicas, self.member, self.members, self.copies
+
+    @property
+    def counts(self) -> bool:
+        """Whether what this rank has seen counts in metrics."""
+        return self.rank % self.copies == 0
 
     def holds_same(self, other: RankPlace) -> bool:
         """Whether the rank that wrote ``other`` held the same layers, and so read the same data.
@@ -104,7 +111,8 @@ def part_for(
     """
     places = [RankPlace(**part["place"]) for part in old]
     nearest = old[counterpart(places, here) or 0]
-    mine = old[here.rank :: here.ranks]
+    counted = [part for part, place in zip(old, places, strict=True) if place.counts]
+    mine = counted[here.rank // here.copies :: here.ranks // here.copies] if here.counts else []
     kept: dict[str, Any] = {name: state for name, state in nearest.items() if name not in ("place", "built")}
     kept["callbacks"] = {
         name: OfAll(states=tuple(_states(old, "callbacks", name)))

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 
 from determined_ds.errors import CheckpointError
+from determined_ds.protocol.index_gaps import incomplete
 from determined_ds.protocol.tensor_index import (
     WEIGHT,
     EngineIndex,
     Piece,
     StoredState,
     StoredTensor,
-    incomplete,
+    place_of,
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
@@ -149,6 +150,8 @@ def write_shard(
                 start=each.start,
                 count=each.tensor.numel(),
                 sum_of_squares=None if None in sums else sum(square for square in sums if square is not None),
+                run=each.run,
+                stride=each.stride,
             )
             entries.append(
                 Entry(name=each.name, state=each.state, dtype=DTYPES[each.tensor.dtype], piece=piece)
@@ -225,7 +228,8 @@ def _header(slices: Sequence[Slice]) -> bytes:
     at = 0
     for each in slices:
         size = each.tensor.numel() * each.tensor.element_size()
-        content[f"{each.name}/{each.state}[{each.start}:{each.stop}]"] = {
+        place = place_of(each.start, each.tensor.numel(), each.run, each.stride)
+        content[f"{each.name}/{each.state}[{place}]"] = {
             "dtype": DTYPES[each.tensor.dtype],
             "shape": [each.tensor.numel()],
             "data_offsets": [at, at + size],

@@ -14,8 +14,18 @@ import torch.distributed as dist
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 from determined_ds.protocol.tensor_index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT
+from determined_ds.runtime.checkpoints.cut_tensors import (
+    Cut,
+    Stretch,
+    cut_of,
+    first_in_group,
+    is_trained_copy,
+    whole_shape,
+    why_not,
+)
 from determined_ds.runtime.checkpoints.held import Held, groups_of, held_by, is_along, state_of
 from determined_ds.trial.ddp import DDPEngine
+from determined_ds.trial.tensor_parallel import degree_of
 
 # Optimizers that keep errors or statistics that are not cut along the parameters.
 OWN_LAYOUT = ("OnebitAdam", "ZeroOneAdam", "OnebitLamb")
@@ -30,17 +40,29 @@ class Slice:
         state: ``weight``, ``fp32``, or one of the optimizer's.
         start: Of its first element in the flattened tensor.
         tensor: One-dimensional.
+        run: Elements between two gaps, of a tensor that tensor-parallel ranks cut by columns; 0: it has no gaps.
+        stride: From the first element of a run to that of the next, in the flattened tensor; 0 without gaps.
     """
 
     name: str
     state: str
     start: int
     tensor: Any
+    run: int = 0
+    stride: int = 0
 
-    @property
-    def stop(self) -> int:
-        """The element after the last."""
-        return self.start + int(self.tensor.numel())
+    def between(self, first: int, last: int) -> Iterator[Slice]:
+        """Its elements from ``first`` to ``last``, counted from its own first: with gaps in up to three slices."""
+        pattern = {"run": self.run, "stride": self.stride}
+        whole = Stretch(at=0, start=self.start, count=int(self.tensor.numel()), **pattern)
+        for each in whole.between(first, last):
+            yield replace(
+                self,
+                start=each.start,
+                tensor=self.tensor[each.at : each.at + each.count],
+                run=each.run,
+                stride=each.stride,
+            )
 
     @property
     def num_bytes(self) -> int:
@@ -57,7 +79,8 @@ class Whole:
         shape: Of the whole.
         kind: ``trained`` by the optimizer, ``frozen`` or ``buffer``.
         tensor: The parameter or buffer.
-        is_copy: Whether another pipeline stage writes it: a weight that stages share.
+        is_copy: Whether another rank writes it: a weight that pipeline stages or tensor-parallel ranks share.
+        cut: How tensor-parallel ranks cut it; None: this rank has all of it, but for ZeRO's parts.
     """
 
     name: str
@@ -65,6 +88,7 @@ class Whole:
     kind: str
     tensor: Any
     is_copy: bool
+    cut: Cut | None = None
 
 
 def own_layout(engine: Any) -> str:
@@ -79,10 +103,11 @@ def own_layout(engine: Any) -> str:
     kind = type(getattr(engine, "basic_optimizer", None)).__name__
     if engine.has_moe_layers:
         return "it has experts"
-    if engine.mp_world_size > 1 and not isinstance(engine.module, PipelineModule):
-        return "it is tensor-parallel"
-    if isinstance(engine.module, PipelineModule) and engine.grid.get_slice_parallel_world_size() > 1:
-        return "it is tensor-parallel"
+    if isinstance(engine.module, PipelineModule):
+        if engine.grid.get_slice_parallel_world_size() > 1:
+            return "it is tensor-parallel"
+    elif reason := why_not(engine):
+        return reason
     if any(offload is not None and offload.device == "nvme" for offload in offloads):
         return "its states are on NVMe"
     if kind in OWN_LAYOUT:
@@ -131,10 +156,11 @@ class EngineSlices:
         kept = _kept_buffers(module)
         buffers = [found for found in module.named_buffers(remove_duplicate=False) if found[0] in kept]
         layers = _tied_layers(module) if isinstance(module, PipelineModule) else {}
-        self._tied: set[int] = set()
+        self._shared: set[int] = set()
+        self._first_in_group = first_in_group(engine)
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
-            if name.startswith("tied_modules."):
-                self._tied.add(id(tensor))
+            if name.startswith("tied_modules.") or (degree_of(engine) > 1 and is_trained_copy(tensor)):
+                self._shared.add(id(tensor))
             for each in _by_layer(name, layers):
                 self._add(each, tensor)
         self.common = {
@@ -147,6 +173,8 @@ class EngineSlices:
         self.replica, self.replicas = 0, 1
         if dist.is_initialized():
             self.replica, self.replicas = dist.get_rank(group), dist.get_world_size(group)
+        # One rank of each pipeline stage writes what belongs to no tensor.
+        self.is_first = self.replica == 0 and self._first_in_group
 
     def _add(self, name: str, tensor: Any) -> None:
         first = self._names.setdefault(id(tensor), name)
@@ -154,12 +182,15 @@ class EngineSlices:
             self.aliases[name] = first
             return
         is_parameter = isinstance(tensor, torch.nn.Parameter)
+        cut = cut_of(tensor)
+        is_replicated = cut is None and not self._first_in_group
         self.wholes[name] = Whole(
             name=name,
-            shape=tuple(getattr(tensor, "ds_shape", tensor.shape)),
+            shape=whole_shape(tensor),
             kind=BUFFER if not is_parameter else TRAINED if id(tensor) in self._optimized else FROZEN,
             tensor=tensor,
-            is_copy=bool(getattr(tensor, "ds_pipe_replicated", False)),
+            is_copy=is_replicated or bool(getattr(tensor, "ds_pipe_replicated", False)),
+            cut=cut,
         )
 
     # ------------------------------------------------------------------------------------- held
@@ -178,13 +209,13 @@ class EngineSlices:
         """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
         for name, whole in self.wholes.items():
             if not hasattr(whole.tensor, "ds_tensor"):
-                yield Slice(name=name, state=WEIGHT, start=0, tensor=self._flattened(whole.tensor))
+                yield from self._in_whole(name, WEIGHT, 0, self._flattened(whole.tensor))
             elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
                 count = max(0, min(part.numel(), whole.tensor.ds_numel - start))
                 if count:
-                    yield Slice(name=name, state=WEIGHT, start=start, tensor=part.data.view(-1)[:count])
+                    yield from self._in_whole(name, WEIGHT, start, part.data.view(-1)[:count])
 
     def masters(self) -> Iterator[Slice]:
         """The optimizer's copies of the weights."""
@@ -202,11 +233,20 @@ class EngineSlices:
     def _along(self, held: Held, state: str, tensor: Any) -> Iterator[Slice]:
         flat = self._flattened(tensor)
         for lies in held.lies:
+            part = flat[lies.offset : lies.offset + lies.count]
+            yield from self._in_whole(self.name_of(lies.parameter), state, lies.start, part)
+
+    def _in_whole(self, name: str, state: str, start: int, tensor: Any) -> Iterator[Slice]:
+        """Elements of what this rank has of a tensor, flattened, as slices of the whole."""
+        cut = self.wholes[name].cut
+        if cut is None:
+            yield Slice(name=name, state=state, start=start, tensor=tensor)
+            return
+        for each in cut.between(start, start + tensor.numel()):
+            at = each.at - start
+            part = tensor[at : at + each.count]
             yield Slice(
-                name=self.name_of(lies.parameter),
-                state=state,
-                start=lies.start,
-                tensor=flat[lies.offset : lies.offset + lies.count],
+                name=name, state=state, start=each.start, tensor=part, run=each.run, stride=each.stride
             )
 
     def _flattened(self, tensor: Any) -> Any:
@@ -231,11 +271,11 @@ class EngineSlices:
         return tuple(alias for alias, own in (*self.common.items(), *self.aliases.items()) if own == name)
 
     def shared_norms(self) -> dict[str, float]:
-        """The norms of the weights that pipeline stages share: equal on all of them, bit for bit."""
+        """The norms of the weights that stages or tensor-parallel ranks share: equal on all of them, bit for bit."""
         return {
             name: float(torch.linalg.vector_norm(whole.tensor.detach(), dtype=torch.float64))
             for name, whole in self.wholes.items()
-            if id(whole.tensor) in self._tied and whole.kind == TRAINED
+            if id(whole.tensor) in self._shared and whole.kind == TRAINED
         }
 
     def scalars(self) -> dict[str, dict[str, Any]]:
@@ -288,8 +328,10 @@ class EngineSlices:
         for each in same:
             count = each.tensor.numel()
             first, last = max(low - at, 0), min(high - at, count)
-            if first < last or (not count and not self.replica):
-                found.append(replace(each, start=each.start + first, tensor=each.tensor[first:last]))
+            if first < last:
+                found.extend(each.between(first, last))
+            elif not count and not self.replica:
+                found.append(each)
             at += count
         return found
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from determined_ds.errors import CheckpointError
+from determined_ds.protocol.index_gaps import incomplete
 from determined_ds.protocol.tensor_index import (
     ITEM_BYTES,
     EngineIndex,
     StoredTensor,
-    incomplete,
 )
 from determined_ds.runtime.checkpoints.contents import read_data
 from determined_ds.runtime.checkpoints.shards import TORCH_DTYPES
@@ -112,16 +112,15 @@ class IndexedEngine(StoredEngine):
         stored = self.index.tensors[name].states[state]
         size, dtype = ITEM_BYTES[stored.dtype], TORCH_DTYPES[stored.dtype]
         for piece in stored.pieces:
-            first, last = max(start, piece.start), min(stop, piece.start + piece.count)
-            if first >= last:
-                continue
-            offset, count = piece.offset + (first - piece.start) * size, last - first
-            raw = self._file(piece.file)[offset : offset + count * size]
-            if raw.size != count * size:
-                raise CheckpointError(
-                    f"{self.folder / piece.file} ends before elements {first} to {last} of {name} ({state})"
-                )
-            yield first - start, torch.from_numpy(raw).view(dtype)
+            for at, first, count in piece.overlap(start, stop):
+                offset = piece.offset + at * size
+                raw = self._file(piece.file)[offset : offset + count * size]
+                if raw.size != count * size:
+                    raise CheckpointError(
+                        f"{self.folder / piece.file} ends before elements {first} to {first + count} of {name} "
+                        f"({state})"
+                    )
+                yield first - start, torch.from_numpy(raw).view(dtype)
 
     def release(self) -> None:
         """See the base class."""

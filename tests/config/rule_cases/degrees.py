@@ -33,10 +33,6 @@ CASES: Cases = {
             pipe=2,
         ),
     ),
-    ("model-parallel-degree", ("tensor_parallel", "autotp_size")): (
-        Setup(ds={"tensor_parallel": {"autotp_size": 2}}),
-        Setup(ds={"tensor_parallel": {"autotp_size": 2}}, model=2),
-    ),
     ("pipeline-unheeded", ("flops_profiler", "enabled")): (
         Setup(ds={"flops_profiler": {"enabled": True}}, pipe=2),
         Setup(ds={"flops_profiler": {"enabled": True}}),

@@ -46,6 +46,17 @@ ZERO: dict[str, dict[str, Any]] = {
     "dualpipev": {"zero": {"stage": 0}, "pipe": 2, "schedule": "dualpipev"},
     "dualpipev_zero1": {"zero": {"stage": 1}, "pipe": 2, "schedule": "dualpipev"},
     "dualpipev_4ranks": {"zero": {"stage": 1}, "pipe": 4, "schedule": "dualpipev"},
+    **{f"tensor2_zero{stage}": {"zero": {"stage": stage}, "tensor": 2} for stage in range(4)},
+    "tensor4_zero1": {"zero": {"stage": 1}, "tensor": 4},
+    "bf16_tensor2_zero1": {"zero": {"stage": 1}, "tensor": 2, "bf16": True},
+}
+# 13 rows over two ranks: 7 and 6.
+CUT = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {"patterns": [r".*\.inner\.weight$"], "partition_type": "column"},
+        {"patterns": [r".*\.(frozen|adapter)\.weight$"], "partition_type": "row"},
+    ],
 }
 # Two engines: "other" is the second one's.
 PAIRS: dict[str, dict[str, Any]] = {
@@ -208,6 +219,7 @@ def config_of(strategy: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 1.0,
         **half,
+        **({"tensor_parallel": {"partition_config": CUT}} if "tensor" in strategy else {}),
         **more,
     }
 
@@ -250,6 +262,7 @@ def run(
     if "schedule" in strategy:
         micro = 1  # as many of them as any schedule needs
         hparams |= {"pipe_schedule": strategy["schedule"], "pipe_chunks": strategy.get("chunks")}
+    hparams |= {"model_parallel_size": strategy.get("tensor", 1)}
     if "other" in strategy:
         hparams["other_overwrite_deepspeed_args"] = {"zero_optimization": strategy["other"]}
     if micro is not None:
@@ -265,10 +278,7 @@ def run(
                 engines.read(Path(read), "the one", reset_optimizer=reset_optimizer)
         topology = context.resolved.topology
         replicas = topology.data_parallel_world_size
-        replica = getattr(trial.engine, "mpu", None)
-        replica = replica.get_data_parallel_rank() if replica is not None and "pipe" in strategy else None
-        if replica is None:
-            replica = context.distributed.rank
+        replica = context._mpu.data_parallel_rank
         size = context.resolved.batch.micro_batch_size
         losses = []
         for step in range(first, first + steps):

@@ -43,7 +43,7 @@ def differing(path: Path, other: Path, engine: int = 0) -> list[tuple[str, str]]
 
 def sizes_of(strategy: Mapping[str, Any]) -> list[int]:
     """The numbers of ranks on which it runs."""
-    least = strategy["zero"].get("zero_hpz_partition_size", strategy.get("pipe", 1))
+    least = strategy["zero"].get("zero_hpz_partition_size", strategy.get("pipe", strategy.get("tensor", 1)))
     return [size for size in (1, 2, 4) if size >= least]
 
 
@@ -73,7 +73,8 @@ def walk(strategies: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Map
     draw = random.Random(18)
     places = [(name, size) for name, strategy in strategies.items() for size in sizes_of(strategy)]
     for name, size in draw.sample(places, len(places)):
-        own = BATCH // (size // strategies[name].get("pipe", 1))
+        shared = strategies[name].get("pipe", 1) * strategies[name].get("tensor", 1)
+        own = BATCH // (size // shared)
         micro = draw.choice([each for each in (1, 2, 4, 8) if own % each == 0])
         yield name, strategies[name], size, micro
 
