@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.autotp import stated_degree
 from determined_ds.config.batch import Batch
 from determined_ds.config.strategy import DTYPES, Strategy, read_strategy
-from determined_ds.config.tensor_parallel import stated_degree
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import Document
 from determined_ds.pipe.orders import chunks_problem

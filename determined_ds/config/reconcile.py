@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.autofill import disagreements, fill_what_is_known
+from determined_ds.config.autotp import tensor_parallel_values, with_degree
 from determined_ds.config.batch import (
     BATCH_KEYS,
     Batch,
@@ -40,7 +41,6 @@ from determined_ds.config.keys import json_problems
 from determined_ds.config.numbers import AUTO
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.rules import broken_rules
-from determined_ds.config.tensor_parallel import tensor_parallel_values, with_degree
 from determined_ds.config.topology import Topology, resolve_topology
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, nearest, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
@@ -157,8 +157,7 @@ def reconcile(
     hp, problems = read_hyperparameters(hyperparameters)
     problems += named.problems
     written = _overwritten(named.ds, hyperparameters, hp)
-    ds = written.ds
-    hp = with_degree(hp, hyperparameters, ds)
+    ds, hp = written.ds, with_degree(hp, hyperparameters, written.ds)
     refused, ignored = _of_the_table(ds)
     doubled, monitors = monitor_problems(ds, hp.logging)
     _add(problems, (problem for _, problem in written.found))

@@ -45,7 +45,7 @@ def activations_of_stages(shape: ModelShape, strategy: Strategy) -> list[int]:
     """Bytes of activations at the peak, on a rank of each pipeline stage; of one rank without a pipeline.
 
     Of a pipeline they are those of the micro-batches that its schedule has under way on a rank, in parts of the sizes
-    that the layers have, where these were measured, else in parts of one size; see :mod:`determined_ds.pipe.bytes_held`.
+    that the layers have, where these were measured, else in parts of one size: :mod:`determined_ds.pipe.bytes_held`.
 
     Args:
         shape: The model.

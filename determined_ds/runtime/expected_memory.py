@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from determined_ds.documents.writing import write_whole
 from determined_ds.memory.activations import are_known
 from determined_ds.memory.estimate import memory_of_stages, memory_per_rank
 from determined_ds.memory.model_shape import ModelShape
+from determined_ds.runtime.checkpoints.cut_tensors import whole_shape
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.shapes.counting import shape_of_built
+from determined_ds.trial.tensor_parallel import degree_of
 
 
 def record_estimate(trial: Any, context: Any) -> None:
@@ -42,7 +45,12 @@ def _own_shape(engine: Any, sequence_length: int) -> ModelShape:
     """Of what this rank has of a model: all of it, or its pipeline stage."""
     module = engine.module
     config = getattr(getattr(module, "module", module), "config", None)
-    return shape_of_built(module, config, sequence_length=sequence_length)
+    shape = shape_of_built(module, config, sequence_length=sequence_length)
+    if degree_of(engine) == 1:
+        return shape
+    counts = {name: math.prod(whole_shape(each)) for name, each in module.named_parameters()}
+    trained = [counts[name] for name, each in module.named_parameters() if each.requires_grad]
+    return replace(shape, num_parameters=sum(counts.values()), num_trainable_parameters=sum(trained))
 
 
 def _whole(parts: Sequence[tuple[int, ModelShape]]) -> ModelShape:

@@ -98,17 +98,9 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     def _build(self) -> None:
         """Build the model and its engine."""
-        self._carry_out_model_parallel()
+        if type(self).initialize is ReconciledTrial.initialize:  # else it may have an mpu of its own
+            self.resolved = tensor_parallel.decided(self.context, self.resolved)
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
-
-    def _carry_out_model_parallel(self) -> None:
-        """Have DeepSpeed's AutoTP do what ``model_parallel_size`` asks for, if the JSON does not say how."""
-        has_own_mpu = type(self).initialize is not ReconciledTrial.initialize
-        resolved = self.resolved if has_own_mpu else self.resolved.with_tensor_parallel()
-        if resolved is not self.resolved:
-            self.resolved = resolved
-            if (decide := getattr(self.context, "_decide", None)) is not None:
-                decide(resolved)
 
     def _check_loop(self) -> None:
         """Refuse what Determined's own loop would silently leave out."""

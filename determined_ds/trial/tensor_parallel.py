@@ -18,6 +18,7 @@ from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.utils import groups
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 
 KEY, SIZE = "tensor_parallel", "hyperparameters.model_parallel_size"
@@ -34,6 +35,18 @@ def degree_of(engine: Any) -> int:
     """The same of an engine."""
     size = getattr(engine, "autotp_size", None)
     return max(1, int(size() or 0)) if callable(size) else 1
+
+
+def decided(context: Any, resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration that has AutoTP do what ``model_parallel_size`` asks for, if the JSON does not say how.
+
+    A collective where it changes: the file of what DeepSpeed is given is written again.
+    """
+    found = resolved.with_tensor_parallel()
+    decide = getattr(context, "_decide", None)
+    if found is not resolved and decide is not None:
+        decide(found)
+    return found
 
 
 def groups_of(degree: int) -> Any:
@@ -93,7 +106,7 @@ def _check_kind(model: torch.nn.Module, degree: int) -> None:
     kinds = {type(module).__name__ for module in model.modules()}
     if "Conv1D" in kinds:
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
-        fix = "the same model by nn.Linear, model_type: gpt_bigcode (experiments/gpt2/tensor_parallel.yaml)"
+        fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
         raise _problem(model, degree, message, fix)
 
 

@@ -21,14 +21,14 @@ from tests.config.rule_cases import (
     optimizers,
     precision,
     sequences,
-    tensors,
+    shared_layers,
 )
 from tests.config.rule_cases import zero as zero_cases
 from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, Cases, Setup, zero
 from tests.making import CPU, decide
 from tests.ranks import Ranks
 
-SUBJECTS = (degrees, sequences, tensors, zero_cases, precision, communication, optimizers, execution)
+SUBJECTS = (degrees, sequences, shared_layers, zero_cases, precision, communication, optimizers, execution)
 CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
 
 

@@ -17,7 +17,7 @@ from determined_ds.config.rules import (
     optimizers,
     precision,
     sequences,
-    tensors,
+    shared_layers,
     zero,
 )
 from determined_ds.config.rules.rule import Rule
@@ -26,7 +26,7 @@ from determined_ds.errors import NOT_GIVEN, Problem
 RULES: tuple[Rule, ...] = (
     *degrees.RULES,
     *sequences.RULES,
-    *tensors.RULES,
+    *shared_layers.RULES,
     *zero.RULES,
     *precision.RULES,
     *communication.RULES,

@@ -26,6 +26,7 @@ GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
 TEMPLATES: dict[str, dict[str, Any]] = {
     "pipeline": {"zero_stage": 0},
     "pipeline_zero1": {"zero_stage": 1},
+    "tensor_parallel": {"zero_stage": 1, "sections": {"tensor_parallel": {"autotp_size": "auto"}}},
     "zero0": {"zero_stage": 0},
     "zero1": {"zero_stage": 1},
     "zero2": {"zero_stage": 2, **BOTH},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from determined_ds.config.autotp import DEGREE, HEAD, stated_degree
 from determined_ds.config.facts import ZERO
 from determined_ds.config.rules.rule import Rule
-from determined_ds.config.tensor_parallel import DEGREE, HEAD, stated_degree
 
 TP_SIZE = ("tensor_parallel", "tp", "tp_size")
 

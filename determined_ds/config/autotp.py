@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from determined_ds.config.hyperparameters import AUTO, Hyperparameters
+from determined_ds.config.hyperparameters import Hyperparameters
+from determined_ds.config.numbers import AUTO
 from determined_ds.documents.document import Document, KeyPath
 
 SECTION: KeyPath = ("tensor_parallel",)
