@@ -178,7 +178,7 @@ def plainly(case: Case) -> Trained:
             torch.nn.utils.clip_grad_norm_(named.values(), case.clipping)
         optimizer.step()
         losses.append(total)
-    weights = {name: parameter.detach().clone().numpy() for name, parameter in named.items()}
+    weights = {name: parameter.detach().clone().float().numpy() for name, parameter in named.items()}
     return Trained(losses=losses, evaluated=[*evaluated, evaluate()], weights=weights)
 
 
@@ -245,7 +245,8 @@ def in_ranks(cases: list[Case]) -> list[Trained]:
             losses.append(float(engine.train_batch(iter(batches_of(case, step, replica)))))
         evaluate()
         weights = {
-            name: parameter.detach().clone().numpy() for name, parameter in engine.module.named_parameters()
+            name: parameter.detach().clone().float().numpy()
+            for name, parameter in engine.module.named_parameters()
         }
         found.append(Trained(losses=losses, evaluated=evaluated, weights=weights))
         engine.destroy()

@@ -79,16 +79,20 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.long("each way in which an optimizer takes gradients; in fp32 above")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_precision_trains_as_1f1b_does(two_ranks: Ranks, setting: str) -> None:
-    """To the bit: the numbers are the same, in another order."""
+    """To the bit with the same parts; with others, the gradient's norm is summed in another order."""
     zero, more = SETTINGS[setting]
     names = (("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("dualpipev", 2))
     cases = [Case(schedule=name, chunks=chunks, zero=zero, more=more, steps=6) for name, chunks in names]
     for of_rank in two_ranks.run(in_ranks, cases):
-        expected = of_rank[0]
-        assert len(set(expected.losses)) == len(expected.losses)
-        for case, own in zip(cases[1:], of_rank[1:], strict=True):
-            assert own.losses == expected.losses, case
-            assert own.evaluated == expected.evaluated, case
+        expected, zb_h1, *others = of_rank
+        assert expected.evaluated[1] < expected.evaluated[0] - 0.1
+        assert (zb_h1.losses, zb_h1.evaluated) == (expected.losses, expected.evaluated)
+        assert all(np.array_equal(zb_h1.weights[name], each) for name, each in expected.weights.items())
+        for own in others:
+            assert own.losses == pytest.approx(expected.losses, rel=1e-5 if setting == "timed" else 1e-2)
+            assert own.evaluated == pytest.approx(
+                expected.evaluated, rel=1e-5 if setting == "timed" else 1e-2
+            )
 
 
 # ------------------------------------------------------------------------------------------- between stages
