@@ -95,7 +95,13 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
     Where ``strategy`` is a pipeline, its rows come first; the others have its slots as replicas.
     """
     slots = strategy.replicas * strategy.pipe_parallel_size
-    without = replace(strategy, pipe_parallel_size=1, replicas=slots)
+    without = replace(
+        strategy,
+        pipe_parallel_size=1,
+        replicas=slots,
+        pipe_schedule=Strategy.pipe_schedule,
+        pipe_chunks=Strategy.pipe_chunks,
+    )
     found = [of_form(without, form) for form in plain_forms(has_stages=False)]
     if strategy.pipe_parallel_size == 1:
         return tuple(found)

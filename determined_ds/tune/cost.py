@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from determined_ds.config.strategy import ELEMENT_BYTES
 from determined_ds.memory import ModelShape, memory_per_rank
+from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.tune.rates import Rates
 from determined_ds.tune.step_times import step_times
@@ -36,6 +37,7 @@ EFFECTS: dict[str, tuple[float, float]] = {
     "offload_param": (0.10, 0.30),
     "pipeline": (0.05, 0.20),
     "micro-batches of a pipeline, doubled": (0.0, 0.08),
+    **{schedule: (0.02, 0.08) for schedule in SCHEDULES if schedule != ONE_F_ONE_B},
     # What schedules take for their bookkeeping; their bubbles are in the arithmetic.
     "interleaved": (0.03, 0.08),
     "zb-h1": (0.03, 0.10),
@@ -155,6 +157,7 @@ class CostModel:
             "micro-batches of a pipeline, doubled": math.log2(resolved.batch.accumulation) * is_pipeline,
             strategy.pipe_schedule: float(is_pipeline),
             "layers shared out by their times": float(strategy.partition_method == MEASURED) * is_pipeline,
+            strategy.pipe_schedule: float(is_pipeline),
             precision: 1.0,
             "activation_checkpointing": float(_is_checkpointed(variant, shape)),
             "torch_compile": compiled,

@@ -18,9 +18,9 @@ from determined_ds.pipe.orders import DUALPIPEV, GPIPE, INTERLEAVED, ONE_F_ONE_B
 from determined_ds.pipe.timeline import counted_bubble, timeline
 from tests.ranks import Ranks, compile_nothing
 
-PASS_S = 0.02  # of a micro-batch through all layers of a rank, forward
+PASS_S = 0.1  # of a micro-batch through all layers of a rank, forward
 MICRO_BATCHES = 4  # of a step, a rank
-TURNS = 7
+TURNS = 5
 SCHEDULES = ((ONE_F_ONE_B, 1), (GPIPE, 1), (INTERLEAVED, 2), (ZB_H1, 1), (DUALPIPEV, 2))
 
 
@@ -28,7 +28,7 @@ def pipeline(schedule: str, chunks: int, ranks: int) -> Pipeline:
     return Pipeline(schedule=schedule, ranks=ranks, micro_batches=MICRO_BATCHES * ranks, chunks=chunks)
 
 
-def layers(pipe: Pipeline) -> list[Any]:
+def layers(pipe: Pipeline, pass_s: float) -> list[Any]:
     """As many as parts, of one length."""
     import torch
 
@@ -41,7 +41,7 @@ def layers(pipe: Pipeline) -> list[Any]:
 
         @staticmethod
         def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-            time.sleep(PASS_S / pipe.chunks)
+            time.sleep(pass_s / pipe.chunks)
             return gradients[0]
 
     class Timed(torch.nn.Module):
@@ -50,14 +50,14 @@ def layers(pipe: Pipeline) -> list[Any]:
             self.bias, self.first = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            time.sleep(PASS_S / pipe.chunks)
+            time.sleep(pass_s / pipe.chunks)
             # The first inputs have no gradient: with something added, they take as long as any other.
             return Slept.apply(inputs + self.first) + Slept.apply(self.bias)
 
     return [Timed() for _ in range(pipe.parts)]
 
 
-def measure(ranks: int) -> list[list[tuple[float, float, float]]]:
+def measure(ranks: int, pass_s: float) -> list[list[tuple[float, float, float]]]:
     """In a rank: of each schedule the seconds of work, of waiting and work, and of the step, a turn."""
     import torch
 
@@ -74,7 +74,7 @@ def measure(ranks: int) -> list[list[tuple[float, float, float]]]:
         module = made_module(
             pipe,
             num_stages=ranks,
-            layers=layers(pipe),
+            layers=layers(pipe, pass_s),
             loss_fn=torch.nn.functional.mse_loss,
             partition_method="uniform",
         )
@@ -103,10 +103,10 @@ def measure(ranks: int) -> list[list[tuple[float, float, float]]]:
     return found
 
 
-def table(ranks: int) -> str:
+def table(ranks: int, pass_s: float = PASS_S) -> str:
     """Measure, and return the table."""
     with tempfile.TemporaryDirectory() as folder:
-        of_ranks = Ranks(ranks, Path(folder) / "logs", first=compile_nothing).run(measure, ranks)
+        of_ranks = Ranks(ranks, Path(folder) / "logs", first=compile_nothing).run(measure, ranks, pass_s)
     rows = [
         f"| {ranks} ranks, {MICRO_BATCHES * ranks} micro-batches | counted | measured | measured / counted"
         " | step, s | step / planned | step / 1F1B's | planned |",
@@ -121,7 +121,7 @@ def table(ranks: int) -> str:
         )
         step_s = statistics.median(max(seconds for *_, seconds in turn) for turn in turns)
         counted = counted_bubble(pipe)
-        planned_s = max(own[-1].end for own in timeline(pipe)) * PASS_S / chunks
+        planned_s = max(own[-1].end for own in timeline(pipe)) * pass_s / chunks
         first = first or (step_s, planned_s)
         rows.append(
             f"| {schedule}{f', {chunks} chunks' if chunks > 1 else ''} | {counted:.1%} | {bubble:.1%}"
