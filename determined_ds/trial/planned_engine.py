@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import deepspeed
+import deepspeed.comm as comm
 import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -273,7 +274,7 @@ class PlannedEngine(PipelineEngine):
         self._await_sent(MOST_ON_THEIR_WAY - 1, peer)
         rank = self.grid.stage_to_global(peer)
         sent = [each.detach().contiguous() for each in tensors]
-        message = [(torch.distributed.isend(each, rank), each) for each in sent]
+        message = [(comm.isend(each, rank), each) for each in sent]
         self._sent.setdefault(peer, deque()).append(message)
 
     def _await_sent(self, most: int, peer: int | None = None) -> None:
@@ -287,9 +288,7 @@ class PlannedEngine(PipelineEngine):
         self, is_activation: bool, buffer_id: int, tensors: Sequence[torch.Tensor], peer: int
     ) -> None:
         rank = self.grid.stage_to_global(peer)
-        self._awaited[is_activation, buffer_id] = [
-            torch.distributed.irecv(each.detach(), rank) for each in tensors
-        ]
+        self._awaited[is_activation, buffer_id] = [comm.irecv(each.detach(), rank) for each in tensors]
 
     def _exec_await_message(self, buffer_id: int, kind: str) -> None:
         for work in self._awaited.pop((kind == FORWARD, buffer_id), ()):

@@ -72,7 +72,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16, ZeRO 1, at once": (1, {"bf16": {"enabled": True, "immediate_grad_update": True}, **IN_FP32}),
     "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}),
     "fp16, ZeRO 1, summed in fp32": (1, {"fp16": {"enabled": True, "loss_scale": 64}, **IN_FP32}),
-    "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2}),
+    "timed": (0, {"wall_clock_breakdown": True, "steps_per_print": 2, "comms_logger": {"enabled": True}}),
 }
 
 
