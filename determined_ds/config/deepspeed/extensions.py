@@ -19,7 +19,7 @@ USE_TORCHS = "set optimizer.params.torch_adam to true, which takes torch's own A
 
 
 @dataclass(frozen=True, kw_only=True)
-class Op:
+class Extension:
     """An extension of DeepSpeed's.
 
     Args:
@@ -49,9 +49,9 @@ OFFLOAD = (ZERO, "offload_optimizer")
 OTHER_ADAM = "use AdamW with torch_adam: true"
 
 
-def _on_device(name: str, kinds: tuple[str, ...], instead: str) -> Op:
+def _on_device(name: str, kinds: tuple[str, ...], instead: str) -> Extension:
     """An optimizer of DeepSpeed's that nvcc builds."""
-    return Op(
+    return Extension(
         name=name,
         key=OPTIMIZER,
         tools=ON_DEVICE,
@@ -61,9 +61,9 @@ def _on_device(name: str, kinds: tuple[str, ...], instead: str) -> Op:
     )
 
 
-def _offloaded(name: str, kinds: tuple[str, ...]) -> Op:
+def _offloaded(name: str, kinds: tuple[str, ...]) -> Extension:
     """An optimizer of DeepSpeed's for states in host memory."""
-    return Op(
+    return Extension(
         name=name,
         key=OFFLOAD,
         tools=ON_HOST,
@@ -77,8 +77,8 @@ def _offloaded(name: str, kinds: tuple[str, ...]) -> Op:
     )
 
 
-def _async_io(accelerator: str, tools: tuple[str, ...]) -> Op:
-    return Op(
+def _async_io(accelerator: str, tools: tuple[str, ...]) -> Extension:
+    return Extension(
         name="async_io",
         key=(*OFFLOAD, "device"),
         tools=tools,
@@ -91,8 +91,8 @@ def _async_io(accelerator: str, tools: tuple[str, ...]) -> Op:
     )
 
 
-def _quantizer(key: str) -> Op:
-    return Op(
+def _quantizer(key: str) -> Extension:
+    return Extension(
         name="quantizer",
         key=(ZERO, key),
         tools=ON_DEVICE,
@@ -110,7 +110,7 @@ OPS = (
     _on_device("fused_adam", ADAM, USE_TORCHS),
     _on_device("fused_lamb", ("lamb",), OTHER_ADAM),
     _on_device("fused_lion", ("lion",), OTHER_ADAM),
-    Op(
+    Extension(
         name="fused_adam",  # that of the CPU accelerator
         key=OPTIMIZER,
         tools=ON_HOST,
@@ -132,6 +132,6 @@ OPS = (
 )
 
 
-def ops_of(facts: Facts) -> list[Op]:
+def ops_of(facts: Facts) -> list[Extension]:
     """The extensions that a configuration has DeepSpeed build."""
     return [op for op in OPS if op.builds(facts)]
