@@ -288,13 +288,13 @@ def _fill_optimizer(ds: Document, accelerator: Accelerator) -> Document:
 
     DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What
     is stated stays, and so does what only DeepSpeed's takes: its own optimizer on the CPU for an offloaded state, and
-    the parameters of ``FusedAdam`` that torch does not know.
+    the parameters of ``FusedAdam`` that torch does not know. Muon steps what is no matrix by the same Adam.
 
     Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
     ``optim/adam.py`` for what ``fused`` excludes.
     """
     kind = str(ds.get(("optimizer", "type"), "")).lower()
-    if kind not in ("adam", "adamw") or ds.get((*PARAMS, "torch_adam")) is not None:
+    if kind not in ("adam", "adamw", "muon") or ds.get((*PARAMS, "torch_adam")) is not None:
         return ds
     origin = f"the accelerator: {accelerator.name}"
     if accelerator.name == "cpu":
@@ -304,7 +304,12 @@ def _fill_optimizer(ds: Document, accelerator: Accelerator) -> Document:
     if offload in ("cpu", "nvme") or any(name in stated for name in FUSED_ADAM_ONLY):
         return ds
     ds = ds.overwritten((*PARAMS, "torch_adam"), True, origin)
-    if stated.get("fused") is None and not stated.get("foreach") and not stated.get("differentiable"):
+    if (
+        kind != "muon"
+        and stated.get("fused") is None
+        and not stated.get("foreach")
+        and not stated.get("differentiable")
+    ):
         ds = ds.overwritten((*PARAMS, "fused"), True, origin)
     return ds
 

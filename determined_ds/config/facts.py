@@ -163,11 +163,29 @@ class Facts:
         Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer.
         """
         kind = self.optimizer_type.lower()
-        if self.accelerator.name != "cuda" or kind not in ("adam", "adamw", "lamb", "lion"):
+        if self.accelerator.name != "cuda" or kind not in ("adam", "adamw", "lamb", "lion", "muon"):
             return False
         if kind != "lamb" and self.strategy.offload_optimizer:
             return False  # built by g++, for the CPU
         return not self.ds.get(("optimizer", "params", "torch_adam"))
+
+    @property
+    def is_muon(self) -> bool:
+        """Whether the JSON's optimizer is DeepSpeed's Muon."""
+        return self.optimizer_type.lower() == "muon"
+
+    @property
+    def uses_bf16_optimizer(self) -> bool:
+        """Whether bf16 weights are stepped by DeepSpeed's BF16_Optimizer, and not by that of ZeRO 1.
+
+        Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check.
+        """
+        return self.zero_stage == 1 and self.enabled("bf16") and self.strategy.grad_dtype == "fp32"
+
+    @property
+    def super_offload(self) -> bool:
+        """``zero_optimization.offload_optimizer.super_offload``."""
+        return bool(self.ds.get((ZERO, "offload_optimizer", "super_offload")))
 
     @property
     def zero_takes_optimizer(self) -> bool:

@@ -59,4 +59,39 @@ RULES: tuple[Rule, ...] = (
         fix="set offload_optimizer.ratio to 1, or zero_optimization.stage to 3",
         source="deepspeed 0.19.8 runtime/zero/config.py DeepSpeedZeroConfig.offload_ratio_check",
     ),
+    Rule(
+        code="superoffload-cuda",
+        key=(ZERO, "offload_optimizer", "super_offload"),
+        breaks=lambda f: f.super_offload and f.zero_stage == 3 and f.accelerator.name != "cuda",
+        message="SuperOffload is written for CUDA, and there is no CUDA device",
+        fix="run it on GPUs, or remove super_offload",
+        source="deepspeed 0.19.8 runtime/superoffload/superoffload_stage3.py _validate_superoffload_accelerator",
+    ),
+    Rule(
+        code="superoffload-stage",
+        key=(ZERO, "offload_optimizer", "super_offload"),
+        breaks=lambda f: f.super_offload and f.zero_stage != 3,
+        message="has no effect at ZeRO stage {zero_stage}: SuperOffload is an optimizer of stage 3",
+        fix="set zero_optimization.stage to 3, or remove super_offload",
+        source="deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_zero_optimizer",
+    ),
+    Rule(
+        code="superoffload-optimizer",
+        key=("optimizer", "type"),
+        breaks=lambda f: (
+            f.super_offload and f.zero_stage == 3 and f.optimizer_type.lower() not in ("", "adam", "adamw")
+        ),
+        message="SuperOffload steps Adam and AdamW only, and this is {optimizer_type}",
+        fix="use AdamW, or remove super_offload",
+        source="deepspeed 0.19.8 runtime/superoffload/superoffload_stage3.py SuperOffloadOptimizer_Stage3.__init__",
+    ),
+    Rule(
+        code="zenflow-batch",
+        key=(ZERO, "zenflow"),
+        breaks=lambda f: f.zero("zenflow") is not None,
+        message="ZenFlow steps after every micro-batch and sets gradient_accumulation_steps to its update_interval:"
+        " a step would not be a global batch",
+        fix="remove zenflow; offload_optimizer alone keeps the batch",
+        source="deepspeed 0.19.8 runtime/zenflow/engine.py configure_zenflow",
+    ),
 )

@@ -37,6 +37,7 @@ CONTIGUOUS = {"contiguous_memory_optimization": True}
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 FP16 = {"fp16": {"enabled": True}}
 BF16 = {"bf16": {"enabled": True}}
+MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.001, "muon_lr": 0.02}}}
 AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 
 # (code, key) of a rule -> (what breaks it, its neighbour that does not).

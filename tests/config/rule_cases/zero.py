@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from tests.config.rule_cases.points import CPU_OFFLOAD, NVME, ZERO, Cases, Setup, zero
+from tests.making import CPU
+
+SUPER = {"device": "cpu", "super_offload": True}
+LION = {"optimizer": {"type": "Lion", "params": {"lr": 0.001}}}
 
 CASES: Cases = {
     ("offload-param-stage", (ZERO, "offload_param")): (
@@ -32,5 +36,21 @@ CASES: Cases = {
     ("offload-ratio-stage", (ZERO, "offload_optimizer", "ratio")): (
         Setup(ds=zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5})),
         Setup(ds=zero(3, offload_optimizer={"device": "cpu", "ratio": 0.5})),
+    ),
+    ("superoffload-cuda", (ZERO, "offload_optimizer", "super_offload")): (
+        Setup(ds=zero(3, offload_optimizer=SUPER), accelerator=CPU),
+        Setup(ds=zero(3, offload_optimizer=SUPER)),
+    ),
+    ("superoffload-stage", (ZERO, "offload_optimizer", "super_offload")): (
+        Setup(ds=zero(2, offload_optimizer=SUPER)),
+        Setup(ds=zero(2, offload_optimizer={**SUPER, "super_offload": False})),
+    ),
+    ("superoffload-optimizer", ("optimizer", "type")): (
+        Setup(ds={**zero(3, offload_optimizer=SUPER), **LION}),
+        Setup(ds={**zero(3, offload_optimizer=CPU_OFFLOAD), **LION}),
+    ),
+    ("zenflow-batch", (ZERO, "zenflow")): (
+        Setup(ds=zero(2, offload_optimizer=CPU_OFFLOAD, zenflow={"topk_ratio": 0.1})),
+        Setup(ds=zero(2, offload_optimizer=CPU_OFFLOAD)),
     ),
 }
