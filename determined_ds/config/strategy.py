@@ -203,7 +203,7 @@ def read_strategy(
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,
         activation_checkpointing=_is_checkpointed(hyperparameters or {}, ds, topology),
-        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}),
+        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, size("stage", 0)),
         grad_accum_dtype=None if accum is None else DTYPES.get(str(accum).lower()),
         master_dtype=master,
         optimizer_state_dtype=master if get_path(ds, (master, f"{master}_optimizer_states")) else "fp32",
@@ -256,13 +256,21 @@ def is_asked_of_model(hyperparameters: Mapping[str, Any]) -> bool:
     return any(value.lower() not in OFF if isinstance(value, str) else bool(value) for value in values)
 
 
-def num_optimizer_states(optimizer: Mapping[str, Any]) -> int:
+def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> int:
     """Tensors that the optimizer of a DeepSpeed JSON keeps, its fp32 copy of the parameters aside.
+
+    Muon keeps a momentum of matrices, and under ZeRO 1 and 2 a second one, of the step that is under way; of all else
+    an Adam's two.
 
     Args:
         optimizer: The section ``optimizer``; Adam is assumed where it names none.
+        zero_stage: 0 to 3.
+
+    Source: deepspeed 0.19.8 runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer._muon_staging_momentum.
     """
     kind = str(optimizer.get("type", "AdamW")).lower()
+    if kind == "muon" and zero_stage in (1, 2):
+        return ADAM_STATES
     params = optimizer.get("params") or {}
     if kind in ("sgd", "rmsprop") and params.get("momentum"):
         return OPTIMIZER_STATES[kind] + 1

@@ -146,11 +146,14 @@ class Filling:
 def _number(base: Any, held: Held, before: Any, key: str, value: float) -> Any:
     """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers.
 
+    DeepSpeed's Muon leaves what is no matrix to an Adam, which may be torch's.
+
     Source: ``_init_group`` of torch 2.13's ``optim/adam.py``: on the host, but for kernels that read it on the device.
     """
     if isinstance(before, torch.Tensor):
         return torch.full_like(before, value)
-    is_torchs = type(base).__module__.startswith("torch.optim")
+    steps = getattr(base, "aux_optimizer", None) or base
+    is_torchs = type(steps).__module__.startswith("torch.optim")
     if is_torchs:
         group = base.param_groups[held.group]
         device = held.tensor.device if group.get("fused") or group.get("capturable") else "cpu"
