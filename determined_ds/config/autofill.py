@@ -288,7 +288,7 @@ def _fill_optimizer(ds: Document, accelerator: Accelerator) -> Document:
 
     DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What
     is stated stays, and so does what only DeepSpeed's takes: its own optimizer on the CPU for an offloaded state, and
-    the parameters of ``FusedAdam`` that torch does not know. Muon steps what is no matrix by the same Adam.
+    the parameters of ``FusedAdam`` that torch does not know. Muon steps all but matrices by the same Adam.
 
     Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
     ``optim/adam.py`` for what ``fused`` excludes.

@@ -97,6 +97,6 @@ def test_resumed(two_ranks: Ranks, tmp_path: Path, stage: int) -> None:
     saved = str(tmp_path / "a")
     first = two_ranks.run(run, strategy, str(tmp_path), write=saved, steps=3, **ds)
     rest = two_ranks.run(run, strategy, str(tmp_path), read=saved, first=3, steps=2, **ds)
-    resumed = [a + b for a, b in zip(first, rest, strict=True)][0]
+    resumed = first[0] + rest[0]
     assert resumed[:4] == whole[0][:4]
     assert resumed == (whole[0] if stage == 1 else pytest.approx(whole[0], rel=1e-5))

@@ -146,7 +146,7 @@ class Filling:
 def _number(base: Any, held: Held, before: Any, key: str, value: float) -> Any:
     """An optimizer's number in the type that it keeps: torch's own keep tensors, DeepSpeed's plain numbers.
 
-    DeepSpeed's Muon leaves what is no matrix to an Adam, which may be torch's.
+    DeepSpeed's Muon leaves all but matrices to an Adam, which may be torch's.
 
     Source: ``_init_group`` of torch 2.13's ``optim/adam.py``: on the host, but for kernels that read it on the device.
     """
