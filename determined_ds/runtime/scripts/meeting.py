@@ -53,7 +53,7 @@ def _init_ipc_of(folder: Path) -> Any:
     numbers = count(1)
 
     def init_ipc(self: Any, force_tcp: bool) -> None:
-        if self.size < 2:  # such as rank 0 alone makes to report to a master: it is no meeting
+        if self.size < 2:  # rank 0 alone makes one to report to a master
             return
         number = next(numbers)
         self.tempdir = None

@@ -35,5 +35,5 @@ def meet(folder: Path) -> list[int]:
         mock.patch.stopall()
 
 
-def test_a_context_of_rank_0_alone_is_no_meeting(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_a_context_of_rank_0_alone_does_not_count(two_ranks: Ranks, tmp_path: Path) -> None:
     assert two_ranks.run(meet, tmp_path) == [[0, 1], [0, 1]]
