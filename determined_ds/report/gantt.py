@@ -45,6 +45,7 @@ NAMES = {
     LOAD: "loading",
 }
 LONGEST_NAME = 40
+MOST = 6  # pipelines of a comparison; of more the fastest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +66,22 @@ class Chart:
 def schedules_picture(results: Results) -> Figure | None:
     """Each measured pipeline's median step: above as its schedule plans it, below as it was.
 
-    None where no step of a pipeline was recorded.
+    None where no step of a pipeline was recorded; the fastest six where there are more.
     """
     recorded = [(row, step) for row in results.measured if (step := step_of(row)) is not None]
     if not recorded:
         return None
+    fastest = sorted(row.median_step_seconds or 0 for row, _ in recorded)[:MOST][-1]
+    shown = [(row, step) for row, step in recorded if (row.median_step_seconds or 0) <= fastest]
     charts = [
-        chart for row, step in recorded for chart in _charts(label(row, results, ", ", LONGEST_NAME), step)
+        chart for row, step in shown for chart in _charts(label(row, results, ", ", LONGEST_NAME), step)
     ]
     figure = gantt_picture(charts, in_seconds=True)
     with drawing():
+        if len(shown) < len(recorded):
+            figure.axes[-1].set_xlabel(
+                f"milliseconds; {len(recorded) - len(shown)} slower pipelines are left out"
+            )
         note_missing(figure, results, of_pipelines=True)
     return figure
 

@@ -88,6 +88,19 @@ def test_a_comparison_shows_each_pipeline_that_was_recorded() -> None:
     assert schedules_picture(results(row("zero1", repetition()))) is None
 
 
+def test_of_many_pipelines_the_fastest_are_drawn() -> None:
+    """A tuning tries dozens."""
+    rows = [
+        row(f"p{at}", repetition([1.0 + at], pipeline_step=recorded(OF_TWO)))
+        for at in (*range(4, 9), *range(4))
+    ]
+    figure = schedules_picture(results(*rows))
+    assert figure is not None
+    titles = [panel.get_title(loc="left") for panel in figure.axes[::2]]
+    assert [title.partition(",")[0] for title in titles] == ["p4", "p5", "p0", "p1", "p2", "p3"]
+    assert "3 slower pipelines are left out" in figure.axes[-1].get_xlabel()
+
+
 def test_kinds_differ_in_brightness_whatever_the_part() -> None:
     """So that they differ in print, and to those who see other colours."""
 
