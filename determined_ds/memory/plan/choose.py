@@ -290,6 +290,8 @@ def _micro_batch(needs: PlanRequest, strategy: Strategy) -> str:
     if not larger:
         return f"{share}, and all fit in one pass"
     tried = replace(strategy, micro_batch_size=larger[-1], accumulation=samples // larger[-1])
+    if tried.pipe_parallel_size > 1 and (problem := tried.pipeline.problem()):
+        return f"{share}; the next divisor is {larger[-1]}, and {strategy.pipe_schedule} cannot order it: {problem}"
     if fits(needs.shape, tried, needs.gpu_memory_bytes):
         return f"{share}; larger ones would be fewer, and {FULL_PIPELINE} a stage keep a pipeline busy"
     return f"{share}; the next divisor, {larger[-1]}, would need {_needed(needs, tried)}"
