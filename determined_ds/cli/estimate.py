@@ -63,7 +63,7 @@ def estimate(config: Path | None, context_dir: Path, as_json: bool, **flags: Any
     from determined_ds.cli.expected_times import as_json as times_as_json
     from determined_ds.cli.expected_times import expected_times
     from determined_ds.memory import alternatives, fit, parse_bytes
-    from determined_ds.memory.schedules import schedule_fits
+    from determined_ds.memory.possible_schedules import schedule_fits
     from determined_ds.report.fitted import terminal_width
 
     _check(config, flags)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from determined_ds.config.strategy import Strategy
-    from determined_ds.memory.schedules import ScheduleFit
+    from determined_ds.memory.possible_schedules import ScheduleFit
 
 HELD = "held: the most micro-batches, each of one chunk, whose activations a rank holds at a time"
 

@@ -8,7 +8,7 @@ What engines do beyond the passes: a part computes on a copy of its inputs; its 
 messages are received before the pass that takes them. 1F1B is DeepSpeed's own engine: it receives into buffers that
 stay, and what it sends is gone when it has been sent.
 
-Source: ``PipelineEngine`` in deepspeed 0.19.8's runtime/pipe/engine.py; ``trial/planned_engine.py``.
+Source: ``PipelineEngine`` in deepspeed 0.19.8's runtime/pipe/engine.py; ``trial/ordered_engine.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from determined_ds.pipe.messages import Receive, Send, Step, steps
 from determined_ds.pipe.orders import (
     BACKWARD,
     FORWARD,
@@ -29,6 +28,7 @@ from determined_ds.pipe.orders import (
     Op,
     Pipeline,
 )
+from determined_ds.pipe.sends import Receive, Send, Step, steps
 
 SETTLED = 4  # micro-batches a rank from which on no schedule but gpipe holds more
 ON_THEIR_WAY = 2  # messages to a rank that the engine does not wait for

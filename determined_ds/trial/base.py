@@ -20,7 +20,7 @@ from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
 from determined_ds.trial.of_context import resolved_of
-from determined_ds.trial.planned_engine import initialize
+from determined_ds.trial.ordered_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
 from determined_ds.trial.ulysses import SequenceGroup, sequence_group_of

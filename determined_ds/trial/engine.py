@@ -23,7 +23,7 @@ from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.instruction_times import time_instructions
-from determined_ds.trial.planned_engine import PlannedEngine
+from determined_ds.trial.ordered_engine import PlannedEngine
 from determined_ds.trial.step_timers import correct_timers
 from determined_ds.trial.ulysses import add_up_slices
 

@@ -29,7 +29,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, ONE_F_ONE_B, WEIGHT, Op, Pipeline
 from determined_ds.pipe.recording import LOAD
 from determined_ds.pipe.timeline import Span, counted_bubble
-from determined_ds.trial.planned_schedule import InputPass, WeightPass
+from determined_ds.trial.ordered_schedule import InputPass, WeightPass
 
 WORK = {
     schedule.LoadMicroBatch: LOAD,

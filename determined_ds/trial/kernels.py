@@ -16,7 +16,7 @@ import torch
 from determined_ds.config.hyperparameters import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
-from determined_ds.trial.planned_module import PlannedModule
+from determined_ds.trial.ordered_module import PlannedModule
 
 _before: list[tuple[bool, ...]] = []
 

@@ -17,7 +17,7 @@ from determined_ds.pipe.partition import MEASURED, UNIFORM
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.measured_partition import measured_partition
-from determined_ds.trial.planned_module import made_module, process_topology
+from determined_ds.trial.ordered_module import made_module, process_topology
 
 
 class PipelineTrial(ReconciledTrial):

@@ -64,8 +64,8 @@ def measure(ranks: int, pass_s: float) -> list[list[tuple[float, float, float]]]
     from determined_ds.devices import detect_accelerator
     from determined_ds.runtime.group.distributed import join_process_group
     from determined_ds.trial.instruction_times import instruction_times, time_instructions
-    from determined_ds.trial.planned_engine import initialize
-    from determined_ds.trial.planned_module import made_module
+    from determined_ds.trial.ordered_engine import initialize
+    from determined_ds.trial.ordered_module import made_module
 
     join_process_group(detect_accelerator("cpu"))
     engines = []

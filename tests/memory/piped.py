@@ -79,8 +79,8 @@ def peak_bytes(pipe: Pipeline, samples: int) -> tuple[int, int]:
     from determined_ds.devices import detect_accelerator
     from determined_ds.runtime.group.distributed import join_process_group
     from determined_ds.runtime.shapes.counting import LiveBytes
-    from determined_ds.trial.planned_engine import initialize
-    from determined_ds.trial.planned_module import made_module
+    from determined_ds.trial.ordered_engine import initialize
+    from determined_ds.trial.ordered_module import made_module
 
     join_process_group(detect_accelerator("cpu"))
     torch.manual_seed(1)

@@ -187,8 +187,8 @@ def engine_of(case: Case, layers: list[Any], loss: Any) -> Any:
     from determined_ds.devices import detect_accelerator
     from determined_ds.runtime.group.distributed import join_process_group
     from determined_ds.trial.engine import fix_engine
-    from determined_ds.trial.planned_engine import initialize
-    from determined_ds.trial.planned_module import made_module
+    from determined_ds.trial.ordered_engine import initialize
+    from determined_ds.trial.ordered_module import made_module
 
     if not torch.distributed.is_initialized():
         join_process_group(detect_accelerator("cpu"))

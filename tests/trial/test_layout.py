@@ -15,7 +15,7 @@ from deepspeed.runtime.pipe.topology import (
 )
 
 from determined_ds.config.topology import Topology
-from determined_ds.trial.planned_module import process_topology
+from determined_ds.trial.ordered_module import process_topology
 from tests.ranks import Ranks
 from tests.runtime.checkpoints.strategies import ZERO, run
 

@@ -142,7 +142,7 @@ def test_micro_batches_of_several_sizes_are_refused_in_training(two_ranks: Ranks
 
 def test_profiles_name_every_instruction() -> None:
     from determined_ds.runtime.profiling.marks import INSTRUCTIONS
-    from determined_ds.trial.planned_engine import PlannedEngine
+    from determined_ds.trial.ordered_engine import PlannedEngine
 
     assert set(PlannedEngine._INSTRUCTION_MAP) == set(INSTRUCTIONS)
 

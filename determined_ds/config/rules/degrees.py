@@ -49,7 +49,7 @@ RULES: tuple[Rule, ...] = (
             ),
             message="{schedule} sends whole activations and gradients",
             fix="remove it, or take pipe_schedule: 1f1b",
-            source="deepspeed 0.19.8 runtime/pipe/dualpipev.py DualPipeVEngine.__init__; trial/planned_engine.py",
+            source="deepspeed 0.19.8 runtime/pipe/dualpipev.py DualPipeVEngine.__init__; trial/ordered_engine.py",
         )
         for key in ("pipe_partitioned", "grad_partitioned")
     ),

@@ -47,7 +47,7 @@ from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
-from determined_ds.trial.planned_module import PlannedModule
+from determined_ds.trial.ordered_module import PlannedModule
 from determined_ds.trial.tensor_parallel import degree_of
 
 MOST_NAMED = 3

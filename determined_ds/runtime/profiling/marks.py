@@ -31,7 +31,7 @@ from determined_ds.protocol.profile_files import (
 )
 from determined_ds.runtime.profiling.call_marks import marked_waiting_calls
 from determined_ds.trial.ddp import DDPEngine
-from determined_ds.trial.planned_schedule import AwaitMessage, InputPass, WeightPass
+from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, WeightPass
 
 METHODS = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
 INSTRUCTIONS = {

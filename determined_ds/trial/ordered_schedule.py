@@ -8,8 +8,8 @@ from typing import Any
 
 from deepspeed.runtime.pipe import schedule
 
-from determined_ds.pipe.messages import Receive, Send, Step, steps
 from determined_ds.pipe.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Op, Pipeline
+from determined_ds.pipe.sends import Receive, Send, Step, steps
 
 
 class InputPass(schedule.BackwardPass):

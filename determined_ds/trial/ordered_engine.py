@@ -25,8 +25,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.errors import Problem, TrialError
 from determined_ds.pipe.orders import FORWARD, Pipeline
-from determined_ds.trial.planned_module import PlannedModule
-from determined_ds.trial.planned_schedule import AwaitMessage, InputPass, PlannedSchedule, WeightPass
+from determined_ds.trial.ordered_module import PlannedModule
+from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, PlannedSchedule, WeightPass
 from determined_ds.trial.split_backward import input_pass, weight_pass
 
 Specs = tuple[bool, tuple[tuple[torch.Size, torch.dtype], ...]]  # whether it is one tensor; of each
