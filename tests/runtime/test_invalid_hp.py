@@ -28,7 +28,7 @@ def open_on_cluster(
 
     config = {"searcher": {"name": searcher}, "resources": {"slots_per_trial": slots}}
     trial = SimpleNamespace(hparams=hparams, _config=config, trial_seed=3, _steps_completed=0)
-    info = SimpleNamespace(task_type="TRIAL", trial=trial)
+    info = SimpleNamespace(task_type="TRIAL", trial=trial, latest_checkpoint=None)
     reported: list[str] = []
 
     def init(*, distributed: Any, **_: Any) -> Any:
