@@ -48,7 +48,9 @@ def copy_of(model: str, name: str) -> NewFiles:
     for kind, folder in (("py", code), ("yaml", configs / model)):
         parent = PACKAGES if kind == "py" else "experiments"
         for file in sorted(folder.glob(f"*.{kind}")):
-            own[f"{parent}/{name}/{file.name}"] = _renamed(file.read_text(encoding="utf-8"), model, name)
+            text = file.read_text(encoding="utf-8")
+            if kind == "py" or f"{PACKAGES}.{model}." in text:  # else an experiment of another model's trial
+                own[f"{parent}/{name}/{file.name}"] = _renamed(text, model, name)
     shared = {PACKAGE: ""} | _imported(model)
     for path in sorted({path for text in own.values() for path in JSON.findall(text)}):
         shared[path] = (configs.parent / path).read_text(encoding="utf-8")

@@ -128,7 +128,8 @@ def test_the_average_is_had_in_python_too(trained: Path) -> None:
 def test_a_trial_without_predict_and_a_pipeline_are_refused() -> None:
     from determined_ds.runtime.loop.predicting import check_predicts
 
+    alone = SimpleNamespace(topology=SimpleNamespace(sequence_parallel_size=1))
     with pytest.raises(TrialError, match="is not defined; expected a method predict"):
-        check_predicts(object(), SimpleNamespace(use_pipeline_parallel=False))
+        check_predicts(object(), SimpleNamespace(use_pipeline_parallel=False, resolved=alone))
     with pytest.raises(ConfigError, match="stages of a pipeline"):
         check_predicts(object(), SimpleNamespace(use_pipeline_parallel=True))

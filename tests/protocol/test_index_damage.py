@@ -176,11 +176,11 @@ def test_the_one_before_is_resumed_from(checkpoint: Path) -> None:
 
 
 def test_one_of_a_later_version_is_not_damaged_and_is_not_passed_over(checkpoint: Path) -> None:
-    edited(lambda index: index.update(version=2))(checkpoint)
+    edited(lambda index: index.update(version=3))(checkpoint)
     seal(checkpoint)
     for refused in (lambda: damage_of(checkpoint), lambda: read_index(checkpoint / "model0")):
         with pytest.raises(
-            CheckpointError, match="version 2, and this determined_ds reads up to version 1"
+            CheckpointError, match="version 3, and this determined_ds reads up to version 2"
         ) as told:
             refused()
         assert "fix: update determined_ds" in str(told.value)

@@ -23,7 +23,32 @@ from tests.making import CPU, CUDA, DS_CONFIGS, decide, refusal, refusals
 
 BOTH = {"contiguous_gradients": True, "overlap_comm": True}
 GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
+LEFT = {"weight_decay": "auto", "betas": "auto", "eps": "auto"}
+RATES = {
+    "warmup_min_lr": 0,
+    "warmup_max_lr": [0.02, 0.003],
+    "warmup_num_steps": "auto",
+    "warmup_type": "linear",
+}
 TEMPLATES: dict[str, dict[str, Any]] = {
+    "muon": {
+        "zero_stage": 1,
+        "sections": {
+            "optimizer": {
+                "type": "Muon",
+                "params": {
+                    "lr": 0.003,
+                    "muon_lr": 0.02,
+                    "momentum": 0.95,
+                    "weight_decay": "auto",
+                    "betas": "auto",
+                    "eps": "auto",
+                },
+            },
+            "scheduler": {"type": "WarmupLR", "params": RATES},
+            "gradient_clipping": 0.0,
+        },
+    },
     "pipeline": {"zero_stage": 0},
     "pipeline_zero1": {"zero_stage": 1},
     "tensor_parallel": {"zero_stage": 1, "sections": {"tensor_parallel": {"autotp_size": "auto"}}},
