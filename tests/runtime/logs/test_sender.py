@@ -62,10 +62,10 @@ def test_a_tool_that_never_answers_costs_a_bounded_wait_at_the_end(
     began = time.perf_counter()
     for step in range(1, 101):
         tools.report("training", step, {"loss": 1 / step})
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 3, "it waited for the tool"
     with caplog.at_level(logging.WARNING):
         tools.end("completed")
-    assert 3 <= time.perf_counter() - began < 10
+    assert 3 <= time.perf_counter() - began < 30
     assert len(points_of(csv_rows(tmp_path / "metrics.csv"), "training/loss", "batches")) == 100
     assert "MLflow has not taken 100 reports of metrics" in caplog.text
     assert "CSV" not in caplog.text

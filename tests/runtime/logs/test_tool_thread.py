@@ -122,7 +122,7 @@ def test_what_a_tool_that_hangs_has_not_taken_is_counted(
     thread.finish("completed")
     began = time.monotonic()
     thread.join(began + 0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert (thread.num_unsent, thread.is_closed) == (3, False)
     assert delivered.warned == ["has not answered for 0 s; the run continues"]
     delivered.close()
