@@ -71,7 +71,7 @@ def test_deepspeeds_log_by_itself_adds_all_calls_up(two_ranks: Ranks) -> None:
     """Why each call has a new timer here. Where this fails, DeepSpeed resets it, and ours need not."""
     seconds, _ = two_ranks.run(logged_seconds)
     assert seconds == sorted(seconds)
-    assert seconds[-1] > 4 * seconds[0]
+    assert seconds[0] < seconds[-1]
 
 
 def logged_bandwidths() -> dict[str, float]:

@@ -106,13 +106,13 @@ def test_training_reports_are_in_the_panel_alone(screen: Screen, panel: LivePane
 
 
 def test_it_is_drawn_some_times_a_second_however_short_a_step(screen: Screen, panel: LivePanel) -> None:
-    written, started = screen.written, time.monotonic()
+    written, started, used = screen.written, time.monotonic(), time.thread_time()
     for batch in range(20_000):
         panel.step(batch)
     took = time.monotonic() - started
     draws = 1 + took / live_panel.DRAWN_EVERY_S
     assert screen.written - written < draws * 2_000
-    assert took < 1.0  # 50 µs a step at most, on a machine that is busy with something else
+    assert time.thread_time() - used < 1.0  # 50 µs a step at most
 
 
 def test_the_launchers_words_at_a_stop_stand_above_it(
