@@ -260,9 +260,11 @@ def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
     sliced = (
         f", {strategy.sequence_parallel_size} to a sequence" if strategy.sequence_parallel_size > 1 else ""
     )
+    tiles = (("MLPs", strategy.tiled_mlp), ("loss", strategy.tiled_loss))
+    tiled = "".join(f", {what} in {number} tiles" for what, number in tiles if number > 1)
     lines.append(
         f"ranks    {strategy.slots}{sliced}, in {strategy.precision},"
-        f" micro-batch {strategy.micro_batch_size}{checkpointing}"
+        f" micro-batch {strategy.micro_batch_size}{checkpointing}{tiled}"
     )
     lines += [f"assumed  {assumption}" for assumption in shape.assumptions]
     if not are_known(shape):

@@ -29,6 +29,8 @@ QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "z
 SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
 INTERVAL = "activation_checkpoint_interval"
 OFF = ("", "none", "off", "no", "false")
+# Hyperparameters by which models are asked to compute their MLPs, and logits with loss, in tiles of the sequence.
+TILED_MLP, TILED_LOSS = "tiled_mlp", "tiled_loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Strategy:
         micro_batch_size: Samples of a forward pass.
         accumulation: Micro-batches of an optimizer step; a pipeline's ``micro_batches``.
         activation_checkpointing: Each block is computed again in the backward pass.
+        tiled_mlp: Tiles of the sequence in which each MLP is computed, and again in the backward pass; 1: it is whole.
+        tiled_loss: Tiles in which logits and loss are computed so.
         num_optimizer_states: Tensors of the parameters' size that the optimizer keeps: 2 for Adam, 1 for SGD with
             momentum, 0 for SGD.
         grad_accum_dtype: ``data_types.grad_accum_dtype``; the precision's, if None.
@@ -79,6 +83,8 @@ class Strategy:
     micro_batch_size: int = 1
     accumulation: int = 1
     activation_checkpointing: bool = False
+    tiled_mlp: int = 1
+    tiled_loss: int = 1
     num_optimizer_states: int = ADAM_STATES
     grad_accum_dtype: str | None = None
     master_dtype: str = "fp32"
@@ -101,7 +107,7 @@ class Strategy:
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
         assert {self.precision, self.grad_dtype, self.master_dtype} <= ELEMENT_BYTES.keys(), self
-        sizes = (self.slots, self.micro_batch_size, self.accumulation)
+        sizes = (self.slots, self.micro_batch_size, self.accumulation, self.tiled_mlp, self.tiled_loss)
         assert min(sizes) >= 1, self
 
     @property
@@ -177,16 +183,15 @@ def read_strategy(
         ds: The JSON with every "auto" filled.
         topology: The parallel degrees.
         batch: The completed batch.
-        hyperparameters: All of the trial, for activation checkpointing.
+        hyperparameters: All of the trial, for activation checkpointing and tiles.
         torch_compile: The hyperparameter of that name.
     """
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
-    schedule, chunks = schedule_of(hyperparameters or {})
-    method = (hyperparameters or {}).get("partition_method")
+    own = hyperparameters or {}
+    schedule, chunks = schedule_of(own)
+    method = own.get("partition_method")
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
-    # What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py.
-    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
-    master = next(low, "fp32")
+    master = _master_dtype(ds)
 
     def size(key: str, default: int) -> int:
         return int(default if zero.get(key) is None else zero[key])
@@ -202,7 +207,9 @@ def read_strategy(
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,
-        activation_checkpointing=_is_checkpointed(hyperparameters or {}, ds, topology),
+        activation_checkpointing=_is_checkpointed(own, ds, topology),
+        tiled_mlp=_tiles(own.get(TILED_MLP)),
+        tiled_loss=_tiles(own.get(TILED_LOSS)),
         num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, size("stage", 0)),
         grad_accum_dtype=None if accum is None else DTYPES.get(str(accum).lower()),
         master_dtype=master,
@@ -231,6 +238,12 @@ def schedule_of(hyperparameters: Mapping[str, Any]) -> tuple[str, int]:
     return schedule, chunks if isinstance(chunks, int) else default_chunks(schedule)
 
 
+def _master_dtype(ds: Mapping[str, Any]) -> str:
+    """What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py."""
+    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
+    return next(low, "fp32")
+
+
 def _device(zero: Mapping[str, Any], what: str) -> str | None:
     section = zero.get(what)
     device = section.get("device") if isinstance(section, dict) else None
@@ -254,6 +267,11 @@ def is_asked_of_model(hyperparameters: Mapping[str, Any]) -> bool:
     """Whether a hyperparameter asks for activation checkpointing."""
     values = [hyperparameters.get(name) for name in (*SWITCHES, INTERVAL)]
     return any(value.lower() not in OFF if isinstance(value, str) else bool(value) for value in values)
+
+
+def _tiles(stated: object) -> int:
+    """A number of tiles; 1 where none is stated."""
+    return max(1, stated) if isinstance(stated, int) else 1
 
 
 def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> int:

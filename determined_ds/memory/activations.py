@@ -20,6 +20,9 @@ one that is cut by columns: queries, keys, values and attention's output, and th
 rest, inputs, norms and dropout masks, is whole on each::
 
     4 e sbh + 2 sbh + 12 e sbh / T
+
+What is computed in tiles of the sequence keeps its input alone (arXiv 2506.13996, section 3): of a feed-forward e sbh,
+and one tile of one of them is whole at a time; of logits, one tile's.
 """
 
 from __future__ import annotations
@@ -104,13 +107,15 @@ def are_known(shape: ModelShape) -> bool:
 
 
 def head_bytes(shape: ModelShape, strategy: Strategy) -> int:
-    """Bytes of logits, of their log-softmax and of its gradient."""
-    return _tokens(shape, strategy) * shape.vocab_size * (strategy.element_bytes + 8)
+    """Bytes of the logits that are there at a time, of their log-softmax and of its gradient."""
+    tokens = _tokens(shape, strategy, strategy.tiled_loss)
+    return tokens * shape.vocab_size * (strategy.element_bytes + 8)
 
 
-def _tokens(shape: ModelShape, strategy: Strategy) -> int:
-    """Tokens that a rank computes at a time: all of its samples, or its slice of each where ranks share sequences."""
-    return strategy.micro_batch_size * -(-shape.sequence_length // strategy.sequence_parallel_size)
+def _tokens(shape: ModelShape, strategy: Strategy, tiles: int = 1) -> int:
+    """Tokens of a rank's samples, or of its slices where ranks share sequences; of one of so many tiles of them."""
+    slices = -(-shape.sequence_length // strategy.sequence_parallel_size)
+    return strategy.micro_batch_size * -(-slices // tiles)
 
 
 def _per_hidden(shape: ModelShape, strategy: Strategy) -> int:
@@ -142,7 +147,15 @@ def _block_bytes(shape: ModelShape, strategy: Strategy, head: int) -> int:
     scores = 4 * _tokens(shape, strategy) * shape.num_heads
     norm_and_head = 2 * element * _per_hidden(shape, strategy)
     in_all = shape.num_layers * (block + scores) + norm_and_head
-    return _of_one_rank(in_all, strategy)
+    return _of_one_rank(in_all - _saved_by_tiles(shape, strategy), strategy)
+
+
+def _saved_by_tiles(shape: ModelShape, strategy: Strategy) -> int:
+    """Bytes within the feed-forward parts of blocks, by the formula, that are not there beside one tile of one part."""
+    width = shape.hidden_size * (8 * strategy.element_bytes + 1)
+    one_tile = _tokens(shape, strategy, strategy.tiled_mlp)
+    whole = _tokens(shape, strategy)
+    return (shape.num_layers * whole - one_tile) * width if strategy.tiled_mlp > 1 else 0
 
 
 def _of_one_rank(in_all: int, strategy: Strategy) -> int:

@@ -91,8 +91,7 @@ class CausalLMTrial(DataParallelTrial):
             check_masks(model, isolated=self.isolated)
         if self.options.activation_checkpointing:
             checkpoint_blocks(model)
-        if not on_meta_device():
-            self._tile(model)
+        self._tile(model)
         return model if self.lora is None else with_lora(model, self.lora, seed=seed)
 
     def _tile(self, model: torch.nn.Module) -> None:
@@ -112,7 +111,7 @@ class CausalLMTrial(DataParallelTrial):
         elif self.sequence.size > 1:
             positions_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device)
             positions["position_ids"] = positions_T.expand_as(tokens_BT)
-        if self.options.tiled_loss > 1 and not on_meta_device():
+        if self.options.tiled_loss > 1:
             total = model(input_ids=tokens_BT, use_cache=False, targets=targets_BT, **positions)
             return self.sequence.mean(total, (targets_BT != IGNORED).sum())
         output = model(input_ids=tokens_BT, use_cache=False, **positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 from typing import Any
 
 KINDS = ("parameters", "gradients", "optimizer_states")
@@ -136,3 +137,37 @@ def large_blocks(libc: Any) -> int:
     """Bytes that this process holds in blocks of :data:`BLOCK_BYTES` or more, whoever asked for them."""
     libc.mallinfo2.restype = _Mallinfo2
     return int(libc.mallinfo2().hblkhd)
+
+
+def pass_bytes(model: Any, loss_of: Callable[[], Any]) -> int:
+    """Bytes that a forward and a backward pass hold at the peak, parameters and their gradients aside; in this rank."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    libc = ctypes.CDLL("libc.so.6")
+
+    class AfterEachOperator(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            output = func(*args, **(kwargs or {}))
+            self.most = max(self.most, large_blocks(libc))
+            return output
+
+    def free(parameter: Any) -> None:
+        parameter.grad = None
+
+    assert libc.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1
+    held = _take_free_room(libc)
+    try:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(free)
+        loss_of().backward()  # what torch allocates once
+        gc.collect()
+        before = large_blocks(libc)
+        with AfterEachOperator() as noted:
+            loss_of().backward()
+        return noted.most - before
+    finally:
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        for block in held:
+            libc.free(ctypes.c_void_p(block))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from determined_ds.experiment.experiment import Experiment, load_experiment
 from determined_ds.memory import ModelShape, transformer_parameters
 from determined_ds.memory.states import stage_parameters
 from tests.making import resolved_of
-from tests.memory.engines import BLOCK_BYTES, M_MMAP_THRESHOLD, large_blocks
+from tests.memory.engines import pass_bytes
 from tests.ranks import ROOT, Ranks
 
 GPT2 = ROOT / "experiments" / "gpt2"
@@ -116,38 +115,15 @@ def test_a_trial_that_cannot_be_built_so_is_refused_with_a_way_out(
 
 
 def real_activations(samples: int) -> int:
-    """Bytes that GPT-2's forward pass keeps for its backward pass, by the C library; in fp32, in this rank."""
-    import ctypes
-    import gc
-
+    """Bytes that GPT-2's forward pass keeps for its backward pass; in fp32, in this rank."""
     import torch
 
     from model_defs.common.text import next_token_loss
     from model_defs.gpt2.model import GPT2, gpt2_config
 
-    libc = ctypes.CDLL("libc.so.6")
-    assert libc.mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES) == 1
-    try:
-        model = GPT2(gpt2_config("tiny", vocab_size=256, sequence_length=128))
-        tokens = torch.zeros(samples, 128, dtype=torch.long)
-        next_token_loss(model(tokens), tokens).backward()
-        model.zero_grad()
-        most = 0
-
-        def note(_: Any) -> None:
-            nonlocal most
-            most = max(most, large_blocks(libc) - before)
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(note)
-        gc.collect()
-        before = large_blocks(libc)
-        loss = next_token_loss(model(tokens), tokens)
-        note(loss)
-        loss.backward()
-        return most
-    finally:
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+    model = GPT2(gpt2_config("tiny", vocab_size=256, sequence_length=128))
+    tokens = torch.zeros(samples, 128, dtype=torch.long)
+    return pass_bytes(model, lambda: next_token_loss(model(tokens), tokens))
 
 
 def test_activations_are_those_of_a_real_pass(one_rank: Ranks) -> None:
