@@ -1,7 +1,8 @@
-"""The end of a run for people: what came of its training, printed once, after everything else."""
+"""The end of a run for people: what came of its training, printed once, after everything else; and a picture."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from determined_ds.launch.options import RunOptions
@@ -26,3 +27,18 @@ def show_closing(lines: list[str]) -> None:
     """Print the lines, if there are any."""
     if lines:
         print(*lines, sep="\n", flush=True)
+
+
+def draw_partition(options: RunOptions, there: RunDir) -> None:
+    """Draw how a pipeline's layers are shared out by their times: ``partition.png`` of the run directory.
+
+    Args:
+        options: Of the command; a run that is only measured is not drawn.
+        there: Of the run.
+    """
+    if options.is_measured or options.only_reads or not there.partition.is_file():
+        return
+    from determined_ds.report.layer_section import write_partition_picture
+
+    with contextlib.suppress(Exception):  # it is for people to look at, and no run fails by it
+        write_partition_picture(there.path)

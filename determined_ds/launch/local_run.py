@@ -22,7 +22,7 @@ from determined_ds.launch.deleted_in_master import report_deleted
 from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
-from determined_ds.launch.last_words import closing_lines, show_closing
+from determined_ds.launch.last_words import closing_lines, draw_partition, show_closing
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restart, Restarts
@@ -341,6 +341,7 @@ class LocalRun:
         there = RunDir(self.run_dir)
         if not there.is_replaced and self.options.parent is None:
             return
+        draw_partition(self.options, there)
         self._write_result(outcome, self._delete_spare(there) if outcome.status == COMPLETED else [])
 
     def _write_result(self, outcome: Outcome, deleted: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from determined_ds.cli.main import main
 from determined_ds.protocol.machine_file import MachineFigures
+from determined_ds.runtime.shapes.of_experiment import UNMEASURED
 from tests.command import ROOT
 from tests.tune.measured_machine import machine, written
 
@@ -102,6 +103,15 @@ def test_a_pipeline_has_rows_of_its_own() -> None:
     found = as_json(ROOT / "experiments" / "gpt2" / "pipeline.yaml", ROOT, "--slots", "4")
     assert [row["pipe_parallel_size"] for row in found["strategies"][:3]] == [2, 2, 1]
     assert {row["replicas"] for row in found["strategies"]} == {2, 4}
+
+
+def test_layers_that_a_run_would_measure_are_said_to_be_counted_as_by_parameters() -> None:
+    measured = ("--set", "hyperparameters.partition_method=measured")
+    pipeline = ROOT / "experiments" / "gpt2" / "pipeline.yaml"
+    own, by_parameters = (as_json(pipeline, ROOT, *more) for more in (measured, ()))
+    assert own["model"].pop("assumptions") == [UNMEASURED]
+    assert by_parameters["model"].pop("assumptions") == []
+    assert own["model"]["stage_parameters"] == by_parameters["model"]["stage_parameters"]
 
 
 def test_a_pipelines_schedules_are_drawn(tmp_path: Path) -> None:

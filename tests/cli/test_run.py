@@ -31,6 +31,7 @@ from determined_ds.protocol.run_dir import RunDir
 from determined_ds.protocol.tensor_index import INDEX_NAME
 from tests.cli.conftest import OWN_MODEL
 from tests.command import det_ds, det_ds_program
+from tests.report.making import SHARED_OUT
 
 BATCHES = "hyperparameters.fit.max_length.batches"
 # What is promised: a rank that dies takes its run down within this many seconds.
@@ -289,6 +290,17 @@ def test_two_runs_of_one_second_have_their_own_directories(
         run.launch()
         folders.append(run.run_dir)
     assert folders == [own_model / "runs/tiny/20260101-000000", own_model / "runs/tiny/20260101-000000-2"]
+
+
+def test_layers_shared_out_by_their_times_are_drawn_at_the_end(
+    own_model: Path, tmp_path: Path, launched: list[Any]
+) -> None:
+    pytest.importorskip("matplotlib")
+    run = prepared(own_model, tmp_path / "run")
+    run.run_dir.mkdir()
+    (run.run_dir / "partition.json").write_text(SHARED_OUT.text())
+    run.launch()
+    assert (run.run_dir / "partition.png").is_file()
 
 
 def test_stages_and_replicas_are_shown(own_model: Path, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from determined_ds.pipe.orders import Pipeline
+from determined_ds.pipe.partition import LayerTime
 from determined_ds.pipe.recording import RecordedStep, recorded_step
 from determined_ds.pipe.timeline import Span, timeline
+from determined_ds.protocol.layer_shares import Partition
 from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import (
     ACCELERATORS,
@@ -179,3 +181,16 @@ def any_results(
         steps=st.integers(0, 1000),
         rows=st.lists(rows(loss, names), max_size=5).map(tuple),
     )
+
+
+def layer(name: str, seconds: float) -> LayerTime:
+    """A layer of a pipeline, its backward pass twice as long as its forward pass."""
+    return LayerTime(name=name, parameters=10, forward_s=seconds / 3, backward_s=2 * seconds / 3)
+
+
+SHARED_OUT = Partition(
+    pipe=Pipeline(schedule="1f1b", ranks=2, micro_batches=8),
+    layers=(layer("Embedding", 0.002), *[layer("Block", 0.01)] * 4, layer("Head", 0.03)),
+    bounds=(0, 4, 6),
+    by_parameters=(0, 3, 6),
+)
