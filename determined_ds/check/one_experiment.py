@@ -20,6 +20,7 @@ from determined_ds.check.trial_class import (
     optimizer_problem,
     reported_metrics,
     scheduler_problem,
+    slices_problem,
     stages_problem,
 )
 from determined_ds.config.accelerator import Accelerator, assumed_cuda
@@ -261,6 +262,7 @@ def _judged(
             trained = experiment.trained(resolved.topology.pipe_parallel_size)
             problem = optimizer_problem(trained, context_dir, resolved)
             problem = problem or scheduler_problem(trained, context_dir, resolved)
+            problem = problem or slices_problem(hyperparameters, trained, context_dir, resolved)
         if problem is None and resolved is not None and options.gpu_memory is not None:
             problem = options.gpu_memory.problem_of(experiment, resolved, context_dir, hyperparameters)
         return [problem] if problem else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from determined_ds.config.facts import ZERO_OPTIMIZERS
@@ -19,6 +19,7 @@ BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library re-expor
 DECLARED = "validation_metrics"
 METRIC = ("searcher", "metric")
 PREFIX = "validation_"  # of every name that DataParallelTrial.evaluate makes
+SLICED = "sequence_parallel"  # of a class: it computes on slices of sequences
 MAX_BASES = 50
 # What a trial reports that is measured (runtime/loop/measured_loop.py).
 MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "tokens_per_second", "batches")
@@ -95,6 +96,43 @@ def stages_problem(hyperparameters: Document, trial: str) -> Problem | None:
     message = f"{trial.partition(':')[2]} is not a PipelineTrial, so it has no stages"
     fix = "set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint"
     return hyperparameters.problem(path, message, fix, "trial-kind")
+
+
+def computes_on_slices(trial: str, context_dir: Path) -> bool | None:
+    """Whether ``MODULE:CLASS`` takes slices of sequences; None where its source does not show it."""
+    for found, _ in _bases(trial, context_dir):
+        if isinstance(found, str):
+            return None if found == BY_HAND else False
+        stated = _class_attribute(found, SLICED)
+        if stated is not None:
+            return bool(stated.value) if isinstance(stated, ast.Constant) else None
+        if any(isinstance(node, ast.Attribute) and node.attr == SLICED for node in ast.walk(found)):
+            return None
+    return None
+
+
+def slices_problem(
+    hyperparameters: Document, trial: str, context_dir: Path, resolved: ResolvedConfig
+) -> Problem | None:
+    """The problem of a trial that computes on whole sequences, and is to get slices; None where no source shows it."""
+    size = resolved.topology.sequence_parallel_size
+    if size == 1 or computes_on_slices(trial, context_dir) is not False:
+        return None
+    hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
+    origin = hyperparameters.origin(("sequence_parallel_size",))
+    return replace(whole_sequences(trial.partition(":")[2], size), origin=origin)
+
+
+def whole_sequences(name: str, size: int) -> Problem:
+    """The problem of a trial that computes on whole sequences.
+
+    Args:
+        name: Of its class.
+        size: Ranks that are to share a sequence.
+    """
+    key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
+    fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
+    return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
 
 
 def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -> Problem | None:
@@ -216,20 +254,26 @@ def _last(node: ast.expr) -> str:
 
 def _declared(found: ast.ClassDef) -> tuple[tuple[str, ...], bool]:
     """The names that a class declares, and whether they are all: a mapping may leave out means."""
+    value = _class_attribute(found, DECLARED)
+    items: list[ast.expr | None] = []
+    if isinstance(value, ast.Dict):
+        items += value.keys
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        items += value.elts
+    constants = [item.value for item in items if isinstance(item, ast.Constant)]
+    names = tuple(name for name in constants if type(name) is str)
+    return names, not isinstance(value, ast.Dict)
+
+
+def _class_attribute(found: ast.ClassDef, name: str) -> ast.expr | None:
+    """What a class sets an attribute to in its body; None where it does not."""
     for node in found.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        if any(isinstance(target, ast.Name) and target.id == DECLARED for target in targets):
-            value = getattr(node, "value", None)
-            items: list[ast.expr | None] = []
-            if isinstance(value, ast.Dict):
-                items += value.keys
-            elif isinstance(value, (ast.Tuple, ast.List)):
-                items += value.elts
-            constants = [item.value for item in items if isinstance(item, ast.Constant)]
-            names = tuple(name for name in constants if type(name) is str)
-            return names, not isinstance(value, ast.Dict)
-    return (), True
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value: ast.expr | None = getattr(node, "value", None)
+            return value
+    return None
 
 
 def _returned_keys(function: ast.FunctionDef) -> tuple[str, ...]:

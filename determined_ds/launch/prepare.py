@@ -9,7 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.trial_class import metric_problem, optimizer_problem, scheduler_problem
+from determined_ds.check.trial_class import (
+    metric_problem,
+    optimizer_problem,
+    scheduler_problem,
+    slices_problem,
+)
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.keys import RUN
 from determined_ds.config.loggers import missing_keys
@@ -195,6 +200,7 @@ def _decided(
         trained = experiment.trained(resolved.topology.pipe_parallel_size)
         known = (trained, context_dir, resolved)
         problems = [optimizer_problem(*known), scheduler_problem(*known)]
+        problems.append(slices_problem(experiment.hyperparameters, *known))
         if not options.is_measured:
             problems.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
         found.problems += filter(None, problems)

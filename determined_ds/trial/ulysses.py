@@ -19,6 +19,7 @@ import deepspeed.comm as dist
 import torch
 from torch import Tensor
 
+from determined_ds.check.trial_class import whole_sequences
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.trial.mpu import DeepSpeedMPU
 
@@ -232,9 +233,7 @@ def sequence_group_of(trial: Any) -> SequenceGroup:
     """
     size = trial.resolved.topology.sequence_parallel_size
     if size > 1 and not trial.sequence_parallel:
-        message = f"{type(trial).__name__} computes on whole sequences"
-        fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
-        raise ConfigError(Problem(key=KEY, value=size, message=message, fix=fix, code="sequence-trial"))
+        raise ConfigError(whole_sequences(type(trial).__name__, size))
     return SequenceGroup(1 if getattr(trial.context, "distributed", None) is None else size)
 
 

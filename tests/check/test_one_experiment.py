@@ -87,3 +87,12 @@ def test_the_context_is_the_folder_that_has_trial_and_json(
     config = other / CONST
     config.write_text(config.read_text().replace("zero1.json", "mine.json"))
     assert check_files([config])[0].findings == ()
+
+
+def test_slices_are_refused_for_a_trial_of_whole_sequences(project: Path) -> None:
+    split = "hyperparameters.sequence_parallel_size=2"
+    assert report(CONST, split).count("error") == 0
+    trial = project / "model_defs" / "gpt2" / "trial.py"
+    trial.write_text(trial.read_text().replace("    sequence_parallel = True\n", ""))
+    expected = ("error", "sequence-trial", "hyperparameters.sequence_parallel_size")
+    assert told(report(CONST, split)) == [expected]

@@ -16,6 +16,7 @@ from determined_ds.check.trial_class import (
     optimizer_problem,
     reported_metrics,
     scheduler_problem,
+    slices_problem,
     stages_problem,
 )
 from determined_ds.documents.document import Document
@@ -264,3 +265,33 @@ def test_a_pipeline_needs_a_trial_with_stages(stages: int | str | None, refused:
     document = Document(name="e.yaml", data={"pipe_parallel_size": stages}, prefix="hyperparameters")
     problem = stages_problem(document, "trial:T")
     assert (problem is not None) == refused
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("class T(DataParallelTrial):\n    pass\n", True),
+        ("class T(DataParallelTrial):\n    sequence_parallel = False\n", True),
+        ("class T(DataParallelTrial):\n    sequence_parallel: bool = True\n", False),
+        ("class B(DataParallelTrial):\n    sequence_parallel = True\nclass T(B):\n    pass\n", False),
+        # What is not shown is left to the ranks.
+        ("class T(DataParallelTrial):\n    sequence_parallel = f()\n", False),
+        (
+            "class T(DataParallelTrial):\n    def __init__(self, c):\n        self.sequence_parallel = f()\n",
+            False,
+        ),
+        ("from elsewhere import B\nclass T(B):\n    pass\n", False),
+        ("class T(determined_ds.DeepSpeedTrial):\n    pass\n", False),
+    ],
+)
+def test_a_trial_that_computes_on_whole_sequences_gets_no_slices(
+    tmp_path: Path, source: str, refused: bool
+) -> None:
+    (tmp_path / "trial.py").write_text(IMPORT + source)
+    split = decide({"global_batch_size": 2, "sequence_parallel_size": 2})
+    stated = parse_yaml("global_batch_size: 2\nulysses_size: 2\n", "own.yaml")
+    problem = slices_problem(stated, "trial:T", tmp_path, split)
+    assert (problem is not None) == refused
+    if problem:
+        assert str(problem.origin) == "ulysses_size, own.yaml:2"
+    assert slices_problem(stated, "trial:T", tmp_path, decide("global_batch_size: 2")) is None
