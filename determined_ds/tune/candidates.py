@@ -58,6 +58,8 @@ def candidates_of(
 ) -> Candidates:
     """Decide every choice, and drop what cannot run or does not fit; of a model of unknown sizes all may fit.
 
+    A trial may refuse a choice, as a cut into more parts than it has layers; then that one is dropped, for its reason.
+
     Args:
         base: The experiment.
         over: See :data:`determined_ds.tune.axes.AXES`.
@@ -65,7 +67,7 @@ def candidates_of(
         limit: Bytes of tensors that a rank may hold.
 
     Raises:
-        ConfigError: the experiment does not fit, or its model cannot be built.
+        ConfigError: the experiment as it is does not fit, or its model cannot be built.
     """
     choices, left = choices_of(base, over)
     dropped: Counter[str] = Counter()
@@ -76,7 +78,14 @@ def candidates_of(
         if not variant.can_run:
             dropped[variant.reason] += 1
             continue
-        candidate = Candidate(base=base, variant=variant, shape=shape_of(variant))
+        try:
+            shape = shape_of(variant)
+        except ConfigError as error:
+            if index == 0:
+                raise
+            dropped[error.problems[0].message.rstrip(".")] += 1
+            continue
+        candidate = Candidate(base=base, variant=variant, shape=shape)
         if index and (too_many := _too_many_parts(candidate)):
             dropped[too_many] += 1
             continue

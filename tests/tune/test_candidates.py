@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.errors import ConfigError
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory import ModelShape
 from determined_ds.tune.axes import AXES, choices_of
 from determined_ds.tune.candidates import Candidate, candidates_of, reference_of
@@ -97,6 +97,31 @@ def test_orders_that_the_micro_batches_or_the_layers_do_not_make_are_dropped() -
     [(reason, count)] = found.dropped.items()
     assert "dualpipev needs 2 micro-batches a rank" in reason
     assert count == 1
+
+
+def test_what_a_trial_refuses_is_dropped_but_not_the_experiment_as_it_is() -> None:
+    def refused(variant: Variant) -> ModelShape:
+        if variant.choice.pipe_chunks == 4 or refuses_all:
+            message = "8 parts, and type:Block matches 4 layers."
+            raise ConfigError(Problem(key="hyperparameters.pipe_chunks", message=message, fix="fewer chunks"))
+        return SHAPE
+
+    base, over, refuses_all = (
+        base_of(Path("experiments/gpt2/pipeline.yaml")),
+        ["pipe_schedule", "pipe_chunks"],
+        False,
+    )
+    found = candidates_of(base, over, refused, PLENTY)
+    assert [each.variant.choice.pipe_schedule for each in found.possible] == [
+        None,
+        "interleaved",
+        "zb-h1",
+        "dualpipev",
+    ]
+    assert found.dropped == {"8 parts, and type:Block matches 4 layers": 1}
+    refuses_all = True
+    with pytest.raises(ConfigError, match="type:Block matches 4 layers"):
+        candidates_of(base, over, refused, PLENTY)
 
 
 def test_what_does_not_fit_is_dropped() -> None:
