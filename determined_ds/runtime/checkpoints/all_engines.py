@@ -94,7 +94,7 @@ NOTHING = Written(entries={}, descriptions={}, fingerprints={})
 
 
 class Engines:
-    """The engines of a trial.
+    """The engines of a trial; made by all ranks at once.
 
     Args:
         trial: Whose ``weight_names`` gives more names to parameters.
@@ -102,6 +102,7 @@ class Engines:
         built: What each engine was built with.
 
     Attributes:
+        own_layouts: Why each engine is written by DeepSpeed; "" for one that is not. The same on all ranks.
         buffers: Host memory that :meth:`save` copies the engines into; None: it writes them.
         reset_optimizer: Whether :meth:`load` leaves the optimizers as they are built.
         then: What each engine of the checkpoint that was loaded last was built with, as this trial's are.
@@ -118,6 +119,9 @@ class Engines:
         self._has_written = False
         self.buffers: list[torch.Tensor] | None = None
         self.reset_optimizer = False
+        # A stage that has no part of a layer does not see what is against it: what one rank finds, all go by.
+        reasons = context.distributed.allgather([own_layout(engine) for engine in context.models])
+        self.own_layouts = [next(filter(None, found), "") for found in zip(*reasons, strict=True)]
 
     def _slices(self, engine: Any) -> EngineSlices:
         name = getattr(self._trial, "weight_names", None)
@@ -143,8 +147,8 @@ class Engines:
     def copy_bytes(self) -> int:
         """Bytes that this rank copies of the engines; states that do not exist yet are taken for Adam's."""
         total = 0
-        for engine in self._context.models:
-            if own_layout(engine):
+        for engine, reason in zip(self._context.models, self.own_layouts, strict=True):
+            if reason:
                 continue
             own = self._slices(engine)
             slices = own.written()
@@ -153,13 +157,9 @@ class Engines:
             total += buffer_bytes(slices, sum(each.num_bytes for each in slices) + unborn_bytes)
         return total
 
-    def own_layouts(self) -> list[str]:
-        """Why each engine is written by DeepSpeed; "" for one that is not."""
-        return [own_layout(engine) for engine in self._context.models]
-
     def own_layout(self) -> str:
         """Why only the ranks that wrote the engines last, under their strategy, can read them; "" where others can."""
-        if reason := next(filter(None, self.own_layouts()), ""):
+        if reason := next(filter(None, self.own_layouts), ""):
             return reason
         method = "load" if overrides(self._trial, "load") else "save" if not self._has_written else ""
         return f"{method_of(self._trial, method)} decides itself what is written and read" if method else ""
@@ -176,7 +176,7 @@ class Engines:
     def _save_own_layouts(self, path: Path) -> None:
         """Have DeepSpeed write those engines that cannot be cut into slices; a collective."""
         for number, engine in enumerate(self._context.models):
-            if own_layout(engine):
+            if self.own_layouts[number]:
                 engine.save_checkpoint(str(path), tag=f"model{number}")
 
     def take(self) -> list[Taken]:
@@ -184,7 +184,7 @@ class Engines:
         return [
             self._taken(number, engine)
             for number, engine in enumerate(self._context.models)
-            if not own_layout(engine)
+            if not self.own_layouts[number]
         ]
 
     def _taken(self, number: int, engine: Any) -> Taken:
@@ -305,9 +305,10 @@ class Engines:
             raise another_model(uuid, words)
         found, failure = [], ""
         try:
-            found = [
-                self._stored_engine(path / f"model{number}", engine)
-                for number, engine in enumerate(self._context.models)
+            engines = enumerate(zip(self._context.models, self.own_layouts, strict=True))
+            found = [  # None: DeepSpeed is to load it
+                None if reason else stored_engine(path / f"model{number}", order_of(self._slices(engine)))
+                for number, (engine, reason) in engines
             ]
             for stored in found if settings else ():
                 assert stored is None or stored.settings  # read now: a file may be missing or cut
@@ -322,16 +323,10 @@ class Engines:
                 raise another_model(uuid, where + "; ".join([*reasons[:MOST_NAMED], *more]))
         return found
 
-    def _stored_engine(self, folder: Path, engine: Any) -> StoredEngine | None:
-        """None for an engine that DeepSpeed is to load."""
-        if own_layout(engine):
-            return None
-        return stored_engine(folder, order_of(self._slices(engine)))
-
     def _wrote_own_layouts(self, path: Path) -> bool:
         """Whether these ranks, under this strategy, wrote DeepSpeed's own files."""
         for number, engine in enumerate(self._context.models):
-            if own_layout(engine) or isinstance(engine, DDPEngine):
+            if self.own_layouts[number] or isinstance(engine, DDPEngine):
                 continue
             if isinstance(engine.module, PlannedModule):
                 return (

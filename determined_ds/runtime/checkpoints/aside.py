@@ -39,10 +39,10 @@ def is_aside(
     """
     if asynchronous is False or (asynchronous is None and overrides(trial, "save")):
         return False
-    layouts = engines.own_layouts()
-    if all(layouts):
+    if all(engines.own_layouts):
         if asynchronous:
-            note(f"note        checkpoints are written while training waits: {layouts[0]}")
+            reason = engines.own_layouts[0]
+            note(f"note        checkpoints are written while training waits: {reason}")
         return False
     own = RankCopies(distributed.cross_rank, engines.copy_bytes(), available_bytes())
     ranks = [RankCopies(*rank) for rank in distributed.allgather(tuple(own))]

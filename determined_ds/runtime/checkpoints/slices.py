@@ -92,7 +92,7 @@ class Whole:
 
 
 def own_layout(engine: Any) -> str:
-    """Why an engine's tensors cannot be written as slices; "" where they can.
+    """Why an engine's tensors cannot be written as slices, as far as this rank sees; "" where they can.
 
     Such an engine is written by DeepSpeed, and read back by as many ranks under the same strategy.
     """
@@ -122,8 +122,10 @@ def own_layout(engine: Any) -> str:
 
 
 def _unshared(module: Any) -> str:
-    """Parameters of one name on several stages, with values of their own."""
+    """Parameters of one name on several stages, with values of their own, as far as this rank has any."""
     for key, tied in module.tied_comms.items():
+        if len(tied["ranks"]) == 1:
+            continue
         shared = tied["weight_attr"]
         for name, _ in tied["module"].named_parameters():
             if name not in ([shared] if isinstance(shared, str) else shared):
