@@ -68,6 +68,8 @@ class PipelineTrial(ReconciledTrial):
     def load_weights(self, module: PipelineModule) -> None:
         """Fill the layers of this pipeline stage with their initial weights. By default they stay as built.
 
+        Each layer is built under a seed of the trial's and its number, so they are the same under every schedule.
+
         Args:
             module: This rank's part of the model.
         """
@@ -96,6 +98,7 @@ class PipelineTrial(ReconciledTrial):
                 layers=layers,
                 loss_fn=self._checked_loss,
                 bounds=bounds,
+                base_seed=self.context.get_trial_seed(),
                 partition_method=UNIFORM if method == MEASURED else method,
                 activation_checkpoint_interval=self.activation_checkpoint_interval,
                 checkpointable_layers=self.checkpointable_layers,

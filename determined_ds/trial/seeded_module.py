@@ -3,10 +3,12 @@
 Where a rank's layers draw from its one generator, dropout depends on how many ranks there are and in which order they
 compute; and two stages, which begin with one seed, draw the same numbers. Here each layer has a seed of its own in each
 pass. So any schedule on any number of ranks trains as one process does that seeds its layers alike
-(:func:`layer_seed`), a pass that is computed anew draws the same again, and a resumed run too.
+(:func:`layer_seed`), a pass that is computed anew draws the same again, and a resumed run too. First weights are
+drawn in the same way: they do not depend on where the layers are cut.
 
-DeepSpeed 0.19.8 has ``seed_layers``, which counts passes from the start of the process, and layers from the start of
-what is recomputed together. Source: ``PipelineModule.forward`` in its ``runtime/pipe/module.py``.
+DeepSpeed 0.19.8 has ``seed_layers``. Layers are built by it; in training it counts passes from the start of the
+process, and layers from the start of what is recomputed together. Source: ``PipelineModule._build`` and ``forward`` in
+its ``runtime/pipe/module.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
 
 def layer_seed(seed: int, replica: int, step: int, micro_batch: int, layer: int) -> int:
@@ -59,9 +61,31 @@ class LayerSeeds:
 
 
 class SeededModule(PipelineModule):
-    """A ``PipelineModule`` whose layers are seeded in training, once :func:`seed_layers` is called."""
+    """A ``PipelineModule`` whose layers are each built under a seed, of ``base_seed`` and the layer's number.
+
+    They are seeded in training once :func:`seed_layers` is called.
+    """
 
     seeds: LayerSeeds | None = None
+    seed_fn: Callable[[int], None] | None
+
+    def _build(self) -> None:
+        with torch.random.fork_rng(_gpus()):
+            self.seed_layers, self.seed_fn = True, self._seed_built
+            super()._build()
+        self.seed_layers, self.seed_fn = False, None
+
+    def _seed_built(self, number: int) -> None:
+        """Seed a layer that is built; copies of a tied layer on several ranks begin alike.
+
+        Args:
+            number: ``base_seed`` and the layer's number, added by DeepSpeed.
+        """
+        layer = number - self.base_seed
+        if isinstance(spec := self._layer_specs[layer], TiedLayerSpec):
+            keys = [getattr(each, "key", None) for each in self._layer_specs]
+            layer = keys.index(spec.key)
+        _seed(hash((self.base_seed, layer)) % 2**63)
 
     def forward(self, forward_input: Any) -> Any:
         if self.seeds is None or not self.training:
@@ -99,12 +123,15 @@ def seed_layers(engines: Iterable[Any], seed: int, replica: int) -> None:
 def _run(layers: Sequence[Any], first: int, seed_of: Callable[[int], int], *inputs: Any) -> Any:
     outputs = inputs[0] if len(inputs) == 1 else inputs
     for index, layer in enumerate(layers, first):
-        seed = seed_of(index)
-        torch.random.default_generator.manual_seed(seed)
-        for gpu in _gpus():
-            torch.cuda.default_generators[gpu].manual_seed(seed)
+        _seed(seed_of(index))
         outputs = layer(outputs)
     return outputs
+
+
+def _seed(seed: int) -> None:
+    torch.random.default_generator.manual_seed(seed)
+    for gpu in _gpus():
+        torch.cuda.default_generators[gpu].manual_seed(seed)
 
 
 def _gpus() -> list[int]:

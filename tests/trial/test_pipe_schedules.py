@@ -179,3 +179,57 @@ def test_a_module_that_a_trial_cuts_itself_is_refused() -> None:
             continue
         with pytest.raises(ConfigError, match="a PipelineTrial reads it"):
             check_pipeline(engine, stated)
+
+
+# ------------------------------------------------------------------------------------------- before them
+
+
+def first_weights(schedule: str, ranks: int, chunks: int | None, partition: str) -> dict[str, list[float]]:
+    """The weights of this rank's layers, of which the first and the last Linear but one are tied."""
+    from deepspeed.pipe import LayerSpec, TiedLayerSpec
+
+    from determined_ds import PipelineTrial, open_context
+
+    class Trial(PipelineTrial):
+        partition_method = partition
+
+        def build_layers(self) -> list[Any]:
+            ends = [TiedLayerSpec("ends", torch.nn.Linear, WIDTH, WIDTH) for _ in range(2)]
+            more = [LayerSpec(torch.nn.Linear, WIDTH, WIDTH) for _ in range(5)]
+            return [more.pop(), ends[0], *more, ends[1], LayerSpec(torch.nn.LayerNorm, WIDTH)]
+
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError
+
+        def build_training_data_loader(self) -> Any:
+            return None
+
+        def build_validation_data_loader(self) -> Any:
+            return None
+
+    hparams = {
+        "global_batch_size": 4,
+        "micro_batch_size": 1,
+        "pipe_parallel_size": ranks,
+        "pipe_schedule": schedule,
+        "pipe_chunks": chunks,
+        "deepspeed_config": {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}},
+    }
+    with open_context(hparams=hparams, accelerator="cpu") as context:
+        weights = Trial(context).engine.module.named_parameters()
+        return {name: each.detach().flatten().tolist() for name, each in weights}
+
+
+def test_first_weights_do_not_depend_on_the_cut(one_rank: Ranks, two_ranks: Ranks) -> None:
+    """And no two layers draw the same."""
+    [whole] = one_rank.run(first_weights, "1f1b", 1, None, "uniform")
+    of_matrices = [tuple(each) for name, each in whole.items() if len(each) > WIDTH]
+    assert len(set(of_matrices)) == len(of_matrices) == 6
+    for schedule, chunks, partition in (
+        ("1f1b", None, "uniform"),
+        ("1f1b", None, "type:linear"),
+        ("interleaved", 2, "uniform"),
+        ("dualpipev", None, "uniform"),
+    ):
+        for own in two_ranks.run(first_weights, schedule, 2, chunks, partition):
+            assert own == {name: whole[name] for name in own}, (schedule, partition)
