@@ -40,6 +40,14 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "memory/test_measured.py::test_offloaded_states_are_on_the_host": ("2-False-2", "3-True-1"),
     "model_defs/bert/test_metrics.py::test_validation_on_two_ranks_is_that_of_the_whole_set": ("3",),
+    "model_defs/causal_lm/test_experts.py::test_losses_are_those_of_one_rank_that_has_all_experts": (
+        "mixtral-[03]",
+    ),
+    "model_defs/causal_lm/test_experts.py::test_a_run_goes_on_as_if_it_had_never_stopped": ("1",),
+    "model_defs/causal_lm/test_experts.py::test_a_checkpoint_is_read_with_other_experts_on_each_rank": (
+        "first1-.*",
+    ),
+    "model_defs/causal_lm/test_experts.py::test_what_ranks_hold_is_estimated": ("1",),
     "model_defs/causal_lm/test_refusals.py::test_under_zero_3_every_rank_refuses_them": (
         "missing",
         "other_shapes",

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.autoep import expert_degree
 from determined_ds.config.autotp import stated_degree
 from determined_ds.config.batch import Batch
 from determined_ds.config.strategy import DTYPES, Strategy, read_strategy
@@ -121,6 +122,11 @@ class Facts:
     def autotp(self) -> int:
         """Ranks that share a layer by DeepSpeed's AutoTP; 1: none."""
         return stated_degree(self.ds) or 1
+
+    @property
+    def experts(self) -> int:
+        """Ranks that share the experts of a model by DeepSpeed's AutoEP; 0 where it leaves them as they are."""
+        return expert_degree(self.ds)
 
     @property
     def sequence(self) -> int:

@@ -44,6 +44,7 @@ class Hyperparameters:
     pipe_chunks: int | None = None
     partition_method: str | None = None
     pipe_within_machine: bool = False
+    expert_parallel_size: int | None = None
     fit: FitOptions = field(default_factory=FitOptions)
     trial_seed: int | None = None
     logging: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ RANGES = {
     "zero_stage": (0, 3),
     "micro_batch_size": (1, LARGEST),
     "pipe_chunks": (1, LARGEST),
+    "expert_parallel_size": (1, LARGEST),
     TRIAL_SEED: (0, LARGEST),
 }
 OWN_KEYS = (
@@ -81,6 +83,7 @@ OWN_KEYS = (
     "pipe_chunks",
     "partition_method",
     "pipe_within_machine",
+    "expert_parallel_size",
     "fit",
     TRIAL_SEED,
     LOGGING,

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.autoep import expert_parallel_values
 from determined_ds.config.autofill import disagreements, fill_what_is_known
 from determined_ds.config.autotp import tensor_parallel_values, with_degree
 from determined_ds.config.batch import (
@@ -209,6 +210,7 @@ def _filled(
         *open_sizes(ds, hyperparameters, batch),
         *open_degree(ds, hyperparameters, layout),
         *tensor_parallel_values(ds, layout.model_parallel_size),
+        *expert_parallel_values(ds, hyperparameters),
     ]
     filled, undetermined = fill_what_is_known(ds, hyperparameters, hp.fit, layout, accelerator, known=sizes)
     problems += undetermined

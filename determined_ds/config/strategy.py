@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from determined_ds.config.autoep import DEGREE, ENABLED
 from determined_ds.config.batch import Batch
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
@@ -45,6 +46,7 @@ class Strategy:
         pipe_parallel_size: Pipeline stages.
         model_parallel_size: Ranks that share one layer.
         sequence_parallel_size: Ranks that share a sequence.
+        expert_parallel_size: Replicas that share the experts of a model, each with a part of them.
         replicas: Data-parallel copies; ZeRO divides the states among all ranks of them that hold the same layers.
         micro_batch_size: Samples of a forward pass.
         accumulation: Micro-batches of an optimizer step; a pipeline's ``micro_batches``.
@@ -79,6 +81,7 @@ class Strategy:
     pipe_parallel_size: int = 1
     model_parallel_size: int = 1
     sequence_parallel_size: int = 1
+    expert_parallel_size: int = 1
     replicas: int = 1
     micro_batch_size: int = 1
     accumulation: int = 1
@@ -204,6 +207,7 @@ def read_strategy(
         pipe_parallel_size=topology.pipe_parallel_size,
         model_parallel_size=topology.model_parallel_size,
         sequence_parallel_size=topology.sequence_parallel_size,
+        expert_parallel_size=max(1, int(get_path(ds, DEGREE, 1))) if get_path(ds, ENABLED) is True else 1,
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,

@@ -38,6 +38,7 @@ SHORT: dict[KeyPath, str] = {
     ("hyperparameters", "pipe_parallel_size"): "pipe_parallel_size",
     ("hyperparameters", "model_parallel_size"): "model_parallel_size",
     ("hyperparameters", "sequence_parallel_size"): "sequence_parallel_size",
+    ("hyperparameters", "expert_parallel_size"): "expert_parallel_size",
     ("hyperparameters", "pipe_within_machine"): "pipe_within_machine",
     **{("hyperparameters", name): name for name in SCHEDULE},
     ("zero_optimization", "stage"): "zero_stage",

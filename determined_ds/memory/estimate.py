@@ -16,7 +16,7 @@ from determined_ds.memory.states import (
     model_states,
     optimizer_bytes,
     parameters_of_rank,
-    share,
+    share_of_all,
     uses_bf16_optimizer,
 )
 
@@ -114,7 +114,7 @@ def backward_buffer_bytes(shape: ModelShape, strategy: Strategy, pipe_stage: int
     if strategy.offload_optimizer:
         buffers += element * _largest_parameter(shape, strategy)  # temp_grad_buffer_for_gpu_offload
     elif stage == 2 and strategy.accumulation > 1 and strategy.grad_dtype == strategy.precision:
-        buffers += element * share(trainable, strategy)  # the sum so far, beside the newest
+        buffers += element * share_of_all(trainable, shape, strategy)  # the sum so far, beside the newest
     return buffers
 
 
@@ -127,7 +127,7 @@ def step_bytes(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = N
     stage, element = strategy.zero_stage, strategy.element_bytes
     gradient, master = ELEMENT_BYTES[strategy.grad_dtype], ELEMENT_BYTES[strategy.master_dtype]
     _, trainable = parameters_of_rank(shape, strategy, pipe_stage)
-    partition = share(trainable, strategy)
+    partition = share_of_all(trainable, shape, strategy)
     if uses_bf16_optimizer(strategy):
         return 0 if gradient == master else master * partition
     if stage == 0:

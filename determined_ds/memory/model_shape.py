@@ -62,6 +62,7 @@ class ModelShape:
         layers: Of a pipeline, where they are known one by one.
         layer_element_bytes: Width of their floats as they were measured: 2 or 4.
         partition_method: How a ``PipelineTrial`` shares them out.
+        num_expert_parameters: Those of a mixture of experts' experts, which expert parallel divides.
         checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
         activations: Measured on the model; estimated from the sizes above, if None.
         assumptions: Sizes that were assumed, in words.
@@ -79,6 +80,7 @@ class ModelShape:
     layers: tuple[LayerShape, ...] = ()
     layer_element_bytes: int = 2
     partition_method: str = "parameters"
+    num_expert_parameters: int = 0
     checkpoint_interval: int = 0
     activations: MeasuredActivations | None = None
     assumptions: tuple[str, ...] = field(default=(), compare=False)

@@ -67,7 +67,7 @@ def parameters_of_rank(shape: ModelShape, strategy: Strategy, stage: int | None 
         in_all, trainable = max(stages) if stage is None else stages[stage]
     else:
         in_all, trainable = shape.num_parameters, shape.trainable
-    held = _cut_by_tensor_parallel(in_all, shape, strategy)
+    held = _cut_by_tensor_parallel(in_all, shape, strategy) - _experts_elsewhere(shape, strategy)
     return held, trainable if held == in_all else -(-held * trainable // in_all)
 
 
@@ -106,6 +106,26 @@ def _cut_by_tensor_parallel(parameters: int, shape: ModelShape, strategy: Strate
     return embedding - (embedding - parameters) // strategy.model_parallel_size
 
 
+def _experts_elsewhere(shape: ModelShape, strategy: Strategy) -> int:
+    """Parameters of experts that other ranks hold (deepspeed 0.19.8 module_inject/auto_ep_layer.py AutoEPMoELayer)."""
+    experts = shape.num_expert_parameters
+    return experts - -(-experts // strategy.expert_parallel_size)
+
+
+def share_of_all(held: int, shape: ModelShape, strategy: Strategy) -> int:
+    """Elements of a rank's part of what all ranks hold together.
+
+    Fewer ranks have the same experts: ZeRO divides those among them, so of each expert a rank has as much as without
+    expert parallel.
+
+    Args:
+        held: Elements that one rank would hold without ZeRO.
+        shape: Of the model.
+        strategy: Its replicas, and those that share experts.
+    """
+    return share(held + _experts_elsewhere(shape, strategy), strategy)
+
+
 def share(elements: int, strategy: Strategy) -> int:
     """Elements of one of N equal parts, padding included."""
     return round_up(elements, ALIGNMENT * strategy.shards) // strategy.shards
@@ -124,11 +144,11 @@ def model_states(shape: ModelShape, strategy: Strategy, pipe_stage: int | None =
     """Bytes of model states of a rank of a pipeline stage; of the one that holds most, if None."""
     in_all, trainable = parameters_of_rank(shape, strategy, pipe_stage)
     element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
-    partition = share(trainable, strategy)
+    partition = share_of_all(trainable, shape, strategy)
     stage = strategy.zero_stage
     parameters = element * in_all
     if stage == 3:
-        parameters = element * share(in_all, strategy)
+        parameters = element * share_of_all(in_all, shape, strategy)
     host = 0
     if strategy.offload_param and stage == 3:
         parameters, host = 0, parameters

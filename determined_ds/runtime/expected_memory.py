@@ -13,9 +13,10 @@ from determined_ds.documents.writing import write_whole
 from determined_ds.memory.activations import are_known
 from determined_ds.memory.estimate import memory_of_stages, memory_per_rank
 from determined_ds.memory.model_shape import ModelShape
-from determined_ds.runtime.checkpoints.cut_tensors import whole_shape
+from determined_ds.runtime.checkpoints.cut_tensors import name_of_whole, whole_shape
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.shapes.counting import shape_of_built
+from determined_ds.trial.expert_parallel import expert_degree_of
 from determined_ds.trial.tensor_parallel import degree_of
 
 
@@ -46,11 +47,17 @@ def _own_shape(engine: Any, sequence_length: int) -> ModelShape:
     module = engine.module
     config = getattr(getattr(module, "module", module), "config", None)
     shape = shape_of_built(module, config, sequence_length=sequence_length)
-    if degree_of(engine) == 1:
+    if degree_of(engine) == 1 and not expert_degree_of(engine):
         return shape
-    counts = {name: math.prod(whole_shape(each)) for name, each in module.named_parameters()}
-    trained = [counts[name] for name, each in module.named_parameters() if each.requires_grad]
-    return replace(shape, num_parameters=sum(counts.values()), num_trainable_parameters=sum(trained))
+    # Several may be parts of one parameter.
+    wholes = {name_of_whole(each, name): each for name, each in module.named_parameters()}
+    counts = {name: math.prod(whole_shape(each)) for name, each in wholes.items()}
+    return replace(
+        shape,
+        num_parameters=sum(counts.values()),
+        num_trainable_parameters=sum(counts[name] for name, each in wholes.items() if each.requires_grad),
+        num_expert_parameters=sum(count for name, count in counts.items() if ".experts." in name),
+    )
 
 
 def _whole(parts: Sequence[tuple[int, ModelShape]]) -> ModelShape:

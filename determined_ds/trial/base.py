@@ -15,7 +15,7 @@ from determined.pytorch import deepspeed as det_ds
 from determined_ds.config.deepspeed.instruments import without_instruments
 from determined_ds.config.reconcile import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.trial import returned, tensor_parallel
+from determined_ds.trial import divided_layers, returned, tensor_parallel
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
@@ -329,13 +329,12 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
                 check_optimizer(optimizer, ds_config)
             check_sparse_gradients(model, ds_config)
             given = without_instruments(ds_config, self.resolved.switched_on)
-            made_of = {"model": model, "optimizer": optimizer, "model_parameters": parameters}
-            names = tensor_parallel.names_of(model)
-            with tensor_parallel.carried_out(model, given) as mpu:
+            made_of = {"model": model, **divided_layers.arguments(optimizer, parameters, given)}
+            names = divided_layers.names_of(model)
+            with divided_layers.carried_out(model, given) as mpu:
                 engine = initialize(**made_of, mpu=mpu or self.sequence.unit, config=given)
             fix_engine(engine)
-            if mpu is not None:
-                groups = tensor_parallel.after_cutting(groups, names, model)
+            groups = divided_layers.afterwards(groups, names, model)
         give_schedule(self, engine, ds_config)
         self._groups.append((engine, groups))
         if self.resolved.torch_compile or (ds_config.get("compile") or {}).get("deepcompile"):

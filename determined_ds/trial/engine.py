@@ -22,6 +22,7 @@ from deepspeed.utils.logging import print_dist
 from determined_ds.documents.values import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.comms_logger import correct_comms_logger
+from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers
 from determined_ds.trial.instruction_times import time_instructions
 from determined_ds.trial.ordered_engine import PlannedEngine
 from determined_ds.trial.step_timers import correct_timers
@@ -186,6 +187,9 @@ def _keep_gradient_norm(engine: Any) -> None:
     """
 
     def clip_fp32_gradients() -> None:
+        if expert_layers(engine.module):
+            engine._global_grad_norm = clip_by_all_experts(engine.module, engine.gradient_clipping())
+            return
         engine._global_grad_norm = clip_grad_norm_(
             parameters=engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
         )

@@ -103,11 +103,26 @@ def _check_kind(model: torch.nn.Module, degree: int) -> None:
     Source: ``AutoTP.supported`` and ``_replace`` (which drops its ``conv_LinearLayer``) in
     ``module_inject/auto_tp.py`` (deepspeed 0.19.8).
     """
+    refuse_adapters(model, SIZE, degree)
     kinds = {type(module).__name__ for module in model.modules()}
     if "Conv1D" in kinds:
         message = "its matrices are Conv1D, which hold the transposed weights: DeepSpeed cuts nn.Linear alone"
         fix = "use a model of nn.Linear, such as model_type gpt_neox (experiments/gpt2/tensor_parallel.yaml)"
         raise _problem(model, degree, message, fix)
+
+
+def refuse_adapters(model: torch.nn.Module, key: str, degree: int) -> None:
+    """Refuse adapters of ``peft``: DeepSpeed would put its own layers in the place of theirs, without them.
+
+    Raises:
+        ConfigError: the model has some.
+
+    Source: ``_replace_module`` in deepspeed 0.19.8's ``module_inject/auto_tp.py``.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        message = f"{type(model).__name__}: DeepSpeed would replace its adapters by layers without them"
+        fix = "train all of it (lora: null), or share no layers or experts"
+        raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code=KEY))
 
 
 def _is_of_autotp(error: BaseException) -> bool:
@@ -160,23 +175,6 @@ def _is_positive(value: Any) -> bool:
 def _problem(model: torch.nn.Module, degree: int, message: str, fix: str) -> ConfigError:
     words = f"{type(model).__name__}: {message}"
     return ConfigError(Problem(key=SIZE, value=degree, message=words, fix=fix, code=KEY))
-
-
-def names_of(model: torch.nn.Module) -> dict[int, str]:
-    """The id of each parameter -> its name."""
-    return {id(parameter): name for name, parameter in model.named_parameters()}
-
-
-def after_cutting(found: list[set[int]], names: Mapping[int, str], model: torch.nn.Module) -> list[set[int]]:
-    """Sets of ids of parameters that go by the same names now: cut parameters of ZeRO 3 are other objects.
-
-    Args:
-        found: Of the parameters before.
-        names: From :func:`names_of`, before.
-        model: Cut.
-    """
-    now = {name: id(parameter) for name, parameter in model.named_parameters()}
-    return [{now[names[each]] for each in group if names.get(each) in now} for group in found]
 
 
 def unit_of(engine: Any) -> det_ds.ModelParallelUnit:

@@ -19,6 +19,7 @@ from model_defs.causal_lm.model import (
     on_meta_device,
     positions_in_documents,
 )
+from model_defs.causal_lm.source import model_error
 from model_defs.causal_lm.tiles import check_tiles, tile_loss, tile_mlps
 from model_defs.common.huggingface import export_generation_config
 from model_defs.common.parameters import decay_groups
@@ -72,6 +73,12 @@ class CausalLMTrial(DataParallelTrial):
         self.isolated = not self.options.attend_across_documents
         tiles = {"tiled_mlp": self.options.tiled_mlp, "tiled_loss": self.options.tiled_loss}
         check_tiles(self.config, lora=self.lora is not None, **tiles)
+        if max(tiles.values()) > 1 and (degree := self.resolved.topology.model_parallel_size) > 1:
+            message, fix = (
+                "is not tested with tiles",
+                "leave out tiled_mlp and tiled_loss, or share no layers",
+            )
+            raise model_error("hyperparameters.model_parallel_size", degree, message, fix)
         if self.sequence.size > 1:
             check_sliced(self.config, self.sequence, length, isolated=self.isolated)
 
@@ -103,7 +110,16 @@ class CausalLMTrial(DataParallelTrial):
     def build_parameters(self, model: torch.nn.Module) -> list[dict[str, Any]]:
         return decay_groups(model)
 
-    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+    def loss(self, model: Any, batch: Any) -> torch.Tensor | dict[str, torch.Tensor]:
+        loss, balance = self._losses(model, batch)
+        if balance is None:
+            return loss
+        # Of a mixture of experts: tokens should go to all of them alike.
+        weighted = float(self.config.router_aux_loss_coef) * balance
+        return {"loss": loss + weighted, "token_loss": loss.detach(), "balance_loss": balance.detach()}
+
+    def _losses(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The mean loss of a token; of a mixture of experts with ``output_router_logits``, that of their balance."""
         tokens_BT, targets_BT = batch
         positions = {}
         if self.isolated:
@@ -113,12 +129,13 @@ class CausalLMTrial(DataParallelTrial):
             positions["position_ids"] = positions_T.expand_as(tokens_BT)
         if self.options.tiled_loss > 1:
             total = model(input_ids=tokens_BT, use_cache=False, targets=targets_BT, **positions)
-            return self.sequence.mean(total, (targets_BT != IGNORED).sum())
+            return self.sequence.mean(total, (targets_BT != IGNORED).sum()), None
         output = model(input_ids=tokens_BT, use_cache=False, **positions)
-        return next_token_loss(output.logits, targets_BT, self.sequence)
+        loss = next_token_loss(output.logits, targets_BT, self.sequence)
+        return loss, getattr(output, "aux_loss", None)
 
     def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-        self.token_loss.update(self.loss(model, batch), batch[1].numel())
+        self.token_loss.update(self._losses(model, batch)[0], batch[1].numel())
         return {}
 
     def build_training_data_loader(self) -> DataLoader:

@@ -18,6 +18,7 @@ from tests.config.rule_cases import (
     communication,
     degrees,
     execution,
+    experts,
     optimizers,
     precision,
     sequences,
@@ -28,7 +29,17 @@ from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, C
 from tests.making import CPU, decide
 from tests.ranks import Ranks
 
-SUBJECTS = (degrees, sequences, shared_layers, zero_cases, precision, communication, optimizers, execution)
+SUBJECTS = (
+    degrees,
+    sequences,
+    shared_layers,
+    experts,
+    zero_cases,
+    precision,
+    communication,
+    optimizers,
+    execution,
+)
 CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
 
 

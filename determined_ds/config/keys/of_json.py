@@ -97,7 +97,7 @@ DEEPSPEED = table_of(
     rows("{sequence_parallel_size,data_parallel_size}", "HHHHD L", "as sequence_parallel_size says"),
     rows("seq_parallel_communication_data_type", "HHHHD E", DONE),
     rows("use_data_before_expert_parallelism", "HHHHD L", DONE),
-    rows("expert_parallel", "HHHHI L", "DeepSpeed replaces the model's experts"),
+    rows("expert_parallel", "HHHHI S", "DeepSpeed divides the model's experts"),
     rows("hybrid_engine", "HHHHI L", "the engine can generate, where the trial calls it"),
     rows("pipeline", "HHHHD E", "a PipelineTrial's engine does it"),
     rows(

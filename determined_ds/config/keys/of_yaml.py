@@ -54,6 +54,7 @@ EXPERIMENT = table_of(
         "HHHH S",
         "DeepSpeed's AutoTP carries it out, or the trial's own mpu",
     ),
+    rows("hyperparameters.expert_parallel_size", "HHHH S", "DeepSpeed's AutoEP divides the experts"),
     rows(
         "hyperparameters.sequence_parallel_size",
         "HHHH S",

@@ -47,6 +47,7 @@ from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.ddp import DDPEngine
+from determined_ds.trial.expert_parallel import expert_degree_of
 from determined_ds.trial.ordered_module import PlannedModule
 from determined_ds.trial.tensor_parallel import degree_of
 
@@ -215,6 +216,7 @@ class Engines:
             "optimizer": type(base_optimizer(engine)).__name__ if engine.optimizer is not None else "",
             **({"owners": owners} if (owners := owners_of(engine)) else {}),
             **({"model_parallel_size": degree_of(engine)} if degree_of(engine) > 1 else {}),
+            **({"expert_parallel_size": experts} if (experts := expert_degree_of(engine)) else {}),
         }
 
     @staticmethod

@@ -1,10 +1,11 @@
-"""How tensor-parallel ranks cut a parameter: which elements of the whole this rank's part holds.
+"""How ranks that share layers or experts cut a parameter: which elements of the whole this rank's part holds.
 
 DeepSpeed says it at each parameter that it has cut::
 
     by rows (column parallel)        this rank's rows of the whole: elements without gaps
     by columns (row parallel)        of each row of the whole, this rank's columns
     by rows, several in one          the same of each sub-parameter, such as query, key and value
+    by experts                       this rank's experts, and of a matrix of two in one this one's rows of each
 
 Source: ``_set_param_uc_meta`` in ``module_inject/layers.py``, ``_slice_embedding`` in ``module_inject/auto_tp.py``
 (deepspeed 0.19.8).
@@ -21,8 +22,10 @@ from typing import Any
 import deepspeed.comm as dist
 import torch
 from deepspeed.checkpoint.constants import DS_AUTOTP_UC_META
+from deepspeed.moe.utils import is_moe_param
 from deepspeed.utils import groups
 
+from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
 from determined_ds.trial.tensor_parallel import degree_of
 
 
@@ -89,8 +92,25 @@ def is_cut(parameter: Any) -> bool:
     return meta is not None and not meta["replicated"]
 
 
+def name_of_whole(tensor: Any, name: str) -> str:
+    """The name of what a parameter or buffer is, or is a part of.
+
+    Args:
+        tensor: The parameter or buffer.
+        name: Its own, in the engine's module.
+    """
+    place = _place(tensor)
+    return name if place is None else place.name
+
+
+def _place(tensor: Any) -> ExpertPlace | None:
+    return getattr(tensor, PLACE, None)
+
+
 def whole_shape(tensor: Any) -> tuple[int, ...]:
-    """The shape of a parameter or buffer, of which a rank may hold a part, by ZeRO 3 or tensor parallel."""
+    """The shape of a parameter or buffer, of which a rank may hold a part: by ZeRO 3, of its layers or experts."""
+    if (place := _place(tensor)) is not None:
+        return place.shape
     if is_cut(tensor):
         return tuple(getattr(tensor, DS_AUTOTP_UC_META)["original_shape"])
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
@@ -98,6 +118,8 @@ def whole_shape(tensor: Any) -> tuple[int, ...]:
 
 def cut_of(tensor: Any) -> Cut | None:
     """How this rank's part of a parameter lies in the whole; None where it has all of it, but for ZeRO's parts."""
+    if (place := _place(tensor)) is not None and place.count:
+        return _by_experts(place)
     if not is_cut(tensor):
         return None
     rank = dist.get_rank(group=groups.get_tensor_model_parallel_group())
@@ -123,6 +145,28 @@ def cut_by(meta: Mapping[str, Any], rank: int) -> Cut:
     return Cut(shape=shape, stretches=(Stretch(at=0, start=before, count=count, run=own, stride=shape[1]),))
 
 
+def _by_experts(place: ExpertPlace) -> Cut:
+    _, height, width = place.shape
+    expert, run = height * width, place.rows * width
+    start, count = place.first * expert + place.row * width, place.count * run
+    pattern = {"run": run, "stride": expert} if run < expert else {}
+    return Cut(shape=place.shape, stretches=(Stretch(at=0, start=start, count=count, **pattern),))
+
+
+def holders_of(tensor: Any, group: Any) -> tuple[int, int]:
+    """(This rank, how many) among those that hold the same of a tensor: experts are held by fewer than all replicas.
+
+    Args:
+        tensor: The parameter or buffer.
+        group: The replicas.
+    """
+    if not dist.is_initialized():
+        return 0, 1
+    if is_moe_param(tensor):
+        group = groups._get_expert_data_parallel_group(tensor.group_name)
+    return dist.get_rank(group=group), dist.get_world_size(group=group)
+
+
 def _by_sub_parameters(meta: Mapping[str, Any], shape: tuple[int, ...], rank: int) -> Iterator[Stretch]:
     """One stretch of each sub-parameter, all along the first dimension."""
     inner, at, base = math.prod(shape[1:]), 0, 0
@@ -135,7 +179,11 @@ def _by_sub_parameters(meta: Mapping[str, Any], shape: tuple[int, ...], rank: in
 
 
 def why_not(engine: Any) -> str:
-    """Why the parts of a tensor-parallel engine cannot be put together; "" where they can."""
+    """Why the parts of an engine whose layers or experts are divided cannot be put together; "" where they can."""
+    if engine.has_moe_layers and any(
+        is_moe_param(each) and _place(each) is None for each in engine.module.parameters()
+    ):
+        return "it has experts"
     if degree_of(engine) == 1:
         return "it is tensor-parallel by its own mpu" if engine.mp_world_size > 1 else ""
     for name, parameter in engine.module.named_parameters():

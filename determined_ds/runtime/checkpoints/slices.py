@@ -19,7 +19,9 @@ from determined_ds.runtime.checkpoints.cut_tensors import (
     Stretch,
     cut_of,
     first_in_group,
+    holders_of,
     is_trained_copy,
+    name_of_whole,
     whole_shape,
     why_not,
 )
@@ -80,7 +82,8 @@ class Whole:
         kind: ``trained`` by the optimizer, ``frozen`` or ``buffer``.
         tensor: The parameter or buffer.
         is_copy: Whether another rank writes it: a weight that pipeline stages or tensor-parallel ranks share.
-        cut: How tensor-parallel ranks cut it; None: this rank has all of it, but for ZeRO's parts.
+        cut: How ranks that share it cut it; None: this rank has all of it, but for ZeRO's parts.
+        holders: (This rank, how many) among those that hold the same of it.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Whole:
     tensor: Any
     is_copy: bool
     cut: Cut | None = None
+    holders: tuple[int, int] = (0, 1)
 
 
 def own_layout(engine: Any) -> str:
@@ -101,9 +105,9 @@ def own_layout(engine: Any) -> str:
     zero = engine._config.zero_config
     offloads = (zero.offload_optimizer, zero.offload_param)
     kind = type(getattr(engine, "basic_optimizer", None)).__name__
-    if engine.has_moe_layers:
-        return "it has experts"
     if isinstance(engine.module, PipelineModule):
+        if engine.has_moe_layers:
+            return "it has experts"
         if engine.grid.get_slice_parallel_world_size() > 1:
             return "it is tensor-parallel"
     elif reason := why_not(engine):
@@ -150,6 +154,7 @@ class EngineSlices:
     def __init__(self, engine: Any, common: Mapping[str, Any] | None = None) -> None:
         self.engine = engine
         self.wholes: dict[str, Whole] = {}
+        self._own: dict[int, Whole] = {}
         self.aliases: dict[str, str] = {}
         self._names: dict[int, str] = {}
         self._copied: list[tuple[Any, Any]] = []
@@ -160,6 +165,10 @@ class EngineSlices:
         layers = _tied_layers(module) if isinstance(module, PipelineModule) else {}
         self._shared: set[int] = set()
         self._first_in_group = first_in_group(engine)
+        group = getattr(engine, "seq_data_parallel_group", None)
+        self.replica, self.replicas = 0, 1
+        if dist.is_initialized():
+            self.replica, self.replicas = dist.get_rank(group), dist.get_world_size(group)
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *buffers):
             if name.startswith("tied_modules.") or (degree_of(engine) > 1 and is_trained_copy(tensor)):
                 self._shared.add(id(tensor))
@@ -171,29 +180,30 @@ class EngineSlices:
             if id(tensor) in self._names
         }
         self.held = held_by(engine)
-        group = getattr(engine, "seq_data_parallel_group", None)
-        self.replica, self.replicas = 0, 1
-        if dist.is_initialized():
-            self.replica, self.replicas = dist.get_rank(group), dist.get_world_size(group)
         # One rank of each pipeline stage writes what belongs to no tensor.
         self.is_first = self.replica == 0 and self._first_in_group
 
     def _add(self, name: str, tensor: Any) -> None:
+        name = name_of_whole(tensor, name)
         first = self._names.setdefault(id(tensor), name)
         if first != name:
             self.aliases[name] = first
+        if id(tensor) in self._own:
             return
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         cut = cut_of(tensor)
         is_replicated = cut is None and not self._first_in_group
-        self.wholes[name] = Whole(
+        group = getattr(self.engine, "seq_data_parallel_group", None)
+        self._own[id(tensor)] = whole = Whole(
             name=name,
             shape=whole_shape(tensor),
             kind=BUFFER if not is_parameter else TRAINED if id(tensor) in self._optimized else FROZEN,
             tensor=tensor,
             is_copy=is_replicated or bool(getattr(tensor, "ds_pipe_replicated", False)),
             cut=cut,
+            holders=holders_of(tensor, group),
         )
+        self.wholes.setdefault(name, whole)  # several may be parts of one
 
     # ------------------------------------------------------------------------------------- held
 
@@ -209,15 +219,15 @@ class EngineSlices:
 
     def weights(self) -> Iterator[Slice]:
         """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
-        for name, whole in self.wholes.items():
+        for whole in self._own.values():
             if not hasattr(whole.tensor, "ds_tensor"):
-                yield from self._in_whole(name, WEIGHT, 0, self._flattened(whole.tensor))
+                yield from self._in_whole(whole, WEIGHT, 0, self._flattened(whole.tensor))
             elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
                 count = max(0, min(part.numel(), whole.tensor.ds_numel - start))
                 if count:
-                    yield from self._in_whole(name, WEIGHT, start, part.data.view(-1)[:count])
+                    yield from self._in_whole(whole, WEIGHT, start, part.data.view(-1)[:count])
 
     def masters(self) -> Iterator[Slice]:
         """The optimizer's copies of the weights."""
@@ -236,11 +246,12 @@ class EngineSlices:
         flat = self._flattened(tensor)
         for lies in held.lies:
             part = flat[lies.offset : lies.offset + lies.count]
-            yield from self._in_whole(self.name_of(lies.parameter), state, lies.start, part)
+            yield from self._in_whole(self._own[id(lies.parameter)], state, lies.start, part)
 
-    def _in_whole(self, name: str, state: str, start: int, tensor: Any) -> Iterator[Slice]:
+    @staticmethod
+    def _in_whole(whole: Whole, state: str, start: int, tensor: Any) -> Iterator[Slice]:
         """Elements of what this rank has of a tensor, flattened, as slices of the whole."""
-        cut = self.wholes[name].cut
+        name, cut = whole.name, whole.cut
         if cut is None:
             yield Slice(name=name, state=state, start=start, tensor=tensor)
             return
@@ -319,22 +330,26 @@ class EngineSlices:
         return self._share([*weights, *copies, *states])
 
     def _share(self, slices: Iterable[Slice]) -> list[Slice]:
-        """This replica's share of slices that all replicas hold; buffers are those of the first."""
-        same: list[Slice] = []
-        own: list[Slice] = []
+        """This rank's share of slices that several hold; buffers are those of the first."""
+        found: list[Slice] = []
+        same: dict[tuple[int, int], list[Slice]] = {}
         for each in slices:
-            (own if self.wholes[each.name].kind == BUFFER else same).append(each)
-        total = sum(each.tensor.numel() for each in same)
-        low, high = (total * index // self.replicas for index in (self.replica, self.replica + 1))
-        found, at = list(own if self.replica == 0 else ()), 0
-        for each in same:
-            count = each.tensor.numel()
-            first, last = max(low - at, 0), min(high - at, count)
-            if first < last:
-                found.extend(each.between(first, last))
-            elif not count and not self.replica:
+            whole = self.wholes[each.name]
+            if whole.kind != BUFFER:
+                same.setdefault(whole.holders, []).append(each)
+            elif whole.holders[0] == 0:
                 found.append(each)
-            at += count
+        for (replica, replicas), held in same.items():
+            total, at = sum(each.tensor.numel() for each in held), 0
+            low, high = (total * index // replicas for index in (replica, replica + 1))
+            for each in held:
+                count = each.tensor.numel()
+                first, last = max(low - at, 0), min(high - at, count)
+                if first < last:
+                    found.extend(each.between(first, last))
+                elif not count and not replica:
+                    found.append(each)
+                at += count
         return found
 
 

@@ -61,6 +61,9 @@ def shape_of_built(model: Any, config: Any, *, sequence_length: int, **known: An
         vocab_size=size("vocab_size"),
         sequence_length=sequence_length,
         largest_layer_parameters=max(owned, default=0),
+        num_expert_parameters=sum(
+            elements(each) for name, each in model.named_parameters() if ".experts." in name
+        ),
         **known,
     )
 

@@ -1,0 +1,202 @@
+"""Expert parallel by DeepSpeed's AutoEP: what it needs around ``deepspeed.initialize``.
+
+1. DeepSpeed replaces each mixture-of-experts layer of a Hugging Face model by one that holds a part of the experts.
+2. Each of its parameters is marked with the parameter of the original model that it is a part of: by that name and in
+   that shape checkpoints hold it.
+3. Groups of parameters get names, which DeepSpeed needs to take the experts apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deepspeed.moe.utils import is_moe_param
+from deepspeed.utils import groups
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.tensor_parallel import refuse_adapters
+
+KEY, SIZE = "expert_parallel", "hyperparameters.expert_parallel_size"
+PLACE = "determined_ds_expert_place"
+FAMILIES = "mixtral, qwen3_moe or deepseek_v3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertPlace:
+    """Where a parameter of DeepSpeed's layer lies in one of the original model.
+
+    Args:
+        name: Of the original parameter.
+        shape: Its shape: experts, rows of each, columns; of a router, its own.
+        first: The first expert that this rank has.
+        count: How many it has; 0 for a router, which is whole on each rank.
+        row: The first row of each expert that lies in it.
+        rows: How many rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: int = 0
+    count: int = 0
+    row: int = 0
+    rows: int = 0
+
+
+def expert_layers(model: torch.nn.Module) -> dict[str, Any]:
+    """Name -> layer of DeepSpeed's, of a model whose experts it divides."""
+    from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, AutoEPMoELayer)}
+
+
+def expert_degree_of(engine: Any) -> int:
+    """Ranks that share the experts of an engine; 0 where DeepSpeed has divided none."""
+    return max((int(layer.ep_size) for layer in expert_layers(engine.module).values()), default=0)
+
+
+@contextlib.contextmanager
+def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterator[None]:
+    """Around ``deepspeed.initialize``, which divides the experts as its configuration says.
+
+    Raises:
+        ConfigError: DeepSpeed finds no experts that it can divide, or cannot divide them by this degree.
+    """
+    section = ds_config.get(KEY) or {}
+    if not section.get("enabled"):
+        yield
+        return
+    refuse_adapters(model, SIZE, section.get("autoep_size", 1))
+    before = {name: _shape(each) for name, each in model.named_parameters()}
+    try:
+        with _recorders_by_name():
+            yield
+    except ValueError as error:
+        if not _is_of_autoep(error):
+            raise
+        fix = f"use a model of the type {FAMILIES} with experts that the degree divides, or leave it out"
+        size = section.get("autoep_size", 1)
+        message = f"{type(model).__name__}: {str(error).rstrip('.')}"
+        raise ConfigError(Problem(key=SIZE, value=size, message=message, fix=fix, code=KEY)) from error
+    layers = expert_layers(model)
+    if not layers:
+        message, fix = (
+            f"{type(model).__name__}: DeepSpeed finds no experts in it",
+            f"use {FAMILIES}, or leave it out",
+        )
+        size = section.get("autoep_size", 1)
+        raise ConfigError(Problem(key=SIZE, value=size, message=message, fix=fix, code=KEY))
+    for name, layer in layers.items():
+        _mark(name, layer, before)
+
+
+def _is_of_autoep(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "_configure_expert_parallel":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _mark(name: str, layer: Any, before: Mapping[str, tuple[int, ...]]) -> None:
+    """Mark the parameters of a layer whose original is of transformers' form; leave others as they are.
+
+    Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``.
+    """
+    fused, down, gate = (
+        f"{name}.{rest}" for rest in ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
+    )
+    if not {fused, down, gate} <= before.keys():
+        return
+    experts = layer.experts
+    local, inner, width = _shape(experts.w1)
+    total = before[fused][0]
+    if before[fused] != (total, 2 * inner, width) or before[down] != (total, width, inner):
+        return
+    rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
+    held = {"first": rank * local, "count": local}
+    setattr(experts.w1, PLACE, ExpertPlace(name=fused, shape=before[fused], row=0, rows=inner, **held))
+    setattr(experts.w3, PLACE, ExpertPlace(name=fused, shape=before[fused], row=inner, rows=inner, **held))
+    setattr(experts.w2, PLACE, ExpertPlace(name=down, shape=before[down], row=0, rows=width, **held))
+    setattr(layer.router.gate.weight, PLACE, ExpertPlace(name=gate, shape=before[gate]))
+
+
+@contextlib.contextmanager
+def _recorders_by_name() -> Iterator[None]:
+    """Let AutoEP ask transformers by the name of a class which outputs are recorded.
+
+    transformers 5.23 takes the model itself, and AutoEP fails with a TypeError.
+
+    Source: ``_CanRecordRegistry`` in transformers' ``utils/output_capturing.py``;
+    ``_install_instance_transformers_output_recorders`` in deepspeed 0.19.8's ``module_inject/auto_ep_presets/base.py``.
+    """
+    try:
+        from transformers.utils import output_capturing
+    except ImportError:
+        yield
+        return
+    registry: Any = getattr(output_capturing, "_CAN_RECORD_REGISTRY", None)
+    if registry is None or type(registry) is dict:
+        yield
+        return
+
+    class ByName(type(registry)):  # type: ignore[misc]
+        def get(self, key: Any, default: Any = None) -> Any:
+            return dict.get(self, key, default) if isinstance(key, str) else super().get(key)
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            dict.__setitem__(self, key if isinstance(key, str) else str(key.__class__), value)
+
+    output_capturing._CAN_RECORD_REGISTRY = ByName()
+    dict.update(output_capturing._CAN_RECORD_REGISTRY, dict(registry))
+    try:
+        yield
+    finally:
+        registry.update(dict(output_capturing._CAN_RECORD_REGISTRY))
+        output_capturing._CAN_RECORD_REGISTRY = registry
+
+
+def named_groups(parameters: Any, ds_config: Mapping[str, Any]) -> Any:
+    """Groups of parameters with names, by which DeepSpeed takes experts out of them.
+
+    Source: ``split_params_into_different_moe_groups_for_optimizer`` in deepspeed 0.19.8's ``moe/utils.py``.
+    """
+    listed = list(parameters or ())
+    if not (ds_config.get(KEY) or {}).get("enabled") or not listed or not isinstance(listed[0], Mapping):
+        return parameters
+    return [{"name": f"group {number}", **group} for number, group in enumerate(listed)]
+
+
+def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:
+    """Clip gradients by their norm over all experts; a collective. DeepSpeed's norm averages those of the ranks.
+
+    Returns:
+        The norm.
+
+    Source: ``clip_grad_norm_`` in deepspeed 0.19.8's ``runtime/utils.py``.
+    """
+    gradients: dict[str, list[torch.Tensor]] = {"": []}
+    parameter: Any
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            name = parameter.group_name if is_moe_param(parameter) else ""
+            gradients.setdefault(name, []).append(parameter.grad)
+    total = torch.zeros((), device=next(model.parameters()).device)
+    for name, found in gradients.items():
+        squares = torch.stack([each.float().square().sum() for each in found]).sum()
+        if name:  # each rank of the group has other experts
+            torch.distributed.all_reduce(squares, group=groups._get_expert_parallel_group(name))
+        total += squares
+    norm = float(total.sqrt())
+    if norm > max_norm:
+        for found in gradients.values():
+            torch._foreach_mul_(found, max_norm / (norm + 1e-6))
+    return norm

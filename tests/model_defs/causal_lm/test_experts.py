@@ -1,0 +1,198 @@
+"""A mixture of experts whose experts ranks share, by DeepSpeed's AutoEP: what is computed, what checkpoints hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from determined_ds import load_model_from_checkpoint_path
+from tests.model_defs.causal_lm import tiny
+from tests.ranks import ROOT, Ranks
+
+STEPS = 20
+KINDS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+}
+
+
+def hyperparameters(stage: int, degree: int | None, kind: str = "mixtral", **more: Any) -> dict[str, Any]:
+    config = {"model_type": kind, **tiny.SIZES, **KINDS[kind], **more}
+    return tiny.hyperparameters(stage, model_config=config, expert_parallel_size=degree)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("data")
+    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
+
+
+def curve(run_dir: Path) -> list[float]:
+    training = tiny.metrics(run_dir, "training", "loss")
+    return [*training, *tiny.metrics(run_dir, "validation", "validation_loss")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage"), [("mixtral", 0), ("mixtral", 1), ("mixtral", 3), ("qwen3_moe", 2)]
+)
+def test_losses_are_those_of_one_rank_that_has_all_experts(
+    kind: str, stage: int, one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a capacity, no token is dropped: nothing depends on which rank has which expert."""
+    two_ranks.run(tiny.train, tmp_path / "two", hyperparameters(stage, 2, kind), data, STEPS)
+    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None, kind), data, STEPS)
+    assert curve(tmp_path / "two") == pytest.approx(curve(tmp_path / "one"), abs=1e-5)
+    norms = [tiny.metrics(tmp_path / run, "training", "grad_norm") for run in ("two", "one")]
+    assert max(norms[1]) > 1.0, "clipping is to bite"
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_their_balance_is_part_of_the_loss(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
+    """It is of the tokens of a micro-batch, so it is compared on as many ranks, which share experts or do not."""
+    runs = {}
+    for degree in (1, 2):
+        hparams = hyperparameters(1, degree, output_router_logits=True, router_aux_loss_coef=0.5)
+        two_ranks.run(tiny.train, tmp_path / str(degree), hparams, data, 6)
+        names = ("loss", "token_loss", "balance_loss")
+        runs[degree] = [tiny.metrics(tmp_path / str(degree), "training", name) for name in names]
+    assert runs[2] == [pytest.approx(values, abs=1e-5) for values in runs[1]]
+    for loss, token_loss, balance in zip(*runs[2], strict=True):
+        assert loss == pytest.approx(token_loss + 0.5 * balance, rel=1e-5)
+        assert balance >= 2.0 - 1e-3, "two experts a token, as evenly as can be"
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_run_goes_on_as_if_it_had_never_stopped(
+    stage: int, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    hparams = hyperparameters(stage, 2)
+    for run, num_batches in (("straight", 5), ("stopped", 3)):
+        two_ranks.run(tiny.train, tmp_path / run, hparams, data, num_batches)
+    uuid = tiny.checkpoint(tmp_path / "stopped").name
+    two_ranks.run(tiny.train, tmp_path / "stopped", hparams, data, 5, uuid)
+    losses = tiny.metrics(tmp_path / "stopped", "training", "loss")
+    assert losses == tiny.metrics(tmp_path / "straight", "training", "loss")
+
+
+@pytest.mark.parametrize(("first", "then"), [((1, 2), (3, 1)), ((3, 1), (0, 2)), ((0, 2), (1, 1))])
+def test_a_checkpoint_is_read_with_other_experts_on_each_rank(
+    first: tuple[int, int],
+    then: tuple[int, int],
+    one_rank: Ranks,
+    two_ranks: Ranks,
+    data: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """(ZeRO stage, ranks that share the experts) of the first two steps, and of the others."""
+    run_dir, ranks = tmp_path / "run", {1: one_rank, 2: two_ranks}
+    ranks[first[1]].run(tiny.train, run_dir, hyperparameters(*first), data, 2)
+    uuid = tiny.checkpoint(run_dir).name
+    ranks[then[1]].run(tiny.train, run_dir, hyperparameters(*then), data, 5, uuid)
+    one_rank.run(tiny.train, tmp_path / "whole", hyperparameters(1, None), data, 5)
+    losses = tiny.metrics(run_dir, "training", "loss")
+    assert losses == pytest.approx(tiny.metrics(tmp_path / "whole", "training", "loss"), abs=1e-5)
+
+
+def test_what_was_trained_loads_in_plain_huggingface(
+    one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    two_ranks.run(tiny.train, tmp_path / "two", hyperparameters(1, 2), data, 3)
+    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, 3)
+    models: list[Any] = [
+        load_model_from_checkpoint_path(tiny.checkpoint(tmp_path / run), context_dir=ROOT)
+        for run in ("two", "one")
+    ]
+    models[0].save_pretrained(tmp_path / "saved")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    tokens_BT = torch.arange(64).reshape(2, 32)
+    with torch.no_grad():
+        assert torch.equal(plain(tokens_BT).logits, models[0](tokens_BT).logits)
+        assert torch.allclose(plain(tokens_BT).logits, models[1](tokens_BT).logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_what_ranks_hold_is_estimated(
+    stage: int, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    """The model's states within a tenth: experts by the degree, all else as without it."""
+    hparams = hyperparameters(stage, 2)
+    hparams["overwrite_deepspeed_args"]["zero_optimization"]["reduce_bucket_size"] = 4096
+    held = two_ranks.run(states_held, tmp_path, hparams, data)
+    expected = json.loads((tmp_path / "memory.json").read_text())
+    for found in held:
+        assert expected["model_states_bytes"] == pytest.approx(found, rel=0.1)
+
+
+def states_held(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> int:
+    """Train a step in this rank; bytes of the parameters, gradients and states of its engine."""
+    from determined.pytorch import Batch
+
+    from determined_ds import Trainer, open_context
+    from determined_ds.runtime.checkpoints.state_bytes import walk
+    from model_defs.causal_lm.trial import CausalLMTrial
+
+    with open_context(
+        hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu"
+    ) as context:
+        trial = CausalLMTrial(context)
+        found = {}
+        last = trial.engine.module.model.embed_tokens.weight
+        last.register_post_accumulate_grad_hook(lambda _: found.update(walk(trial.engine)))
+        Trainer(trial, context).fit(max_length=Batch(2), checkpoint_policy="none")
+        return sum(found.values())
+
+
+def test_groups_of_ranks_share_them(
+    one_rank: Ranks, four_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two groups of two ranks, whose experts are trained by the samples of all four."""
+    four_ranks.run(tiny.train, tmp_path / "four", hyperparameters(2, 2), data, 6)
+    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, 6)
+    assert curve(tmp_path / "four") == pytest.approx(curve(tmp_path / "one"), abs=1e-5)
+
+
+def refusal(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> str:
+    from determined_ds import open_context
+    from determined_ds.errors import ConfigError
+    from model_defs.causal_lm.trial import CausalLMTrial
+
+    with (
+        open_context(hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu") as context,
+        pytest.raises(ConfigError) as caught,
+    ):
+        CausalLMTrial(context)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"model_config": tiny.MODEL_CONFIG}, "DeepSpeed finds no experts in it"),
+        ({"lora": {"r": 4}}, "would replace its adapters by layers without them"),
+        (
+            {
+                "model_config": tiny.MODEL_CONFIG,
+                "expert_parallel_size": None,
+                "model_parallel_size": 2,
+                "tiled_loss": 2,
+            },
+            "is not tested with tiles",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    more: dict[str, Any], message: str, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    for said in two_ranks.run(refusal, tmp_path, {**hyperparameters(1, 2), **more}, data):
+        assert message in said
+        assert "fix: " in said
