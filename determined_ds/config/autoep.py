@@ -1,7 +1,7 @@
 """Expert parallel by DeepSpeed's AutoEP: ``expert_parallel_size`` agrees with the JSON's section ``expert_parallel``.
 
 The replicas are divided into groups of ``expert_parallel_size``; each rank of a group holds a part of the experts of a
-mixture-of-experts model. It is no factor of the slots: every rank is a replica with data of its own.
+mixture-of-experts model. The slots do not grow by it: every rank is a replica with its own data.
 """
 
 from __future__ import annotations
