@@ -17,7 +17,7 @@ from determined_ds import DataLoader
 from determined_ds.config.batch import Batch
 from determined_ds.errors import ConfigError
 from determined_ds.runtime.data.samples import training_data
-from model_defs.causal_lm.model import check_isolation, positions_in_documents
+from model_defs.causal_lm.model import check_masks, positions_in_documents
 from model_defs.common.text import load_text
 from tests.model_defs.causal_lm import tiny
 
@@ -94,7 +94,7 @@ def test_isolated_documents_see_nothing_of_each_other(model_type: str) -> None:
     kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[model_type]
     sizes = {**tiny.SIZES, "vocab_size": 64, "head_dim": 8, "pad_token_id": None, "eos_token_id": None}
     model = transformers.AutoModelForCausalLM.from_config(kind(**sizes, bos_token_id=None)).eval()
-    check_isolation(model)
+    check_masks(model, isolated=True)
     tokens_BT = torch.randint(1, 64, (2, 12))
     tokens_BT[:, 5] = 0  # two documents in each row
     positions_BT = positions_in_documents(tokens_BT, 0)
@@ -111,4 +111,4 @@ def test_a_model_whose_masks_know_no_documents_is_refused() -> None:
     config = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=64)
     model = transformers.BloomForCausalLM(config)
     with pytest.raises(ConfigError, match="attend_across_documents"):
-        check_isolation(model)
+        check_masks(model, isolated=True)
