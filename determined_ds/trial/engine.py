@@ -186,8 +186,10 @@ def _keep_gradient_norm(engine: Any) -> None:
     Source: ``DeepSpeedEngine.clip_fp32_gradients`` in ``deepspeed/runtime/engine.py``.
     """
 
+    has_experts = bool(expert_layers(engine.module))
+
     def clip_fp32_gradients() -> None:
-        if expert_layers(engine.module):
+        if has_experts:
             engine._global_grad_norm = clip_by_all_experts(engine.module, engine.gradient_clipping())
             return
         engine._global_grad_norm = clip_grad_norm_(

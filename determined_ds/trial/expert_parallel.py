@@ -191,7 +191,7 @@ def clip_by_all_experts(model: torch.nn.Module, max_norm: float) -> float:
             gradients.setdefault(name, []).append(parameter.grad)
     total = torch.zeros((), device=next(model.parameters()).device)
     for name, found in gradients.items():
-        squares = torch.stack([each.float().square().sum() for each in found]).sum()
+        squares = sum((each.float().square().sum() for each in found), torch.zeros_like(total))
         if name:  # each rank of the group has other experts
             torch.distributed.all_reduce(squares, group=groups._get_expert_parallel_group(name))
         total += squares

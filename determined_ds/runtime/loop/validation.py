@@ -129,10 +129,12 @@ class Validator:
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
-        if self._context.resolved.zero_stage == 3 or self._context.use_pipeline_parallel:
+        resolved = self._context.resolved
+        shares_experts = resolved.strategy.expert_parallel_size > 1
+        if resolved.zero_stage == 3 or self._context.use_pipeline_parallel or shares_experts:
             raise TrainingError(
                 "evaluate_full_dataset runs on the chief alone, which hangs where the model is spread over "
-                "ranks (ZeRO 3, pipelines): define evaluate_batch instead"
+                "ranks (ZeRO 3, pipelines, shared experts): define evaluate_batch instead"
             )
         if self._context.distributed.rank != 0:
             return {}

@@ -26,6 +26,14 @@ CASES: Cases = {
         Setup(ds={**zero(3, zero_hpz_partition_size=2), **ON}),
         Setup(ds={**zero(3), **ON}),
     ),
+    ("expert-reduce-scatter", (ZERO, "reduce_scatter")): (
+        Setup(ds={**zero(1, reduce_scatter=False), **ON}),
+        Setup(ds={**zero(3, reduce_scatter=False), **ON}),
+    ),
+    ("expert-contiguous", (ZERO, "contiguous_gradients")): (
+        Setup(ds={**zero(2, contiguous_gradients=False), **ON}),
+        Setup(ds={**zero(1, contiguous_gradients=False), **ON}),
+    ),
     ("expert-kernels", ("expert_parallel", "enabled")): (
         Setup(ds=ON, hyperparameters={"torch_compile": True}),
         Setup(ds=ON),
