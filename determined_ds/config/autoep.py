@@ -17,28 +17,31 @@ DEGREE: KeyPath = ("expert_parallel", "autoep_size")
 Change: TypeAlias = tuple[KeyPath, object, str]
 
 
-def expert_degree(ds: Document) -> int:
-    """Ranks that share the experts; 0 where DeepSpeed leaves them as they are."""
-    size = ds.get(DEGREE, 1)
-    is_on = ds.get(ENABLED) is True and isinstance(size, int) and not isinstance(size, bool)
-    return size if is_on else 0
+def expert_degree(enabled: object, size: object) -> int:
+    """Ranks that share the experts; 0 where DeepSpeed leaves them as they are.
+
+    Args:
+        enabled: ``expert_parallel.enabled`` of the JSON.
+        size: ``expert_parallel.autoep_size``; None: 1, as DeepSpeed has it.
+    """
+    if size is None:
+        size = 1
+    return size if enabled is True and isinstance(size, int) and not isinstance(size, bool) else 0
 
 
 def expert_parallel_values(ds: Document, hyperparameters: Document) -> list[Change]:
-    """What ``expert_parallel_size`` fills of a DeepSpeed JSON.
+    """What ``expert_parallel_size`` fills of a DeepSpeed JSON. Without it, an ``"auto"`` there is off.
 
     Args:
         ds: The JSON.
-        hyperparameters: The point; null or "auto" leaves the JSON as it is.
+        hyperparameters: The point; null or "auto" leaves open what the JSON leaves open.
 
     Returns:
         Path, value and origin of each.
     """
     size = hyperparameters.get((NAME,))
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        return []
-    return [
-        (path, value, NAME)
-        for path, value in ((ENABLED, True), (DEGREE, size))
-        if ds.get(path) in (None, AUTO)
-    ]
+        values, fillable = ((ENABLED, False), (DEGREE, 1)), (AUTO,)
+    else:
+        values, fillable = ((ENABLED, True), (DEGREE, size)), (None, AUTO)
+    return [(path, value, NAME) for path, value in values if ds.get(path) in fillable]

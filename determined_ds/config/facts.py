@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autoep import expert_degree
+from determined_ds.config.autoep import DEGREE, ENABLED, expert_degree
 from determined_ds.config.autotp import stated_degree
 from determined_ds.config.batch import Batch
 from determined_ds.config.strategy import DTYPES, Strategy, read_strategy
@@ -126,7 +126,7 @@ class Facts:
     @property
     def experts(self) -> int:
         """Ranks that share the experts of a model by DeepSpeed's AutoEP; 0 where it leaves them as they are."""
-        return expert_degree(self.ds)
+        return expert_degree(self.ds.get(ENABLED), self.ds.get(DEGREE))
 
     @property
     def sequence(self) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from determined_ds.config.autoep import DEGREE, ENABLED
+from determined_ds.config.autoep import DEGREE, ENABLED, expert_degree
 from determined_ds.config.batch import Batch
 from determined_ds.config.topology import Topology
 from determined_ds.documents.document import get_path
@@ -195,10 +196,7 @@ def read_strategy(
     method = own.get("partition_method")
     accum = get_path(ds, ("data_types", "grad_accum_dtype"))
     master = _master_dtype(ds)
-
-    def size(key: str, default: int) -> int:
-        return int(default if zero.get(key) is None else zero[key])
-
+    size = partial(_size, zero)
     return Strategy(
         zero_stage=size("stage", 0),
         precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
@@ -207,7 +205,7 @@ def read_strategy(
         pipe_parallel_size=topology.pipe_parallel_size,
         model_parallel_size=topology.model_parallel_size,
         sequence_parallel_size=topology.sequence_parallel_size,
-        expert_parallel_size=max(1, int(get_path(ds, DEGREE, 1))) if get_path(ds, ENABLED) is True else 1,
+        expert_parallel_size=max(1, expert_degree(get_path(ds, ENABLED), get_path(ds, DEGREE))),
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,
@@ -233,6 +231,10 @@ def read_strategy(
         pipe_chunks=chunks,
         partition_method=None if method_problem(method) else str(method),
     )
+
+
+def _size(zero: Mapping[str, Any], key: str, default: int) -> int:
+    return int(default if zero.get(key) is None else zero[key])
 
 
 def schedule_of(hyperparameters: Mapping[str, Any]) -> tuple[str, int]:

@@ -69,7 +69,8 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     if not section.get("enabled"):
         yield
         return
-    refuse_adapters(model, SIZE, section.get("autoep_size", 1))
+    size = section.get("autoep_size", 1)
+    refuse_adapters(model, SIZE, size)
     before = {name: _shape(each) for name, each in model.named_parameters()}
     try:
         with _recorders_by_name():
@@ -77,20 +78,19 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
     except ValueError as error:
         if not _is_of_autoep(error):
             raise
-        fix = f"use a model of the type {FAMILIES} with experts that the degree divides, or leave it out"
-        size = section.get("autoep_size", 1)
-        message = f"{type(model).__name__}: {str(error).rstrip('.')}"
-        raise ConfigError(Problem(key=SIZE, value=size, message=message, fix=fix, code=KEY)) from error
+        fix = f"change what it names, use a model of the type {FAMILIES}, or leave {KEY} out"
+        raise _problem(model, size, str(error).rstrip("."), fix) from error
     layers = expert_layers(model)
     if not layers:
-        message, fix = (
-            f"{type(model).__name__}: DeepSpeed finds no experts in it",
-            f"use {FAMILIES}, or leave it out",
-        )
-        size = section.get("autoep_size", 1)
-        raise ConfigError(Problem(key=SIZE, value=size, message=message, fix=fix, code=KEY))
+        fix = f"use a model of the type {FAMILIES}, or leave {KEY} out"
+        raise _problem(model, size, "DeepSpeed finds no experts in it", fix)
     for name, layer in layers.items():
         _mark(name, layer, before)
+
+
+def _problem(model: torch.nn.Module, size: int, message: str, fix: str) -> ConfigError:
+    words = f"{type(model).__name__}: {message}"
+    return ConfigError(Problem(key=SIZE, value=size, message=words, fix=fix, code=KEY))
 
 
 def _is_of_autoep(error: BaseException) -> bool:
