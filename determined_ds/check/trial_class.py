@@ -10,6 +10,7 @@ from pathlib import Path
 from determined_ds.config.facts import ZERO_OPTIMIZERS
 from determined_ds.config.other_names import by_real_names
 from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.topology import whole_sequences
 from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import Origin, Problem
 from determined_ds.experiment.trial_file import dotted_name, imported_names, parsed, source_of
@@ -121,18 +122,6 @@ def slices_problem(
     hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
     origin = hyperparameters.origin(("sequence_parallel_size",))
     return replace(whole_sequences(trial.partition(":")[2], size), origin=origin)
-
-
-def whole_sequences(name: str, size: int) -> Problem:
-    """The problem of a trial that computes on whole sequences.
-
-    Args:
-        name: Of its class.
-        size: Ranks that are to share a sequence.
-    """
-    key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
-    fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
-    return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
 
 
 def optimizer_problem(trial: str, context_dir: Path, resolved: ResolvedConfig) -> Problem | None:

@@ -39,6 +39,8 @@ def expert_parallel_values(ds: Document, hyperparameters: Document) -> list[Chan
     Returns:
         Path, value and origin of each.
     """
+    values: tuple[tuple[KeyPath, object], ...]
+    fillable: tuple[object, ...]
     size = hyperparameters.get((NAME,))
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         values, fillable = ((ENABLED, False), (DEGREE, 1)), (AUTO,)

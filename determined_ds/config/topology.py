@@ -127,6 +127,18 @@ def resolve_topology(
     return Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=pipe_within_machine)
 
 
+def whole_sequences(name: str, size: int) -> Problem:
+    """The problem of a trial that computes on whole sequences.
+
+    Args:
+        name: Of its class.
+        size: Ranks that are to share a sequence.
+    """
+    key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
+    fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
+    return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
+
+
 def _in_brackets(origin: str | None) -> str:
     return f" ({origin})" if origin else ""
 
