@@ -38,6 +38,7 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
         f"  slots      {topology.slots} on {resolved.accelerator.name}: {layout}, ZeRO {resolved.zero_stage}",
         f"  batch      {batch.global_batch_size} = micro-batch {batch.micro_batch_size}"
         f" x {batch.accumulation} accumulated x {count(batch.replicas, 'replica')}",
+        *_schedule(resolved),
         *_wrapped("filled in", _filled_in(resolved)),
         *(
             ["             as the experiment states it; the script decides whether it goes by it"]
@@ -46,6 +47,17 @@ def decided(name: str, runs: str, resolved: ResolvedConfig, *, by_script: bool =
         ),
         *_by_the_clock(resolved),
         *_wrapped("versions", _versions()),
+    ]
+
+
+def _schedule(resolved: ResolvedConfig) -> list[str]:
+    """What a pipeline's measured bubble is to be compared with."""
+    strategy = resolved.strategy
+    if strategy.pipe_parallel_size == 1:
+        return []
+    chunks = f", {strategy.pipe_chunks} chunks a rank" if strategy.pipe_chunks > 1 else ""
+    return [
+        f"  schedule   {strategy.pipe_schedule}{chunks}: a bubble of {strategy.bubble:.4f} by its order alone"
     ]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import pytest
 
 from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.reconcile import reconcile
@@ -44,3 +47,22 @@ def test_a_period_by_the_clock_is_named() -> None:
     hparams, ds = Document(name="a.yaml", data=data), Document(name="ds.json", data={})
     lines = decided("mine", "a:B", reconcile(hparams, ds, slots=2, accelerator=CPU))
     assert "  checkpoint after the first batch that ends 1.5 minutes after the last one" in lines
+
+
+@pytest.mark.parametrize(
+    ("hparams", "line"),
+    [
+        ({}, "1f1b: a bubble of 0.1111"),
+        (
+            {"pipe_schedule": "interleaved", "pipe_chunks": 2},
+            "interleaved, 2 chunks a rank: a bubble of 0.0588",
+        ),
+    ],
+)
+def test_a_pipelines_schedule_is_named_with_the_bubble_to_expect(hparams: dict[str, Any], line: str) -> None:
+    data = {"global_batch_size": 16, "pipe_parallel_size": 2, **hparams}
+    ds = Document(name="ds.json", data={"gradient_accumulation_steps": 8})
+    lines = decided(
+        "mine", "a:B", reconcile(Document(name="a.yaml", data=data), ds, slots=2, accelerator=CPU)
+    )
+    assert lines[3] == f"  schedule   {line} by its order alone"
