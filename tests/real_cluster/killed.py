@@ -1,7 +1,7 @@
-"""A trial of which one rank kills itself, once: it joins the context directory by ``det``'s ``--include``.
+"""Trials of which one rank kills itself, once: they join the context directory by ``det``'s ``--include``.
 
 So a crash needs no access to the machine where the containers run. ``KILLED_RANK`` says which rank, ``KILLED_AFTER``
-how many micro-batches it has begun before that.
+how many micro-batches it has begun before that; of a pipeline, how many batches.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from model_defs.gpt2.trial import GPT2Trial
+from determined_ds.trial.base import ReconciledTrial
+from model_defs.gpt2.trial import GPT2PipelineTrial, GPT2Trial
 
 
-class Killed(GPT2Trial):
-    """Trains as the one it is made of, but that a rank of its first run dies in the middle."""
-
+class _Killed(ReconciledTrial):
     _num_begun = 0
 
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
@@ -29,3 +28,11 @@ class Killed(GPT2Trial):
         ):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+
+class Killed(_Killed, GPT2Trial):
+    """Trains as the one it is made of, but that a rank of its first run dies in the middle."""
+
+
+class KilledPipeline(_Killed, GPT2PipelineTrial):
+    """The same of a pipeline."""

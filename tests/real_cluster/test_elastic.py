@@ -13,6 +13,7 @@ from tests.real_cluster.client import RealCluster
 from tests.real_cluster.conftest import TINY, RunHere
 
 CONST = "experiments/gpt2/const.yaml"  # without dropout, of which each replica draws its own
+PIPELINE = "experiments/gpt2/pipeline.yaml"
 LONGER = (
     *TINY,
     "hyperparameters.fit.max_length.batches=40",
@@ -57,6 +58,37 @@ def test_continued_on_1_slot_and_on_2_again_it_trains_the_same(
     assert "2 replicas, ZeRO 2" in log
     assert re.search(r"elastic +2 ranks .* -> 1 rank ", log)
     assert re.search(r"elastic +1 rank .* -> 2 ranks ", log)
+
+
+# (batch of which it is stopped, at the earliest; the schedule that it is continued under)
+SCHEDULES = (
+    (8, ("hyperparameters.pipe_schedule=interleaved",)),
+    (20, ("hyperparameters.pipe_schedule=zb-h1", "hyperparameters.partition_method=measured")),
+    (30, ("hyperparameters.pipe_schedule=dualpipev", "hyperparameters.partition_method=uniform")),
+)
+
+
+def test_continued_under_other_schedules_it_trains_the_same(
+    cpu_cluster: RealCluster, run_here: RunHere
+) -> None:
+    """A pipeline by 1F1B, then interleaved, by ZB-H1 cut anew, and by DualPipeV: the losses are those of 1F1B."""
+    cluster = cpu_cluster
+    number = cluster.create(PIPELINE, *LONGER)
+    for steps, overrides in SCHEDULES:
+        cluster.wait_for_report(cluster.trial(number), steps)
+        cluster.det("experiment", "cancel", str(number))
+        cluster.wait(number, "STATE_CANCELED")
+        cluster.continue_(number, *overrides)
+    [trial] = cluster.wait(number)
+    assert (trial["restarts"], len(cluster.allocations(trial))) == (0, 4)
+    here, found = run_here(PIPELINE, *LONGER), cluster.metrics(trial)
+    assert [steps for steps, _ in found["training"]] == list(range(1, 41))
+    for group, name in (("training", "loss"), ("validation", "validation_loss")):
+        expected = {steps: metrics[name] for steps, metrics in here[group]}
+        assert {steps: metrics[name] for steps, metrics in found[group]} == pytest.approx(expected, rel=2e-5)
+    log = cluster.log(trial)
+    for schedule in ("1f1b", "interleaved, 2 chunks a rank", "zb-h1", "dualpipev, 2 chunks a rank"):
+        assert f"  schedule   {schedule}: a bubble of " in log
 
 
 def test_a_new_training_begins_with_weights_and_optimizer_on_another_slot(

@@ -13,7 +13,9 @@ from tests.real_cluster.client import RealCluster
 from tests.real_cluster.conftest import TINY, RunHere
 
 CONST = "experiments/gpt2/const.yaml"
-ENTRYPOINT = str(yaml.safe_load((ROOT / CONST).read_text())["entrypoint"])
+INTERLEAVED, ZB_H1, SEQUENCE_PARALLEL = (
+    f"experiments/gpt2/{name}.yaml" for name in ("interleaved", "zb_h1", "sequence_parallel")
+)
 # Long enough to be paused in the middle.
 LONGER = (
     *TINY,
@@ -29,18 +31,28 @@ WRITTEN_ASIDE = (
     "hyperparameters.fit.checkpoint_period.batches=2",
     "hyperparameters.fit.asynchronous_checkpoints=true",
 )
-KILLED_ENTRYPOINT = "entrypoint=" + ENTRYPOINT.replace("model_defs.gpt2.trial:GPT2Trial", "killed:Killed")
 
 
-def test_paused_and_activated_it_ends_as_if_it_never_was(cpu_cluster: RealCluster, run_here: RunHere) -> None:
+def killed(path: str) -> str:
+    """The entrypoint of a template with the trial of ``killed.py``."""
+    entrypoint = str(yaml.safe_load((ROOT / path).read_text())["entrypoint"])
+    for name, trial in (("GPT2Trial", "Killed"), ("GPT2PipelineTrial", "KilledPipeline")):
+        entrypoint = entrypoint.replace(f"model_defs.gpt2.trial:{name}", f"killed:{trial}")
+    return f"entrypoint={entrypoint}"
+
+
+@pytest.mark.parametrize("path", [CONST, ZB_H1, SEQUENCE_PARALLEL])
+def test_paused_and_activated_it_ends_as_if_it_never_was(
+    cpu_cluster: RealCluster, run_here: RunHere, path: str
+) -> None:
     cluster = cpu_cluster
-    number = cluster.create(CONST, *LONGER)
+    number = cluster.create(path, *LONGER)
     cluster.wait_for_report(cluster.trial(number), 4)
     cluster.pause(number)
     [stopped] = cluster.checkpoints(cluster.trial(number))
     assert 4 <= stopped["metadata"]["steps_completed"] < 100
     cluster.det("experiment", "activate", str(number))
-    here = run_here(CONST, *LONGER)
+    here = run_here(path, *LONGER)
     [trial] = cluster.wait(number)
     assert trial["restarts"] == 0
     assert cluster.metrics(trial) == here
@@ -71,7 +83,7 @@ def test_killed_while_a_checkpoint_is_written_it_goes_on_from_a_whole_one(
     number = cluster.create(
         CONST,
         *WRITTEN_ASIDE,
-        KILLED_ENTRYPOINT,
+        killed(CONST),
         "hyperparameters.fit.max_length.batches=50",
         f"environment.environment_variables=['OMP_NUM_THREADS=1', 'KILLED_RANK={rank}', 'KILLED_AFTER=20']",
         include=Path(__file__).with_name("killed.py"),
@@ -84,20 +96,20 @@ def test_killed_while_a_checkpoint_is_written_it_goes_on_from_a_whole_one(
     assert cluster.metrics(trial)["training"] == here["training"][:25]
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(("path", "rank"), [(CONST, "0"), (CONST, "1"), (INTERLEAVED, "1")])
 def test_a_killed_rank_costs_one_restart_and_no_number(
-    cpu_cluster: RealCluster, run_here: RunHere, rank: str
+    cpu_cluster: RealCluster, run_here: RunHere, path: str, rank: str
 ) -> None:
     """Killed at batch 8 of 10, it goes on from the checkpoint at 5."""
     cluster = cpu_cluster
     number = cluster.create(
-        CONST,
+        path,
         *TINY,
-        KILLED_ENTRYPOINT,
+        killed(path),
         f"environment.environment_variables=['OMP_NUM_THREADS=1', 'KILLED_RANK={rank}']",
         include=Path(__file__).with_name("killed.py"),
     )
-    here = run_here(CONST, *TINY)
+    here = run_here(path, *TINY)
     [trial] = cluster.wait(number)
     assert trial["restarts"] == 1
     assert "resumed at batch 5 of 10" in cluster.log(trial)

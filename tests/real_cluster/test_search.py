@@ -1,14 +1,18 @@
-"""Searches: a point that cannot run is refused, and adaptive ASHA stops the trials that it gives up."""
+"""Searches: over schedules; a point that cannot run is refused, and adaptive ASHA stops what it gives up."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 import yaml
+from click.testing import CliRunner
 
+from determined_ds.cli.main import main
 from tests.command import ROOT
 from tests.real_cluster.client import RealCluster
-from tests.real_cluster.conftest import ONE_THREAD
+from tests.real_cluster.conftest import ONE_THREAD, TINY
 
 SEARCH = "experiments/gpt2/search.yaml"
 # One slot a trial, and a small model of it.
@@ -22,6 +26,8 @@ SMALL = (
     "data.max_validation_sequences=64",
 )
 RUNG, LENGTH = 20, 80
+# Schedule -> its bubble on two ranks with eight micro-batches.
+COUNTED = {"gpipe": 1 / 9, "1f1b": 1 / 9, "interleaved": 1 / 17, "zb-h1": 1 / 25, "dualpipev": 1 / 17}
 
 
 def test_a_random_search_drops_the_points_that_cannot_run(cluster: RealCluster, tmp_path: Path) -> None:
@@ -47,6 +53,31 @@ def test_a_random_search_drops_the_points_that_cannot_run(cluster: RealCluster, 
         assert trial["totalBatchesProcessed"] == (0 if trial in refused else 10)
     for trial in refused:
         assert "this point cannot run, and is dropped: " in cluster.log(trial)
+
+
+def test_a_grid_goes_over_the_schedules_of_a_pipeline(cluster: RealCluster, tmp_path: Path) -> None:
+    """Each trains to the same loss; its bubble, measured and counted, is on the master and in its report."""
+    config = yaml.safe_load((ROOT / "experiments/gpt2/pipeline.yaml").read_text())
+    config["searcher"] = {"name": "grid", "metric": "validation_loss"}
+    config["hyperparameters"]["pipe_schedule"] = {"type": "categorical", "vals": list(COUNTED)}
+    config["hyperparameters"]["trial_seed"] = 0  # else the searcher draws one for each trial
+    path = tmp_path / "schedules.yaml"
+    path.write_text(yaml.safe_dump(config))
+    number = cluster.create(path, *TINY)
+    trials = cluster.wait(number)
+    assert {trial["hparams"]["pipe_schedule"] for trial in trials} == COUNTED.keys()
+    losses = []
+    for trial in trials:
+        assert (trial["restarts"], trial["totalBatchesProcessed"]) == (0, 10)
+        reported = trial["summaryMetrics"]["avg_metrics"]
+        assert 0.0 < reported["bubble"]["min"] <= reported["bubble"]["max"] < 1.0
+        assert reported["bubble_ideal"]["last"] == pytest.approx(COUNTED[trial["hparams"]["pipe_schedule"]])
+        losses.append(trial["bestValidation"]["metrics"]["avgMetrics"]["validation_loss"])
+    assert losses == pytest.approx([losses[0]] * len(COUNTED), rel=2e-5)
+    done = CliRunner().invoke(main, ["report", "--experiment", str(number), "--json"])
+    assert done.exit_code == 0, done.output
+    for run in json.loads(done.stdout)["runs"]:
+        assert {"training/bubble", "training/bubble_ideal"} <= run["curves"].keys()
 
 
 def test_adaptive_asha_stops_what_it_gives_up(cluster: RealCluster) -> None:
