@@ -79,10 +79,13 @@ def generate(
     from determined_ds.experiment.entrypoint import CLASS
     from determined_ds.memory.plan.choose import choose_plan
     from determined_ds.memory.plan.needs import read_needs
-    from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, default_name, files_of
+    from determined_ds.memory.plan.rendered import default_name, files_of
+    from determined_ds.memory.plan.stand_in import GPT2, GPT2_PIPELINE
 
     is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
-    plan = choose_plan(replace(read_needs(**_answered(answers)), is_script=is_script))
+    answered = _answered(answers)
+    heads = _heads(entrypoint or GPT2, output, answered["model_size"])
+    plan = choose_plan(replace(read_needs(**answered, num_heads=heads), is_script=is_script))
     trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
     name = _checked_name(default_name(plan) if name is None else name, trial)
     json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"
@@ -97,6 +100,24 @@ def generate(
         _report(plan, output, json_path, yaml_path)
     for warning in (*files.notes, *warnings):
         click.echo(f"warning: {warning}", err=True)
+
+
+def _heads(trial: str, context_dir: Path, model_size: str) -> int | None:
+    """Attention heads of the model, as :func:`read_needs` has it: 1 where the trial takes whole sequences."""
+    from determined_ds.check.trial_class import computes_on_slices
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.entrypoint import CLASS
+    from determined_ds.memory import parse_count
+    from determined_ds.memory.plan.stand_in import GPT2, HEADS, nearest_size
+
+    if CLASS.fullmatch(trial) is None or not computes_on_slices(trial, context_dir):
+        return 1
+    if trial != GPT2:
+        return None
+    try:
+        return HEADS[nearest_size(parse_count(model_size))]
+    except ConfigError:  # which is reported with all else
+        return 1
 
 
 def _on_terminal() -> bool:

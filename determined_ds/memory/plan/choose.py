@@ -27,6 +27,7 @@ from determined_ds.memory.plan.schedule_choice import (
     schedule_in_words,
     with_schedule,
 )
+from determined_ds.memory.plan.sequence_choice import sequences_in_words
 from determined_ds.memory.units import GIB
 
 FULL_PIPELINE = 4  # micro-batches a stage that keep a pipeline's bubble under 20 %
@@ -97,9 +98,11 @@ def candidates(needs: PlanRequest) -> Iterator[Strategy]:
 
     For Ψ parameters, ZeRO 0, 1 and 2 send 2 Ψ elements a rank and step, ZeRO 3 sends 3 Ψ (arXiv 1910.02054,
     section 7), and 1 and 2 hold less than 0; offload sends states to the host and back beside that. Where two send
-    the same, the one that computes nothing twice comes first.
+    the same, the one that computes nothing twice comes first. Ranks share sequences where nothing fits that does not,
+    activations checkpointed or not: their attention exchanges all of its inputs and outputs.
     """
-    for offloads in {"none": (False,), "auto": (False, True)}.get(needs.offload, (True,)):
+    tried = {"none": (False,), "auto": (False, True)}.get(needs.offload, (True,))
+    for offloads, ranks_of_sequence in itertools.product(tried, needs.splits):
         forms = [
             form
             for form in plain_forms(has_stages=needs.pipe_parallel_size > 1)
@@ -113,7 +116,9 @@ def candidates(needs: PlanRequest) -> Iterator[Strategy]:
         for _, tier in tiers:
             alike = list(tier)
             yield from (
-                _strategy(needs, form, checkpointing) for checkpointing in (False, True) for form in alike
+                _strategy(needs, form, checkpointing, ranks_of_sequence)
+                for checkpointing in (False, True)
+                for form in alike
             )
 
 
@@ -130,13 +135,15 @@ def _wants_zero_1(needs: PlanRequest) -> bool:
     return needs.pipe_parallel_size > 1 and needs.precision in ("bf16", "fp16")
 
 
-def _strategy(needs: PlanRequest, form: Form, checkpointing: bool) -> Strategy:
+def _strategy(needs: PlanRequest, form: Form, checkpointing: bool, ranks_of_sequence: int) -> Strategy:
     """With one sample a micro-batch, which needs least."""
+    replicas = needs.gpus // needs.pipe_parallel_size // ranks_of_sequence
     plain = Strategy(
         precision=needs.precision,
         pipe_parallel_size=needs.pipe_parallel_size,
-        replicas=needs.replicas,
-        accumulation=needs.samples_a_replica,
+        sequence_parallel_size=ranks_of_sequence,
+        replicas=replicas,
+        accumulation=needs.global_batch_size // replicas,
         activation_checkpointing=checkpointing,
         grad_accum_dtype="fp32" if accumulates_in_fp32(needs) else None,
         overlap_comm=True if form.zero_stage >= 2 and not form.offload_optimizer else None,
@@ -149,7 +156,7 @@ def with_largest_micro_batch(needs: PlanRequest, strategy: Strategy) -> Strategy
 
     A pipeline keeps four micro-batches a stage, or as many as there are samples, so that its stages are busy.
     """
-    samples = needs.samples_a_replica
+    samples = needs.global_batch_size // strategy.replicas
     at_least = (
         min(samples, FULL_PIPELINE * strategy.pipe_parallel_size) if strategy.pipe_parallel_size > 1 else 1
     )
@@ -200,11 +207,12 @@ def _choices(
         "precision": (needs.precision, PRECISION_REASONS[needs.precision]),
         "pipe_parallel_size": _pipeline(needs, strategy),
         **_order(needs, strategy, orders),
+        **sequences_in_words(needs, strategy),
         "train_micro_batch_size_per_gpu": (str(strategy.micro_batch_size), _micro_batch(needs, strategy)),
         "gradient_accumulation_steps": (
             str(strategy.accumulation),
             f"{needs.global_batch_size} = micro-batch {strategy.micro_batch_size} x {strategy.accumulation} accumulated"
-            f" x {_count(needs.replicas, 'replica')}, exactly",
+            f" x {_count(strategy.replicas, 'replica')}, exactly",
         ),
         "activation_checkpointing": _checkpointing(needs, strategy, memory),
     }
@@ -235,14 +243,18 @@ def _room(needs: PlanRequest, memory: Memory) -> str:
     )
 
 
+def _beside_zero(strategy: Strategy) -> tuple[object, ...]:
+    """What else tells candidates apart."""
+    offloads = (strategy.offload_optimizer, strategy.offload_param)
+    return (*offloads, strategy.activation_checkpointing, strategy.sequence_parallel_size)
+
+
 def _next_cheaper(needs: PlanRequest, strategy: Strategy, rejected: list[Strategy]) -> str:
     """What the strategies that communicate less would need."""
     alike = [
         other
         for other in rejected
-        if (other.offload_optimizer, other.offload_param, other.activation_checkpointing)
-        == (strategy.offload_optimizer, strategy.offload_param, strategy.activation_checkpointing)
-        and other.zero_stage < strategy.zero_stage
+        if _beside_zero(other) == _beside_zero(strategy) and other.zero_stage < strategy.zero_stage
     ]
     if alike:
         least = min(alike, key=lambda other: memory_per_rank(needs.shape, other).total_bytes)
@@ -277,14 +289,18 @@ def _offload(
 
 def _pipeline(needs: PlanRequest, strategy: Strategy) -> tuple[str, str]:
     stages, micro_batches = strategy.pipe_parallel_size, strategy.accumulation
-    layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')} = {_count(needs.replicas, 'replica')}"
+    shared = strategy.sequence_parallel_size
+    layout = f"{_count(needs.gpus, 'GPU')} / {_count(stages, 'stage')}"
+    layout += f" / {shared} to a sequence" if shared > 1 else ""
+    layout += f" = {_count(strategy.replicas, 'replica')}"
     if stages == 1:
         return "none", f"{layout}; --pipeline is 1"
     return f"{stages} stages", f"{layout}; each step has {micro_batches} micro-batches"
 
 
 def _micro_batch(needs: PlanRequest, strategy: Strategy) -> str:
-    samples, replicas = needs.samples_a_replica, _count(needs.replicas, "replica")
+    samples = needs.global_batch_size // strategy.replicas
+    replicas = _count(strategy.replicas, "replica")
     share = f"{_count(needs.global_batch_size, 'sample')} / {replicas} = {samples} each"
     larger = [divisor for divisor in _divisors(samples) if divisor > strategy.micro_batch_size]
     if not larger:

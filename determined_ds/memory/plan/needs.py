@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ class PlanRequest:
         nvme_path: Folder for what is offloaded to nvme, "" for none.
         pipe_parallel_size: Pipeline stages; 1: without a pipeline.
         is_script: A script is to be trained, whose engine has a schedule and a partition of its own.
+        slices: What the number of ranks that share a sequence must divide: the tokens of a sequence, and the attention
+            heads. 1: sequences are whole.
     """
 
     shape: ModelShape
@@ -45,19 +48,34 @@ class PlanRequest:
     nvme_path: str = ""
     pipe_parallel_size: int = 1
     is_script: bool = False
+    slices: int = 1
 
     def __post_init__(self) -> None:
         assert self.gpus % self.pipe_parallel_size == 0, self
-        assert self.global_batch_size % self.replicas == 0, self
+        assert self.splits, self
 
     @property
-    def replicas(self) -> int:
-        return self.gpus // self.pipe_parallel_size
+    def splits(self) -> tuple[int, ...]:
+        """How many ranks may share a sequence, the fewest first; see :func:`possible_splits`."""
+        return possible_splits(self.gpus, self.pipe_parallel_size, self.global_batch_size, self.slices)
 
-    @property
-    def samples_a_replica(self) -> int:
-        """Samples of a replica in an optimizer step: micro-batch x accumulation."""
-        return self.global_batch_size // self.replicas
+
+def possible_splits(gpus: int, stages: int, global_batch_size: int, slices: int) -> tuple[int, ...]:
+    """How many ranks may share a sequence: 1, where the replicas divide the batch, and what may follow it.
+
+    Without a pipeline, whose engine takes no such groups. Where there are more GPUs than sequences in a step, at least
+    as many as leave a replica a sequence.
+
+    Args:
+        gpus: In all, a multiple of ``stages``.
+        stages: Of the pipeline; 1: none.
+        global_batch_size: Sequences of a step.
+        slices: See :class:`PlanRequest`.
+    """
+    most = math.gcd(gpus, slices) if stages == 1 else 1
+    each = (size for size in range(1, most + 1) if most % size == 0)
+    found = tuple(size for size in each if global_batch_size % (gpus // stages // size) == 0)
+    return found if 1 in found or gpus > global_batch_size else ()
 
 
 def read_needs(
@@ -71,8 +89,13 @@ def read_needs(
     offload: str = "none",
     nvme_path: str = "",
     pipeline: int = 1,
+    num_heads: int | None = 1,
 ) -> PlanRequest:
     """Check the flags of ``det-ds generate`` that have these names; see :class:`PlanRequest`.
+
+    Args:
+        num_heads: Attention heads, where ranks may share a sequence; 1: they may not. None: as many as a model of the
+            size has.
 
     Raises:
         ConfigError: everything that is wrong, with the nearest values that are right.
@@ -94,9 +117,13 @@ def read_needs(
     shape = None
     if parameters is not None and "--sequence-length" not in wrong:
         shape = shape_from_sizes(num_parameters=parameters, sequence_length=sequence_length)
+    heads = num_heads or (1 if shape is None else shape.num_heads)
+    slices = max(1, math.gcd(heads, sequence_length))
     if not wrong & {"--gpus", "--pipeline"}:
         found.problems += _layout(gpus, pipeline, shape)
-        if not gpus % pipeline and "--global-batch-size" not in wrong:
+        layout = (gpus, pipeline, global_batch_size, slices)
+        is_known = not gpus % pipeline and "--global-batch-size" not in wrong
+        if is_known and not possible_splits(*layout):
             found.problems += _division(global_batch_size, gpus // pipeline)
     found.raise_any()
     assert shape is not None
@@ -110,6 +137,7 @@ def read_needs(
         offload=offload,
         nvme_path=nvme_path,
         pipe_parallel_size=pipeline,
+        slices=slices,
     )
 
 

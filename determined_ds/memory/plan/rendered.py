@@ -18,14 +18,8 @@ from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM, SCRIPT_F
 from determined_ds.memory import format_bytes, format_count
 from determined_ds.memory.plan.choose import Plan
 from determined_ds.memory.plan.chosen_json import deepspeed_json
+from determined_ds.memory.plan.stand_in import GPT2, GPT2_TRIALS, is_alike, nearest_size
 from determined_ds.pipe.orders import INTERLEAVED
-
-GPT2 = "model_defs.gpt2.trial:GPT2Trial"
-GPT2_PIPELINE = "model_defs.gpt2.trial:GPT2PipelineTrial"
-GPT2_TRIALS = (GPT2, GPT2_PIPELINE)
-# Parameters of the model sizes of this GPT-2.
-GPT2_SIZES = {"tiny": 843e3, "small": 124e6, "medium": 355e6, "large": 774e6, "xl": 1558e6}
-ALIKE = 1.15  # as a ratio of sizes
 
 # (parameters, learning rate). Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165; so is WEIGHT_DECAY.
 LEARNING_RATES = (
@@ -80,6 +74,8 @@ def default_name(plan: Plan) -> str:
     if strategy.pipe_parallel_size > 1:
         words.append(f"pipeline{strategy.pipe_parallel_size}")
     words.append(f"zero{strategy.zero_stage}")
+    if strategy.sequence_parallel_size > 1:
+        words.append(f"sequence{strategy.sequence_parallel_size}")
     if strategy.offload_optimizer:
         words.append("nvme" if plan.needs.offload == "nvme" else "offload")
     return "_".join([*words, f"{plan.needs.gpus}gpu"])
@@ -115,11 +111,11 @@ def files_of(plan: Plan, *, name: str, trial: str, ds_config_path: str) -> Gener
 
 
 def _notes(plan: Plan, trial: str) -> Iterator[str]:
-    if trial in GPT2_TRIALS and not _is_gpt2(plan):
-        size = format_count(plan.needs.shape.num_parameters)
+    parameters = plan.needs.shape.num_parameters
+    if trial in GPT2_TRIALS and not is_alike(parameters):
         yield (
-            f"there is no GPT-2 of {size}: {trial} with model_size {_gpt2_size(plan)} stands in for your model; "
-            "name your own by --entrypoint MODULE:TRIAL, or --entrypoint train.py"
+            f"there is no GPT-2 of {format_count(parameters)}: {trial} with model_size {nearest_size(parameters)}"
+            " stands in for your model; name your own by --entrypoint MODULE:TRIAL, or --entrypoint train.py"
         )
     if plan.strategy.activation_checkpointing and trial not in GPT2_TRIALS:
         yield (
@@ -130,16 +126,6 @@ def _notes(plan: Plan, trial: str) -> Iterator[str]:
 
 def _kind(trial: str) -> str:
     return "trial" if CLASS.fullmatch(trial) else "script"
-
-
-def _gpt2_size(plan: Plan) -> str:
-    wanted = plan.needs.shape.num_parameters
-    return min(GPT2_SIZES, key=lambda size: abs(math.log(GPT2_SIZES[size] / wanted)))
-
-
-def _is_gpt2(plan: Plan) -> bool:
-    ratio = plan.needs.shape.num_parameters / GPT2_SIZES[_gpt2_size(plan)]
-    return 1 / ALIKE <= ratio <= ALIKE
 
 
 # ----------------------------------------------------------------------------------------------------- the YAML
@@ -187,6 +173,10 @@ def _library_entries(plan: Plan, trial: str, ds_config_path: str) -> Iterator[_E
     yield _Entry("global_batch_size", plan.needs.global_batch_size, (why("gradient_accumulation_steps"),))
     yield _Entry("data_parallel_world_size", "auto")
     yield _Entry("pipe_parallel_size", strategy.pipe_parallel_size, (why("pipe_parallel_size"),))
+    if strategy.sequence_parallel_size > 1:
+        yield _Entry(
+            "sequence_parallel_size", strategy.sequence_parallel_size, (why("sequence_parallel_size"),)
+        )
     if strategy.partition_method is not None:
         yield _Entry("pipe_schedule", strategy.pipe_schedule, (why("pipe_schedule"),))
         if strategy.pipe_schedule == INTERLEAVED:
@@ -219,8 +209,8 @@ def _model_entries(plan: Plan, trial: str) -> Iterator[_Entry]:
     parameters = plan.needs.shape.num_parameters
     if trial in GPT2_TRIALS:
         stand_in = "The nearest size, in place of your model, which the plan is made for."
-        why = f"The GPT-2 of {format_count(parameters)}." if _is_gpt2(plan) else stand_in
-        yield _Entry("model_size", _gpt2_size(plan), (why,))
+        why = f"The GPT-2 of {format_count(parameters)}." if is_alike(parameters) else stand_in
+        yield _Entry("model_size", nearest_size(parameters), (why,))
         yield _Entry("dropout", 0.0)
     yield _Entry("sequence_length", plan.needs.shape.sequence_length)
     size, rate = min(LEARNING_RATES, key=lambda row: abs(math.log(row[0] / parameters)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from determined_ds.errors import ConfigError
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.memory import fits, format_bytes, memory_per_rank
 from determined_ds.memory.plan.choose import Plan, candidates, choose_plan, with_largest_micro_batch
-from determined_ds.memory.plan.needs import read_needs
-from determined_ds.memory.plan.rendered import GPT2, GPT2_PIPELINE, GeneratedFiles, default_name, files_of
+from determined_ds.memory.plan.needs import possible_splits, read_needs
+from determined_ds.memory.plan.rendered import GeneratedFiles, default_name, files_of
+from determined_ds.memory.plan.stand_in import GPT2, GPT2_PIPELINE
 from tests.experiments.master_code import create_errors
 from tests.experiments.master_schemas import errors
 from tests.making import refusal, refusals
@@ -64,12 +66,21 @@ def asked(draw: st.DrawFn) -> dict[str, Any]:
     assert pipeline is not None
     offload = draw(st.sampled_from(["none", "auto", "cpu", "nvme"]))
     assume(offload in ("none", "auto") or pipeline == 1)
+    num_heads, tokens = (
+        draw(st.sampled_from([1, 1, 12, 32])),
+        draw(st.sampled_from([1, 128, 1024, 2048, 8192])),
+    )
+    batch = gpus // pipeline * draw(st.integers(1, 96))
+    if draw(st.booleans()):
+        batch = draw(st.integers(1, gpus))
+        assume(possible_splits(gpus, pipeline, batch, math.gcd(num_heads, tokens)))
     return {
         "model_size": draw(st.sampled_from(["50M", "124M", "1.5B", "6B", "13B", "30B", "70B", "175B"])),
         "gpus": gpus,
         "gpu_memory": draw(st.sampled_from(["8GiB", "16GB", "24GiB", "40GiB", "80GiB", "141GB"])),
-        "global_batch_size": gpus // pipeline * draw(st.integers(1, 96)),
-        "sequence_length": draw(st.sampled_from([1, 128, 1024, 2048, 8192])),
+        "global_batch_size": batch,
+        "sequence_length": tokens,
+        "num_heads": num_heads,
         "precision": draw(st.sampled_from(["bf16", "fp16", "fp32"])),
         "offload": offload,
         "nvme_path": "/local_nvme" if offload == "nvme" else "",
@@ -333,15 +344,16 @@ def test_gpt2_is_given_its_size(model_size: str, size: str, stands_in: bool) -> 
 
 
 def test_the_sizes_are_those_that_gpt2_comes_in() -> None:
-    from determined_ds.memory.plan.rendered import GPT2_SIZES
+    from determined_ds.memory.plan.stand_in import HEADS, PARAMETERS
     from model_defs.gpt2.model import MODEL_SIZES
 
-    assert list(GPT2_SIZES) == list(MODEL_SIZES)
+    assert list(PARAMETERS) == list(HEADS) == list(MODEL_SIZES)
     for name, size in MODEL_SIZES.items():
         layers, width = size["n_layer"], size["n_embd"]
         vocabulary = 256 if name == "tiny" else 50257
         parameters = layers * (12 * width**2 + 13 * width) + (vocabulary + 1024) * width + 2 * width
-        assert GPT2_SIZES[name] == pytest.approx(parameters, rel=0.15)
+        assert PARAMETERS[name] == pytest.approx(parameters, rel=0.15)
+        assert HEADS[name] == size["n_head"]
 
 
 def test_the_names_of_the_files_say_what_is_in_them() -> None:
