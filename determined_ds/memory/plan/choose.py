@@ -244,7 +244,7 @@ def _room(needs: PlanRequest, memory: Memory) -> str:
 
 
 def _beside_zero(strategy: Strategy) -> tuple[object, ...]:
-    """What else tells candidates apart."""
+    """What else differs between candidates."""
     offloads = (strategy.offload_optimizer, strategy.offload_param)
     return (*offloads, strategy.activation_checkpointing, strategy.sequence_parallel_size)
 

@@ -121,9 +121,8 @@ def read_needs(
     slices = max(1, math.gcd(heads, sequence_length))
     if not wrong & {"--gpus", "--pipeline"}:
         found.problems += _layout(gpus, pipeline, shape)
-        layout = (gpus, pipeline, global_batch_size, slices)
         is_known = not gpus % pipeline and "--global-batch-size" not in wrong
-        if is_known and not possible_splits(*layout):
+        if is_known and not possible_splits(gpus, pipeline, global_batch_size, slices):
             found.problems += _division(global_batch_size, gpus // pipeline)
     found.raise_any()
     assert shape is not None
