@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import Ranks
+from tests.ranks import Ranks, RanksFailed
 from tests.runtime.checkpoints.strategies import run
 
 STEPS = 6
 ZERO = "zero_optimization"
 PARAMS = {"lr": 0.02, "adam_lr": 0.001, "momentum": 0.95, "weight_decay": 0.01, "torch_adam": True}
 MUON = {"type": "Muon", "params": PARAMS}
+DS: dict[str, Any] = {"optimizer": MUON, "scheduler": {}, "gradient_clipping": 0.0}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ZeRO 0": {},
     "ZeRO 1": {ZERO: {"stage": 1}},
@@ -88,15 +89,43 @@ def test_under_zero_clipping_makes_steps_smaller(measured: dict[str, list[float]
     assert learnt["ZeRO 1, clipped"] < learnt["ZeRO 1"] / 3
 
 
+def of_stage(stage: int) -> dict[str, Any]:
+    return {"zero": {"stage": stage, **({"reduce_scatter": False} if stage == 3 else {})}}
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_resumed(two_ranks: Ranks, tmp_path: Path, stage: int) -> None:
     """Bit for bit; under ZeRO 3 only to a rounding error, from the second step on."""
-    strategy = {"zero": {"stage": stage, **({"reduce_scatter": False} if stage == 3 else {})}}
-    ds: dict[str, Any] = {"optimizer": MUON, "scheduler": {}, "gradient_clipping": 0.0}
-    whole = two_ranks.run(run, strategy, str(tmp_path), steps=5, **ds)
-    saved = str(tmp_path / "a")
-    first = two_ranks.run(run, strategy, str(tmp_path), write=saved, steps=3, **ds)
-    rest = two_ranks.run(run, strategy, str(tmp_path), read=saved, first=3, steps=2, **ds)
-    resumed = first[0] + rest[0]
-    assert resumed[:4] == whole[0][:4]
-    assert resumed == (whole[0] if stage == 1 else pytest.approx(whole[0], rel=1e-5))
+    strategy, saved = of_stage(stage), str(tmp_path / "a")
+    whole = two_ranks.run(run, strategy, str(tmp_path), steps=5, **DS)
+    first = two_ranks.run(run, strategy, str(tmp_path), write=saved, steps=3, **DS)
+    rest = two_ranks.run(run, strategy, str(tmp_path), read=saved, first=3, steps=2, **DS)
+    losses = first[0] + rest[0]
+    assert losses[:4] == whole[0][:4]
+    assert losses == (whole[0] if stage == 1 else pytest.approx(whole[0], rel=1e-5))
+
+
+def resumed(ranks: Ranks, folder: Path, written: int, read: int, **how: Any) -> list[float]:
+    """The losses of two steps under one stage after three under another."""
+    saved = str(folder / f"zero{written}")
+    if not Path(saved).exists():
+        ranks.run(run, of_stage(written), str(folder), write=saved, steps=3, **DS)
+    return list(ranks.run(run, of_stage(read), str(folder), read=saved, first=3, steps=2, **how, **DS)[0])
+
+
+@pytest.mark.long("test_resumed holds what is resumed under the same stage")
+@pytest.mark.parametrize(("written", "read"), [(0, 3), (3, 0)])
+def test_resumed_under_another_stage(two_ranks: Ranks, tmp_path: Path, written: int, read: int) -> None:
+    """With its momentum: without it the second step is another."""
+    whole = two_ranks.run(run, of_stage(written), str(tmp_path), steps=5, **DS)[0]
+    assert resumed(two_ranks, tmp_path, written, read) == pytest.approx(whole[3:], rel=1e-5)
+    anew = resumed(two_ranks, tmp_path, written, read, reset_optimizer=True)
+    assert anew[1] != pytest.approx(whole[4], rel=1e-4)
+
+
+@pytest.mark.parametrize(("written", "read"), [(0, 1), (2, 0)])
+def test_momentum_under_zero_1_and_2_stays_with_those_who_wrote_it(
+    two_ranks: Ranks, tmp_path: Path, written: int, read: int
+) -> None:
+    with pytest.raises(RanksFailed, match="not cut along the parameters"):
+        resumed(two_ranks, tmp_path, written, read)

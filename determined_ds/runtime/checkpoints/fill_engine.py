@@ -19,6 +19,7 @@ ROWS_ELEMENTS = 2**22
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 LIONS = ("Lion", "FusedLion", "DeepSpeedCPULion")
 ADAGRADS = ("Adagrad", "DeepSpeedCPUAdagrad")
+MUON = "MuonWithAuxAdam"
 
 
 def same_optimizer(name: str, other: str) -> bool:
@@ -214,3 +215,16 @@ def check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact
             f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
             f"strategy that wrote them can continue with them\n  fix: {fix}"
         )
+    if not exact and _keeps_whole_momentum(own.engine):
+        raise CheckpointError(
+            f"under ZeRO 1 and 2 the momentum of {here} is not cut along the parameters: it cannot take that of"
+            f" checkpoint {uuid}, which other ranks or another strategy wrote\n  fix: {fix}"
+        )
+
+
+def _keeps_whole_momentum(engine: Any) -> bool:
+    """Whether a rank keeps the momentum of all of each matrix that it has a share of.
+
+    Source: ``_muon_momentum_buffer`` in deepspeed 0.19.8's ``runtime/zero/stage_1_and_2.py``.
+    """
+    return type(base_optimizer(engine)).__name__ == MUON and engine.zero_optimization_stage() in (1, 2)
