@@ -62,6 +62,18 @@ def refused(result: Result, *said: str) -> None:
 # ------------------------------------------------------------------------------------------------------- writing
 
 
+def test_ranks_share_sequences_where_the_trials_source_says_that_it_takes_slices(context: Path) -> None:
+    few = {"model_size": "355M", "gpus": "8", "global_batch_size": "2", "sequence_length": "1024"}
+    result = start(**few)
+    assert result.exit_code == 0, result.output
+    assert "sequence_parallel_size: 4 ranks to a sequence\n  a step has 2 sequences" in result.stdout
+    experiment = load_experiment(Path("experiments/355m_zero0_sequence4_8gpu.yaml"))
+    assert experiment.hyperparameters.get(("sequence_parallel_size",)) == 4
+    trial = context / "model_defs" / "gpt2" / "trial.py"
+    trial.write_text(trial.read_text().replace("    sequence_parallel = True\n", ""))
+    refused(start(**few, name="whole"), "must be a multiple of the 8 replicas")
+
+
 def test_the_example_of_the_issue(context: Path) -> None:
     result = start("--precision", "bf16")
     assert result.exit_code == 0, result.output
