@@ -219,6 +219,7 @@ def _load(collected: list[str]) -> None:
     """All that forks would load, each of them for itself."""
     # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
+    importlib.import_module("determined_ds.runtime.upstream").load_muon("cpu")  # as a rank does
     for name in LOADED:
         importlib.import_module(name)
     del sys.modules["mlflow"]

@@ -140,6 +140,13 @@ SHORT_CASES: dict[str, tuple[str, ...]] = {
         "steps",
     ),
     "session/test_ported_scripts.py::test_the_port_is_run_stopped_and_resumed": ("cifar10", "alexnet"),
+    "trial/test_muon.py::test_it_resumes_bit_for_bit": ("ZeRO 1", "ZeRO 3", "ZeRO 2, bf16", "interleaved"),
+    "trial/test_muon.py::test_any_layout_continues_with_what_another_wrote": (
+        "ZeRO 1-ZeRO 3-2",
+        "ZeRO 3-ZeRO 0-1",
+        "pipeline, ZeRO 1-ZeRO 2-2",
+        "ZeRO 3, bf16-ZeRO 2, bf16-2",
+    ),
     "trial/test_tensor_parallel.py::test_losses_are_those_of_plain_pytorch": (
         "llama, ZeRO [13]",
         "qwen3",

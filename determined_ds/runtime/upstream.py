@@ -36,7 +36,7 @@ def load_deepspeed(name: str) -> None:
     _compute_on(name)
     # A shared-memory all-reduce for CPU inference, which DeepSpeed would compile at every first start.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    _compile_muon_when_called()
+    load_muon(name)
     if name == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
@@ -53,16 +53,19 @@ def _compute_on(name: str) -> None:
         set_accelerator(kinds[name]())
 
 
-def _compile_muon_when_called() -> None:
+def load_muon(name: str) -> None:
     """Load Muon without torch's code generator, which takes three seconds; again, this changes nothing.
 
     For any optimizer, ZeRO of deepspeed 0.19.8 loads ``runtime/zero/muon/original_muon.py``, whose functions are
-    decorated with ``torch.compile``.
+    decorated with ``torch.compile``. On a CPU they are left as they are: to compile them takes a minute and g++.
+
+    Args:
+        name: ``cpu`` or ``cuda``.
     """
     from deepspeed.runtime import compiler
 
     own = compiler.compile
-    compiler.compile = lambda: compiled_when_called
+    compiler.compile = lambda: compiled_when_called if name == "cuda" else lambda function: function
     try:
         import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
     finally:
@@ -70,7 +73,12 @@ def _compile_muon_when_called() -> None:
 
 
 def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The decorator ``torch.compile``, applied at the first call."""
+    """The decorator ``torch.compile``, applied at the first call.
+
+    Sizes are constants of what is compiled. Else torch compiles the first shape as it is, and with the second one a
+    function of any sizes, which it calls for the first shape too from then on. That rounds otherwise: what an update
+    is would depend on whether its process has made one before, and a run would not resume bit for bit.
+    """
     compiled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
@@ -78,7 +86,7 @@ def compiled_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal compiled
         if torch.compiler.is_compiling():  # it is part of another function that is compiled
             return function(*args, **kwargs)
-        compiled = compiled or torch.compile(function)
+        compiled = compiled or torch.compile(function, dynamic=False)
         return compiled(*args, **kwargs)
 
     return call

@@ -8,7 +8,7 @@ import torch
 
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.tensor_index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
-from determined_ds.runtime.checkpoints.held import Held, is_along
+from determined_ds.runtime.checkpoints.held import MOMENTUM, Held, is_along, matrices_of
 from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
@@ -19,7 +19,6 @@ ROWS_ELEMENTS = 2**22
 ADAMS = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 LIONS = ("Lion", "FusedLion", "DeepSpeedCPULion")
 ADAGRADS = ("Adagrad", "DeepSpeedCPUAdagrad")
-MUON = "MuonWithAuxAdam"
 
 
 def same_optimizer(name: str, other: str) -> bool:
@@ -116,16 +115,34 @@ class Filling:
             if each.state in self.tensor(each.name).states:
                 self._read(each, each.state)
         self._own.put_back()
+        for held in self._own.held:
+            self._fill_whole_momentum(held)
+
+    def _fill_whole_momentum(self, held: Held) -> None:
+        """Give a rank the momentum of all of each matrix that it has a share of, where its optimizer keeps that."""
+        matrices = matrices_of(self._own.engine, held)
+        names = [self._own.name_of(each.parameter) for each in matrices]
+        stored = [self.tensor(name).states.get(MOMENTUM) for name in names]
+        if not any(stored):
+            return
+        dtype = TORCH_DTYPES[next(filter(None, stored)).dtype] if self._exact else held.tensor.dtype
+        length = matrices[-1].offset + matrices[-1].count
+        momentum = torch.zeros(length, dtype=dtype, device=held.tensor.device)
+        for each, name in zip(matrices, names, strict=True):
+            part = momentum[each.offset : each.offset + each.count]
+            self._read(Slice(name=name, state=MOMENTUM, start=0, tensor=part), MOMENTUM)
+        base_optimizer(self._own.engine).state[held.tensor][MOMENTUM] = momentum
 
     def _make_states(self, held: Held) -> None:
         """Give a held tensor the states that its parameters have in the checkpoint, with room for their elements."""
         base = base_optimizer(self._own.engine)
+        whole = (MOMENTUM,) if matrices_of(self._own.engine, held) else ()
         before = base.state.get(held.tensor, {})
         tensors = [self.tensor(self._own.name_of(lies.parameter)) for lies in held.lies]
         states: dict[str, Any] = {}
         for tensor in tensors:
             for key, stored in tensor.states.items():
-                if key in states or key in (WEIGHT, MASTER):
+                if key in states or key in (WEIGHT, MASTER, *whole):
                     continue
                 kept = before.get(key)
                 if is_along(kept, held):
@@ -215,16 +232,3 @@ def check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact
             f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
             f"strategy that wrote them can continue with them\n  fix: {fix}"
         )
-    if not exact and _keeps_whole_momentum(own.engine):
-        raise CheckpointError(
-            f"under ZeRO 1 and 2 the momentum of {here} is not cut along the parameters: it cannot take that of"
-            f" checkpoint {uuid}, which other ranks or another strategy wrote\n  fix: {fix}"
-        )
-
-
-def _keeps_whole_momentum(engine: Any) -> bool:
-    """Whether a rank keeps the momentum of all of each matrix that it has a share of.
-
-    Source: ``_muon_momentum_buffer`` in deepspeed 0.19.8's ``runtime/zero/stage_1_and_2.py``.
-    """
-    return type(base_optimizer(engine)).__name__ == MUON and engine.zero_optimization_stage() in (1, 2)

@@ -23,6 +23,8 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
+MOMENTUM = "momentum_buffer"  # of Muon
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lies:
@@ -135,8 +137,41 @@ def _zero3(optimizer: Any) -> Iterator[Held]:
 
 
 def state_of(engine: Any, held: Held) -> dict[str, Any]:
-    """The optimizer's state of a held tensor, as it is; empty before the first step."""
-    return dict(base_optimizer(engine).state.get(held.tensor, {}))
+    """The optimizer's state of a held tensor, along it; empty before the first step."""
+    found = dict(base_optimizer(engine).state.get(held.tensor, {}))
+    matrices = matrices_of(engine, held)
+    if matrices and MOMENTUM in found:
+        found[MOMENTUM] = _cut(found[MOMENTUM], matrices, held)
+    return found
+
+
+def matrices_of(engine: Any, held: Held) -> tuple[Lies, ...]:
+    """Where the matrices lie in Muon's momentum, where that is not along the held tensor; else none.
+
+    Under ZeRO 1 and 2 a rank keeps the momentum of all of each matrix that it has a share of.
+
+    Source: ``_muon_momentum_buffer`` in deepspeed 0.19.8's ``runtime/zero/stage_1_and_2.py``.
+    """
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer) or optimizer.cpu_offload:
+        return ()
+    if not base_optimizer(engine).param_groups[held.group].get("use_muon", False):
+        return ()
+    found, offset = [], 0
+    for parameter in optimizer.params_in_partition[held.group]:
+        found.append(Lies(parameter=parameter, start=0, offset=offset, count=parameter.numel()))
+        offset += parameter.numel()
+    return tuple(found)
+
+
+def _cut(momentum: Any, matrices: Sequence[Lies], held: Held) -> Any:
+    """Of the momentum of whole matrices, that of their slices in a held tensor."""
+    offsets = {id(each.parameter): each.offset for each in matrices}
+    along = torch.zeros_like(held.tensor.data, dtype=momentum.dtype)
+    for each in held.lies:
+        start = offsets[id(each.parameter)] + each.start
+        along[each.offset : each.offset + each.count] = momentum[start : start + each.count]
+    return along
 
 
 def is_along(value: Any, held: Held) -> bool:
