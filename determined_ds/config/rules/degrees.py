@@ -82,9 +82,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="pipe-schedule-one-stage",
-        key=("gradient_accumulation_steps",),
+        key=("hyperparameters", "pipe_schedule"),
         breaks=lambda f: f.pipe == 1 and f.schedule != ONE_F_ONE_B,
-        message="pipe_schedule {schedule} has no effect: there is one stage",
+        message="has no effect: there is one stage",
         fix="set pipe_parallel_size to 2 or more, or remove pipe_schedule",
         source="all passes of one rank run one after the other, whatever their order",
         warning=True,

@@ -82,7 +82,7 @@ CASES: Cases = {
         ),
         Setup(ds={"gradient_accumulation_steps": 2}, pipe=2, hyperparameters=ZB_H1),
     ),
-    ("pipe-schedule-one-stage", ("gradient_accumulation_steps",)): (
+    ("pipe-schedule-one-stage", ("hyperparameters", "pipe_schedule")): (
         Setup(hyperparameters=INTERLEAVED),
         Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=INTERLEAVED),
     ),
