@@ -7,6 +7,7 @@ at once (ZeRO 0) or while training continues.
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -53,8 +54,11 @@ def experiment(
     schedule: str = "1f1b",
     sequence: int = 1,
     tensor: int = 1,
+    is_timed: bool = False,
 ) -> dict[str, Any]:
     trial = "victim:PipelineVictim" if pipe > 1 else "victim:Victim"
+    if is_timed:
+        trial = "victim:TimedVictim"
     if sequence > 1:
         trial = "sliced_victim:SlicedVictim"
     ds_config = {
@@ -125,4 +129,21 @@ def test_killed_and_resumed_ends_as_if_never_interrupted(strategy: str, kills: s
         command = [*command[:5], "--resume"]
     resumed = last_start(*command)
     assert resumed.returncode == 0, resumed.stderr
+    assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []
+
+
+def test_stages_cut_by_their_times_are_cut_as_before(tmp_path: Path) -> None:
+    """Killed and resumed, when other layers take long: what was measured first holds, bit for bit."""
+    config = tmp_path / "victim.yaml"
+    config.write_text(yaml.safe_dump(experiment(zero=1, pipe=2, accumulation=2, is_timed=True)))
+    whole = run(config, tmp_path / "whole", SLOW_LAYER="0")
+    assert whole.returncode == 0, whole.stderr
+    killed = run(config, tmp_path / "killed", SLOW_LAYER="0", KILL_AT="after:8")
+    assert killed.returncode == 1, killed.stderr
+    resumed = run(config, tmp_path / "killed", "--resume", SLOW_LAYER="3")
+    assert resumed.returncode == 0, resumed.stderr
+    cuts = [
+        json.loads((tmp_path / name / "partition.json").read_text())["bounds"] for name in ("whole", "killed")
+    ]
+    assert cuts == [[0, 1, 4]] * 2
     assert differences(last_words(tmp_path / "whole"), last_words(tmp_path / "killed")) == []

@@ -270,6 +270,29 @@ class PipelineStreamVictim(_Streaming, PipelineVictim):
     stream = PlacedStream
 
 
+class Timed(torch.nn.Module):
+    """A layer that takes so many seconds more."""
+
+    def __init__(self, layer: torch.nn.Module, seconds: float) -> None:
+        super().__init__()
+        self.layer, self.seconds = layer, seconds
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        outputs: torch.Tensor = self.layer(inputs)
+        return outputs
+
+
+class TimedVictim(PipelineVictim):
+    """Two stages, cut by the times of their layers, of which the one that ``SLOW_LAYER`` numbers is slow."""
+
+    partition_method = "measured"
+
+    def build_layers(self) -> list[Any]:
+        slow = int(os.environ["SLOW_LAYER"])
+        return [Timed(layer, 0.01 * (index == slow)) for index, layer in enumerate(super().build_layers())]
+
+
 def last_words(run_dir: Path) -> dict[str, Any]:
     """All that a run ends with, for a comparison bit by bit: its metrics, and the tensors of its last checkpoint."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

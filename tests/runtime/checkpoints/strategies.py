@@ -73,6 +73,7 @@ class Embedding(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(VOCABULARY, WIDTH))
+        self.weight.use_muon = False  # type: ignore[attr-defined]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(tokens, self.weight)
