@@ -25,6 +25,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.errors import Problem, TrialError
 from determined_ds.pipe.orders import FORWARD, Pipeline
+from determined_ds.trial.muon_parameters import told_apart
 from determined_ds.trial.ordered_module import PlannedModule
 from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, PlannedSchedule, WeightPass
 from determined_ds.trial.split_backward import input_pass, weight_pass
@@ -43,7 +44,8 @@ def initialize(**arguments: Any) -> Any:
     try:
         if is_planned:
             deepspeed.PipelineEngine = PlannedEngine
-        engine, *_ = deepspeed.initialize(**arguments)
+        with told_apart():
+            engine, *_ = deepspeed.initialize(**arguments)
     finally:
         deepspeed.PipelineEngine = kind
     return engine

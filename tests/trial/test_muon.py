@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tests.ranks import Ranks
 from tests.runtime.checkpoints.strategies import contents, run
@@ -164,3 +166,26 @@ def test_any_layout_continues_with_what_another_wrote(
     assert was.keys() == now.keys()
     assert any(state == "momentum_buffer" for _, state in was)
     assert all(torch.equal(was[key], now[key]) for key in was)
+
+
+def left_to_adam(model: torch.nn.Module) -> set[str]:
+    """The names of the matrices that Adam steps."""
+    import deepspeed
+
+    from determined_ds.trial.muon_parameters import told_apart
+
+    with told_apart():
+        deepspeed.set_optimizer_flags(SimpleNamespace(optimizer_name="muon", optimizer_params={}), model)
+    return {name for name, each in model.named_parameters() if not each.use_muon and each.ndim > 1}
+
+
+def test_embeddings_heads_and_what_a_model_names_are_left_to_adam() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=11, **sizes))
+    assert left_to_adam(llama) == {"model.embed_tokens.weight", "lm_head.weight"}
+    config = transformers.GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)
+    gpt2 = transformers.GPT2LMHeadModel(config)
+    assert left_to_adam(gpt2) == {"transformer.wte.weight", "transformer.wpe.weight"}
+    classifier = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    classifier[1].weight.use_muon = False
+    assert left_to_adam(classifier) == {"1.weight"}

@@ -70,6 +70,18 @@ RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR._format_param",
     ),
     Rule(
+        code="muon-rates-pipeline",
+        key=("scheduler", "params", "warmup_max_lr"),
+        breaks=lambda f: (
+            f.is_muon
+            and f.pipe > 1
+            and isinstance(f.ds.get(("scheduler", "params", "warmup_max_lr")), (list, tuple))
+        ),
+        message="a stage without an embedding has fewer parameter groups than one with it, and a list has one length",
+        fix="write one rate, for muon_lr and adam_lr alike",
+        source="deepspeed 0.19.8 runtime/lr_schedules.py WarmupLR._format_param; runtime/engine.py _muon_param_groups",
+    ),
+    Rule(
         code="muon-bf16-pipeline",
         key=("data_types", "grad_accum_dtype"),
         breaks=lambda f: f.is_muon and f.pipe > 1 and f.uses_bf16_optimizer,

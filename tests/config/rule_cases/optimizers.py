@@ -29,6 +29,12 @@ CASES: Cases = {
         Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}}}),
         Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}),
     ),
+    ("muon-rates-pipeline", ("scheduler", "params", "warmup_max_lr")): (
+        Setup(
+            ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}, pipe=2
+        ),
+        Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}),
+    ),
     ("muon-bf16-pipeline", ("data_types", "grad_accum_dtype")): (
         Setup(ds={**MUON, **BF16, **zero(1), "data_types": {"grad_accum_dtype": "fp32"}}, pipe=2),
         Setup(ds={**MUON, **BF16, **zero(1), "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
