@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.expert_parallel import expert_degree_of
 from determined_ds.trial.tensor_parallel import degree_of
 
 # Numbers that are exchanged at once.
@@ -27,7 +28,8 @@ class OwnParts:
         engine: DeepSpeed's, or a :class:`~determined_ds.trial.ddp.DDPEngine`.
 
     Raises:
-        ConfigError: ZeRO keeps the parameters where they cannot be changed for a while.
+        ConfigError: ZeRO keeps the parameters where they cannot be changed for a while; or ranks share layers or
+            experts.
 
     Attributes:
         replica: This rank among those that hold the same parameters.
@@ -39,13 +41,14 @@ class OwnParts:
     """
 
     def __init__(self, engine: Any) -> None:
-        if degree_of(engine) > 1:
-            message, fix = (
-                "an average of weights that tensor-parallel ranks cut is not supported",
-                "leave EMA out",
-            )
-            key, degree = "hyperparameters.model_parallel_size", degree_of(engine)
-            raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code="own-parts"))
+        for key, degree, what in (
+            ("model_parallel_size", degree_of(engine), "weights that tensor-parallel ranks cut"),
+            ("expert_parallel_size", expert_degree_of(engine), "experts that ranks share"),
+        ):
+            if degree > 1:
+                message, fix = f"an average of {what} is not supported", "leave EMA out"
+                key = f"hyperparameters.{key}"
+                raise ConfigError(Problem(key=key, value=degree, message=message, fix=fix, code="own-parts"))
         self._engine = engine
         named = dict(engine.module.named_parameters())
         self._parameters = {name: parameter for name, parameter in named.items() if parameter.requires_grad}

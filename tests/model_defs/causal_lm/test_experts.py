@@ -196,3 +196,25 @@ def test_what_cannot_be_divided_is_refused(
     for said in two_ranks.run(refusal, tmp_path, {**hyperparameters(1, 2), **more}, data):
         assert message in said
         assert "fix: " in said
+
+
+def refused_average(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> str:
+    from determined_ds import open_context
+    from determined_ds.errors import ConfigError
+    from determined_ds.trial.own_parts import OwnParts
+    from model_defs.causal_lm.trial import CausalLMTrial
+
+    with open_context(
+        hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu"
+    ) as context:
+        engine = CausalLMTrial(context).engine
+        with pytest.raises(ConfigError) as caught:
+            OwnParts(engine)
+    return str(caught.value)
+
+
+def test_an_average_of_experts_is_refused(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
+    """A replica's share of it would be of other experts than the next one's."""
+    for said in two_ranks.run(refused_average, tmp_path, hyperparameters(1, 2), data):
+        assert "an average of experts that ranks share is not supported" in said
+        assert "fix: leave EMA out" in said
