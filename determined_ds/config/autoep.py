@@ -42,8 +42,7 @@ def expert_parallel_values(ds: Document, hyperparameters: Document) -> list[Chan
     values: tuple[tuple[KeyPath, object], ...]
     fillable: tuple[object, ...]
     size = hyperparameters.get((NAME,))
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        values, fillable = ((ENABLED, False), (DEGREE, 1)), (AUTO,)
-    else:
-        values, fillable = ((ENABLED, True), (DEGREE, size)), (None, AUTO)
+    is_set = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    values = ((ENABLED, is_set), (DEGREE, size if is_set else 1))
+    fillable = (None, AUTO) if is_set else (AUTO,)
     return [(path, value, NAME) for path, value in values if ds.get(path) in fillable]
