@@ -128,9 +128,10 @@ class Filling:
         dtype = TORCH_DTYPES[next(filter(None, stored)).dtype] if self._exact else held.tensor.dtype
         length = matrices[-1].offset + matrices[-1].count
         momentum = torch.zeros(length, dtype=dtype, device=held.tensor.device)
-        for each, name in zip(matrices, names, strict=True):
+        for each in matrices:
             part = momentum[each.offset : each.offset + each.count]
-            self._read(Slice(name=name, state=MOMENTUM, start=0, tensor=part), MOMENTUM)
+            for found in self._own.in_whole(each.parameter, MOMENTUM, 0, part):
+                self._read(found, MOMENTUM)
         base_optimizer(self._own.engine).state[held.tensor][MOMENTUM] = momentum
 
     def _make_states(self, held: Held) -> None:

@@ -221,13 +221,13 @@ class EngineSlices:
         """The weights and buffers. Under ZeRO 3 those that are trained are the optimizer's, see :meth:`masters`."""
         for whole in self._own.values():
             if not hasattr(whole.tensor, "ds_tensor"):
-                yield from self._in_whole(whole, WEIGHT, 0, self._flattened(whole.tensor))
+                yield from self.in_whole(whole.tensor, WEIGHT, 0, self._flattened(whole.tensor))
             elif whole.kind != TRAINED:
                 part = whole.tensor.ds_tensor
                 start = dist.get_rank(whole.tensor.ds_process_group) * part.numel()
                 count = max(0, min(part.numel(), whole.tensor.ds_numel - start))
                 if count:
-                    yield from self._in_whole(whole, WEIGHT, start, part.data.view(-1)[:count])
+                    yield from self.in_whole(whole.tensor, WEIGHT, start, part.data.view(-1)[:count])
 
     def masters(self) -> Iterator[Slice]:
         """The optimizer's copies of the weights."""
@@ -246,12 +246,11 @@ class EngineSlices:
         flat = self._flattened(tensor)
         for lies in held.lies:
             part = flat[lies.offset : lies.offset + lies.count]
-            yield from self._in_whole(self._own[id(lies.parameter)], state, lies.start, part)
+            yield from self.in_whole(lies.parameter, state, lies.start, part)
 
-    @staticmethod
-    def _in_whole(whole: Whole, state: str, start: int, tensor: Any) -> Iterator[Slice]:
-        """Elements of what this rank has of a tensor, flattened, as slices of the whole."""
-        name, cut = whole.name, whole.cut
+    def in_whole(self, own: Any, state: str, start: int, tensor: Any) -> Iterator[Slice]:
+        """A state's elements from ``start``, along the part that this rank has of a weight, as slices of the whole."""
+        name, cut = self._own[id(own)].name, self._own[id(own)].cut
         if cut is None:
             yield Slice(name=name, state=state, start=start, tensor=tensor)
             return
