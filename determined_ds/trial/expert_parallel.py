@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         return
     size = section.get("autoep_size", 1)
     refuse_adapters(model, SIZE, size)
-    before = {name: _shape(each) for name, each in model.named_parameters()}
+    before = _tensors(model)
     try:
         with _recorders_by_name():
             yield
@@ -85,7 +86,7 @@ def carried_out(model: torch.nn.Module, ds_config: Mapping[str, Any]) -> Iterato
         fix = f"use a model of the type {FAMILIES}, or leave {KEY} out"
         raise _problem(model, size, "DeepSpeed finds no experts in it", fix)
     for name, layer in layers.items():
-        _mark(name, layer, before)
+        _mark(f"{name}.", layer, before)
 
 
 def _problem(model: torch.nn.Module, size: int, message: str, fix: str) -> ConfigError:
@@ -102,31 +103,76 @@ def _is_of_autoep(error: BaseException) -> bool:
     return False
 
 
-def _shape(parameter: Any) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
-def _mark(name: str, layer: Any, before: Mapping[str, tuple[int, ...]]) -> None:
-    """Mark the parameters of a layer whose original is of transformers' form; leave others as they are.
+@dataclass(frozen=True)
+class Original:
+    """A parameter or buffer of the model before DeepSpeed divides it, which keeps no memory."""
 
-    Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``.
+    shape: tuple[int, ...]
+    tensor: weakref.ref[torch.Tensor]
+
+
+def _tensors(module: torch.nn.Module, prefix: str = "") -> dict[str, Original]:
+    """Name -> parameter, or buffer that a checkpoint holds."""
+    saved = module.state_dict(keep_vars=True).keys()
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {
+        f"{prefix}{name}": Original(_shape(each), weakref.ref(each)) for name, each in named if name in saved
+    }
+
+
+def _mark(prefix: str, layer: Any, before: Mapping[str, Original]) -> None:
+    """Mark all of a layer, if each of its tensors has an original; leave a layer of another form as it is.
+
+    Args:
+        prefix: The layer's name, with the dot behind it.
+        layer: DeepSpeed's.
+        before: What the whole model had.
+
+    Source: ``_repack_fused_3d`` in deepspeed 0.19.8's ``moe/ep_repack.py``, ``AutoEPMoELayer.__init__``.
     """
-    fused, down, gate = (
-        f"{name}.{rest}" for rest in ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
-    )
-    if not {fused, down, gate} <= before.keys():
-        return
+    own = {name: each for name, each in before.items() if name.startswith(prefix)}
+    alive = {id(tensor): name for name, each in own.items() if (tensor := each.tensor()) is not None}
+    places: list[tuple[torch.Tensor, ExpertPlace]] = _places_of_experts(prefix, layer, own)
+    split = {id(each) for each, _ in places}
+    for name, held in _tensors(layer).items():
+        tensor = held.tensor()
+        if tensor is None or id(tensor) in split:
+            continue
+        # Shared experts are the same tensors; a router's are copies, under the names that they had in the gate.
+        last = name.removeprefix("router.").removeprefix("gate.")
+        copied = (original for original in own if original.endswith(f"gate.{last}"))
+        whole = alive.get(id(tensor)) or next(copied, "")
+        if not whole or own[whole].shape != held.shape:
+            return
+        places.append((tensor, ExpertPlace(name=whole, shape=held.shape)))
+    if {place.name for _, place in places} == own.keys():
+        for tensor, place in places:
+            setattr(tensor, PLACE, place)
+
+
+def _places_of_experts(
+    prefix: str, layer: Any, own: Mapping[str, Original]
+) -> list[tuple[torch.Tensor, ExpertPlace]]:
+    """Where the parts of experts lie in transformers' tensors of all; nothing where it keeps them otherwise."""
+    fused, down = f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"
+    if not {fused, down} <= own.keys():
+        return []
     experts = layer.experts
     local, inner, width = _shape(experts.w1)
-    total = before[fused][0]
-    if before[fused] != (total, 2 * inner, width) or before[down] != (total, width, inner):
-        return
+    total = own[fused].shape[0]
+    shapes = (total, 2 * inner, width), (total, width, inner)
+    if (own[fused].shape, own[down].shape) != shapes:
+        return []
     rank = torch.distributed.get_rank(groups._get_expert_parallel_group(layer.ep_group_name))
     held = {"first": rank * local, "count": local}
-    setattr(experts.w1, PLACE, ExpertPlace(name=fused, shape=before[fused], row=0, rows=inner, **held))
-    setattr(experts.w3, PLACE, ExpertPlace(name=fused, shape=before[fused], row=inner, rows=inner, **held))
-    setattr(experts.w2, PLACE, ExpertPlace(name=down, shape=before[down], row=0, rows=width, **held))
-    setattr(layer.router.gate.weight, PLACE, ExpertPlace(name=gate, shape=before[gate]))
+    gate = ExpertPlace(name=fused, shape=shapes[0], row=0, rows=inner, **held)
+    up = ExpertPlace(name=fused, shape=shapes[0], row=inner, rows=inner, **held)
+    out = ExpertPlace(name=down, shape=shapes[1], row=0, rows=width, **held)
+    return [(experts.w1, gate), (experts.w3, up), (experts.w2, out)]
 
 
 @contextlib.contextmanager
