@@ -39,8 +39,6 @@ def expert_parallel_values(ds: Document, hyperparameters: Document) -> list[Chan
     Returns:
         Path, value and origin of each.
     """
-    values: tuple[tuple[KeyPath, object], ...]
-    fillable: tuple[object, ...]
     size = hyperparameters.get((NAME,))
     is_set = isinstance(size, int) and not isinstance(size, bool) and size >= 1
     values = ((ENABLED, is_set), (DEGREE, size if is_set else 1))

@@ -15,6 +15,7 @@ from tests.model_defs.causal_lm import tiny
 from tests.ranks import ROOT, Ranks
 
 STEPS = 20
+OFFLOAD = {"device": "cpu"}
 KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {
@@ -23,7 +24,30 @@ KINDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "norm_topk_prob": True,
     },
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 8,
+    },
 }
+# Of whole matrices; its momentum lies otherwise than the weights under ZeRO 1 and 2.
+MUON = {"optimizer": {"type": "Muon"}, "gradient_clipping": 0.0, "scheduler": {"type": "WarmupLR"}}
 
 
 def hyperparameters(stage: int, degree: int | None, kind: str = "mixtral", **more: Any) -> dict[str, Any]:
@@ -71,11 +95,47 @@ def test_their_balance_is_part_of_the_loss(two_ranks: Ranks, data: dict[str, Any
         assert balance >= 2.0 - 1e-3, "two experts a token, as evenly as can be"
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_run_goes_on_as_if_it_had_never_stopped(
-    stage: int, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+PRECISIONS: dict[str, tuple[int, dict[str, Any], float]] = {
+    "bf16, ZeRO 1": (1, {"bf16": {"enabled": True}}, 1e-3),
+    "bf16, ZeRO 2": (2, {"bf16": {"enabled": True}}, 1e-3),
+    "bf16, ZeRO 3": (3, {"bf16": {"enabled": True}}, 1e-3),
+    "fp16, ZeRO 1": (1, {"fp16": {"enabled": True, "initial_scale_power": 8}}, 1e-3),
+    "offloaded, ZeRO 1": (1, {"zero_optimization": {"offload_optimizer": OFFLOAD}}, 1e-5),
+    "offloaded, ZeRO 2": (2, {"zero_optimization": {"offload_optimizer": OFFLOAD}}, 1e-5),
+    "offloaded, ZeRO 3": (
+        3,
+        {"zero_optimization": {"offload_optimizer": OFFLOAD, "offload_param": OFFLOAD}},
+        1e-5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_the_degree_changes_no_losses_in_16_bits_or_offloaded(
+    name: str, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    hparams = hyperparameters(stage, 2)
+    """As many ranks, which share experts or have all of them: losses, and norms over all experts."""
+    stage, changes, tolerance = PRECISIONS[name]
+    found = []
+    for degree in (2, None):
+        hparams = hyperparameters(stage, degree)
+        ds = hparams["overwrite_deepspeed_args"]
+        zero = {**ds.get("zero_optimization", {}), **changes.get("zero_optimization", {})}
+        hparams["overwrite_deepspeed_args"] = {**ds, **changes, "zero_optimization": zero}
+        run_dir = tmp_path / str(degree)
+        two_ranks.run(tiny.train, run_dir, hparams, data, 6)
+        found.append((curve(run_dir), tiny.metrics(run_dir, "training", "grad_norm")))
+    assert found[0][0] == pytest.approx(found[1][0], abs=tolerance)
+    assert found[0][1] == pytest.approx(found[1][1], rel=5e-4)
+
+
+@pytest.mark.parametrize("setting", ["1", "3", "muon-1", "muon-2"])
+def test_a_run_goes_on_as_if_it_had_never_stopped(
+    setting: str, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    hparams = hyperparameters(int(setting[-1]), 2)
+    if "muon" in setting:
+        hparams["overwrite_deepspeed_args"].update(MUON)
     for run, num_batches in (("straight", 5), ("stopped", 3)):
         two_ranks.run(tiny.train, tmp_path / run, hparams, data, num_batches)
     uuid = tiny.checkpoint(tmp_path / "stopped").name
@@ -84,17 +144,27 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(
     assert losses == tiny.metrics(tmp_path / "straight", "training", "loss")
 
 
-@pytest.mark.parametrize(("first", "then"), [((1, 2), (3, 1)), ((3, 1), (0, 2)), ((0, 2), (1, 1))])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((1, 2), (3, 1)),
+        ((3, 1), (0, 2)),
+        ((0, 2), (1, 1)),
+        ((1, 2), (1, None)),
+        ((3, None), (1, 2)),
+        ((0, 2), (3, None)),
+    ],
+)
 def test_a_checkpoint_is_read_with_other_experts_on_each_rank(
-    first: tuple[int, int],
-    then: tuple[int, int],
+    first: tuple[int, int | None],
+    then: tuple[int, int | None],
     one_rank: Ranks,
     two_ranks: Ranks,
     data: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """(ZeRO stage, ranks that share the experts) of the first two steps, and of the others."""
-    run_dir, ranks = tmp_path / "run", {1: one_rank, 2: two_ranks}
+    """(ZeRO stage, ranks that share the experts) of the first two steps, and of the others; None: by no AutoEP."""
+    run_dir, ranks = tmp_path / "run", {None: one_rank, 1: one_rank, 2: two_ranks}
     ranks[first[1]].run(tiny.train, run_dir, hyperparameters(*first), data, 2)
     uuid = tiny.checkpoint(run_dir).name
     ranks[then[1]].run(tiny.train, run_dir, hyperparameters(*then), data, 5, uuid)
@@ -103,11 +173,13 @@ def test_a_checkpoint_is_read_with_other_experts_on_each_rank(
     assert losses == pytest.approx(tiny.metrics(tmp_path / "whole", "training", "loss"), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "deepseek_v3"])
 def test_what_was_trained_loads_in_plain_huggingface(
-    one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+    kind: str, one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    two_ranks.run(tiny.train, tmp_path / "two", hyperparameters(1, 2), data, 3)
-    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, 3)
+    """With experts that all tokens go to, and a router's bias, under the names that transformers has for them."""
+    two_ranks.run(tiny.train, tmp_path / "two", hyperparameters(1, 2, kind), data, 3)
+    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None, kind), data, 3)
     models: list[Any] = [
         load_model_from_checkpoint_path(tiny.checkpoint(tmp_path / run), context_dir=ROOT)
         for run in ("two", "one")
@@ -152,12 +224,15 @@ def states_held(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) ->
         return sum(found.values())
 
 
+@pytest.mark.parametrize("degree", [2, 4])
 def test_groups_of_ranks_share_them(
-    one_rank: Ranks, four_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+    degree: int, one_rank: Ranks, four_ranks: Ranks, data: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Two groups of two ranks, whose experts are trained by the samples of all four."""
-    four_ranks.run(tiny.train, tmp_path / "four", hyperparameters(2, 2), data, 6)
-    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, 6)
+    """Two groups of two ranks, whose experts are trained by the samples of all four; and one of four."""
+    hparams = hyperparameters(2, degree)
+    hparams["overwrite_deepspeed_args"]["gradient_accumulation_steps"] = 1
+    four_ranks.run(tiny.train, tmp_path / "four", hparams, data, STEPS)
+    one_rank.run(tiny.train, tmp_path / "one", hyperparameters(1, None), data, STEPS)
     assert curve(tmp_path / "four") == pytest.approx(curve(tmp_path / "one"), abs=1e-5)
 
 
@@ -178,6 +253,17 @@ def refusal(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> str
     ("more", "message"),
     [
         ({"model_config": tiny.MODEL_CONFIG}, "DeepSpeed finds no experts in it"),
+        (
+            {
+                "model_config": {
+                    "model_type": "mixtral",
+                    **tiny.SIZES,
+                    **KINDS["mixtral"],
+                    "num_local_experts": 3,
+                }
+            },
+            "num_experts=3 in layer 'model.layers.0.mlp' is not divisible by autoep_size=2",
+        ),
         ({"lora": {"r": 4}}, "would replace its adapters by layers without them"),
         (
             {
@@ -198,23 +284,37 @@ def test_what_cannot_be_divided_is_refused(
         assert "fix: " in said
 
 
-def refused_average(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any]) -> str:
-    from determined_ds import open_context
-    from determined_ds.errors import ConfigError
-    from determined_ds.trial.own_parts import OwnParts
+def refused_method(run_dir: Path, hparams: dict[str, Any], data: dict[str, Any], method: str) -> str:
+    """What is said of a trial with a method that cannot work where ranks share experts."""
+    from determined.pytorch import Batch
+
+    from determined_ds import Trainer, open_context
+    from determined_ds.callbacks import EMA
+    from determined_ds.errors import ConfigError, TrainingError
     from model_defs.causal_lm.trial import CausalLMTrial
 
-    with open_context(
-        hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu"
-    ) as context:
-        engine = CausalLMTrial(context).engine
-        with pytest.raises(ConfigError) as caught:
-            OwnParts(engine)
+    methods: dict[str, Any] = {
+        "build_callbacks": lambda trial: {"ema": EMA(0.9)},
+        "evaluate_full_dataset": lambda trial, loader: {"validation_loss": 0.0},
+    }
+    kind: Any = type("Trial", (CausalLMTrial,), {method: methods[method]})
+    with (
+        open_context(hparams=hparams, exp_conf={"data": data}, run_dir=run_dir, accelerator="cpu") as context,
+        pytest.raises((ConfigError, TrainingError)) as caught,
+    ):
+        Trainer(kind(context), context).fit(max_length=Batch(1), checkpoint_policy="none")
     return str(caught.value)
 
 
-def test_an_average_of_experts_is_refused(two_ranks: Ranks, data: dict[str, Any], tmp_path: Path) -> None:
-    """A replica's share of it would be of other experts than the next one's."""
-    for said in two_ranks.run(refused_average, tmp_path, hyperparameters(1, 2), data):
-        assert "an average of experts that ranks share is not supported" in said
-        assert "fix: leave EMA out" in said
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("build_callbacks", "an average of experts that ranks share is not supported"),
+        ("evaluate_full_dataset", "define evaluate_batch instead"),
+    ],
+)
+def test_what_would_mix_experts_or_wait_for_them_is_refused(
+    method: str, message: str, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
+) -> None:
+    for said in two_ranks.run(refused_method, tmp_path, hyperparameters(1, 2), data, method):
+        assert message in said
