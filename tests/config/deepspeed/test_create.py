@@ -26,7 +26,7 @@ GATHER = {"stage3_gather_16bit_weights_on_model_save": True}
 LEFT = {"weight_decay": "auto", "betas": "auto", "eps": "auto"}
 RATES = {
     "warmup_min_lr": 0,
-    "warmup_max_lr": [0.02, 0.003],
+    "warmup_max_lr": [0.02, 0.003, 0.003],
     "warmup_num_steps": "auto",
     "warmup_type": "linear",
 }
