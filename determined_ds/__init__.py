@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Accelerator": "determined_ds.config.accelerator",
+    "Accelerator": "determined_ds.config.layout",
     "ConfigError": "determined_ds.errors",
     "DataError": "determined_ds.errors",
     "DataLoader": "determined.pytorch",
@@ -23,7 +23,7 @@ _HOMES = {
     "PipelineTrial": "determined_ds.trial.pipeline",
     "Problem": "determined_ds.errors",
     "ReconciledTrial": "determined_ds.trial.base",
-    "ResolvedConfig": "determined_ds.config.reconcile",
+    "ResolvedConfig": "determined_ds.config.resolve",
     "Results": "determined_ds.report.results",
     "Session": "determined_ds.sessions.session",
     "SeveralEnginesTrial": "determined_ds.trial.several_engines",
@@ -32,22 +32,22 @@ _HOMES = {
     "TrainingError": "determined_ds.errors",
     "TrainingResult": "determined_ds.tune.whole_run",
     "compare": "determined_ds.tune.compare",
-    "create_deepspeed_config": "determined_ds.config.deepspeed.create",
-    "create_offload_config": "determined_ds.config.deepspeed.create",
+    "create_deepspeed_config": "determined_ds.config.create",
+    "create_offload_config": "determined_ds.config.create",
     "create_performance_visualizations": "determined_ds.report.written",
     "get_gpu_memory_stats": "determined_ds.runtime.gpu_memory",
     "init": "determined_ds.runtime.opening",
-    "load_deepspeed_config": "determined_ds.config.deepspeed.files",
+    "load_deepspeed_config": "determined_ds.config.create",
     "load_experiment": "determined_ds.experiment.experiment",
     "load_model_from_checkpoint_path": "determined_ds.runtime.load_model",
     "load_results": "determined_ds.report.results",
     "load_state_dict_from_checkpoint_path": "determined_ds.runtime.load_model",
     "measure_throughput": "determined_ds.runtime.loop.measured_loop",
     "open_context": "determined_ds.runtime.opening",
-    "reconcile": "determined_ds.config.reconcile",
+    "reconcile": "determined_ds.config.resolve",
     "report_to_tools": "determined_ds.runtime.logs.attached",
     "run_training_experiment": "determined_ds.tune.whole_run",
-    "save_deepspeed_config": "determined_ds.config.deepspeed.files",
+    "save_deepspeed_config": "determined_ds.config.create",
     "session": "determined_ds.sessions.session",
 }
 
@@ -77,10 +77,14 @@ if TYPE_CHECKING:
     from determined.pytorch import DataLoader
     from determined.pytorch.deepspeed import DeepSpeedTrial
 
-    from determined_ds.config.accelerator import Accelerator
-    from determined_ds.config.deepspeed.create import create_deepspeed_config, create_offload_config
-    from determined_ds.config.deepspeed.files import load_deepspeed_config, save_deepspeed_config
-    from determined_ds.config.reconcile import ResolvedConfig, reconcile
+    from determined_ds.config.create import (
+        create_deepspeed_config,
+        create_offload_config,
+        load_deepspeed_config,
+        save_deepspeed_config,
+    )
+    from determined_ds.config.layout import Accelerator
+    from determined_ds.config.resolve import ResolvedConfig, reconcile
     from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem, TrainingError
     from determined_ds.experiment.experiment import Experiment, load_experiment
     from determined_ds.report.results import Results, load_results

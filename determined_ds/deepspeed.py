@@ -23,8 +23,8 @@ from determined.pytorch.deepspeed import (
     make_deepspeed_mpu,
 )
 
-from determined_ds.documents.reading import read_json
-from determined_ds.documents.values import as_plain
+from determined_ds.documents.files import read_json
+from determined_ds.documents.text import as_plain
 from determined_ds.runtime.context import DeepSpeedTrialContext
 from determined_ds.runtime.loop.fit import Trainer
 from determined_ds.runtime.opening import init

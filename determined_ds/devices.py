@@ -9,18 +9,14 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.protocol.cores import num_cores
 
 if TYPE_CHECKING:
     from determined_ds.protocol.machine_figures import Hardware
 
 NAMES = ("cpu", "cuda")
-# What a container may use of the cores that it sees, in microseconds of a period: cgroups of version 2 and 1.
-CPU_QUOTAS = (
-    ("/sys/fs/cgroup/cpu.max",),
-    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)
 # Device nodes of the NVIDIA driver, of WSL's, and of ROCm's (which torch calls cuda too).
 ROCM_NODE = "/dev/kfd"
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", ROCM_NODE)
@@ -165,17 +161,6 @@ def _gpu() -> tuple[str, int]:
 
     properties = torch.cuda.get_device_properties(0)
     return str(properties.name), int(properties.total_memory)
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use: those of its affinity, and no more than its container is granted."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for files in CPU_QUOTAS:
-        with contextlib.suppress(OSError, ValueError):  # "max": no quota
-            quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
-            if quota > 0:  # -1: no quota in version 1
-                return max(1, min(cores, quota // period))
-    return cores
 
 
 def threads_per_rank(ranks: int) -> int:

@@ -15,8 +15,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from determined_ds.check.trial import without_library
 from determined_ds.errors import ConfigError
-from determined_ds.experiment.code_check import no_test, not_measured
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import load_experiment
 from determined_ds.protocol.handed_on import LAUNCHED_BY
@@ -108,9 +108,9 @@ def _run(script: ScriptEntrypoint, run: ScriptRun) -> None:
             raise
     leave_peers()  # where it has left its contexts by an exit
     if run.test and not run.trained:
-        raise ConfigError(no_test(script))
+        raise ConfigError(without_library(script, "--test"))
     if run.measurement is not None and not run.is_measured:
-        raise ConfigError(not_measured(script))
+        raise ConfigError(without_library(script, "--measure"))
     if os.environ.get("RANK", "0") == "0" and run.there.adopt_next():
         relink(run.there)
 

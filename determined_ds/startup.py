@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.cluster_log import NO_RESTART_HELPS, error_lines, warning_line
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import GPU_NODES, detect_without_torch, threads_per_rank
 from determined_ds.doctor.before_ranks import freed_locks, missing_compiler
 from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import ConfigError, EntrypointError, Problem
-from determined_ds.experiment.decide import no_length
-from determined_ds.experiment.entrypoint import TrialEntrypoint, read_entrypoint
-from determined_ds.experiment.launcher import launcher_problem
-from determined_ds.experiment.task import Task, decide_task, task_of_cluster
+from determined_ds.experiment.decide import Task, decide_task, no_length, task_of_cluster
+from determined_ds.experiment.entrypoint import TrialEntrypoint, launcher_problem, read_entrypoint
 
 SLOTS = "slots_per_trial"
 # Where determined 0.38.1 writes which of an allocation's containers this is (``determined/_info.py``).

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace, rank: RankProcess) -> None:
     import determined as det
 
-    from determined_ds.config.hyperparameters import parse_hyperparameters
+    from determined_ds.config.params import parse_hyperparameters
     from determined_ds.experiment.experiment import load_experiment
     from determined_ds.protocol.header import decided
     from determined_ds.runtime.upstream import log_in_task

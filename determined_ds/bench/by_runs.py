@@ -18,8 +18,8 @@ import yaml
 
 import determined_ds
 from determined_ds.bench.plan import BenchPlace
-from determined_ds.config.deepspeed.create import create_deepspeed_config
-from determined_ds.documents.writing import write_files
+from determined_ds.config.create import create_deepspeed_config
+from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.local_run import LocalRun

@@ -100,7 +100,7 @@ def memory_lines(machine: MachineFigures) -> list[str]:
         lines += _note(
             "states: parameters, gradients and optimizer states of an engine, found by a walk through it; peak: the "
             "most that was allocated in a step of one short sample; on a CPU what is offloaded is in it. "
-            "est.: what det-ds estimate computes, without what torch's AdamW allocates while it steps"
+            "est.: what det-ds check --memory computes, without what torch's AdamW allocates while it steps"
         )
     for each in machine.bandwidths:
         at_once = f"{count(each.ranks, 'rank')} at once"

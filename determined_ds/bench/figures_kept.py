@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from determined_ds.bench.charts import picture_of
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.machine_file import (
     LOCATION,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator, detect_without_torch
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.launch.external.placement import Placement, placement_here

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from determined_ds.check.migration.what_to_change import migration_findings
-from determined_ds.check.one_experiment import Checked, CheckOptions, check_experiment
 from determined_ds.check.output import Report, findings_of, in_order
-from determined_ds.check.sent_files import context_problems
-from determined_ds.config.deepspeed.alone import problems_alone
-from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.documents.reading import read_json, read_yaml
+from determined_ds.config.create import problems_alone
+from determined_ds.config.resolve import missing_packages
+from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.additions import OLDEST
-from determined_ds.experiment.decide import OF_EXPERIMENTS, Problems, with_flags
+from determined_ds.experiment.decide import OF_EXPERIMENTS, with_flags
+from determined_ds.experiment.schema import OLDEST
 
 if TYPE_CHECKING:
+    from determined_ds.check.experiment import CheckOptions
     from determined_ds.check.fits_gpu import GpuMemory
 
 
@@ -77,6 +74,9 @@ def check_files(
     Raises:
         ConfigError: the context directory is not a folder.
     """
+    from determined_ds.check.experiment import CheckOptions
+    from determined_ds.check.sent_files import context_problems
+
     if context_dir is not None and not context_dir.is_dir():
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
@@ -87,44 +87,36 @@ def check_files(
         gpu_memory=gpu_memory,
         determined_version=determined_version,
     )
-    reports: list[Report] = []
+    reports = [_check_file(file, options, slots, overrides) for file in files]
     contexts: dict[Path, Path] = {}
-    for file in files:
-        report, used = _check_file(file, options, slots, overrides)
-        reports.append(report)
-        if used is not None:
-            contexts.setdefault(used.resolve(), used)
-    found = (_context_report(folder) for folder in contexts.values())
-    return [*reports, *(report for report in found if report.findings)]
+    for report in reports:
+        if report.context_dir is not None:
+            contexts.setdefault(report.context_dir.resolve(), report.context_dir)
+    for folder in contexts.values():
+        found = in_order(findings_of(*context_problems(folder)), str(folder))
+        if found:
+            reports.append(Report(file=str(folder), kind="context", findings=found))
+    return reports
 
 
-def _check_file(
-    file: Path, options: CheckOptions, slots: int | None, overrides: Sequence[str]
-) -> tuple[Report, Path | None]:
+def _check_file(file: Path, options: CheckOptions, slots: int | None, overrides: Sequence[str]) -> Report:
+    name = str(file)
     if file.suffix == ".py":
-        changes, command = migration_findings(file)
-        return Report(file=str(file), kind="code", findings=in_order(changes, str(file)), run=command), None
-    found = Problems()
-    kind, checked = "experiment", Checked(findings=[])
-    document = found.of(lambda: read_json(file) if file.suffix == ".json" else read_yaml(file))
-    if document is not None and file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
-        kind = "deepspeed"
-        errors, warnings = problems_alone(document)
-        checked = Checked(findings=findings_of(errors, [*warnings, *missing_packages(document)]))
-    elif document is not None:
-        document = found.of(partial(with_flags, document, slots=slots, overrides=overrides))
-        checked = check_experiment(document, options) if document is not None else checked
-    report = Report(
-        file=str(file),
-        kind=kind,
-        findings=in_order([*findings_of(found.problems), *checked.findings], str(file)),
-        num_points=checked.num_points,
-        num_runnable=checked.num_runnable,
-        size=checked.size,
-    )
-    return report, checked.context_dir
+        from determined_ds.check.advice import advice
 
+        changes, command = advice(file)
+        return Report(file=name, kind="code", findings=in_order(changes, name), run=command)
+    kind = "experiment"
+    try:
+        document = read_json(file) if file.suffix == ".json" else read_yaml(file)
+        if file.suffix == ".json" and not OF_EXPERIMENTS & document.data.keys():
+            kind = "deepspeed"
+            errors, warnings = problems_alone(document)
+            found = in_order(findings_of(errors, [*warnings, *missing_packages(document)]), name)
+            return Report(file=name, kind=kind, findings=found)
+        document = with_flags(document, slots=slots, overrides=overrides)
+    except ConfigError as error:  # it cannot be read
+        return Report(file=name, kind=kind, findings=in_order(findings_of(error.problems), name))
+    from determined_ds.check.experiment import check_experiment
 
-def _context_report(folder: Path) -> Report:
-    findings = findings_of(*context_problems(folder))
-    return Report(file=str(folder), kind="context", findings=in_order(findings, str(folder)))
+    return check_experiment(document, options)

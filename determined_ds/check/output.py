@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.errors import NOT_GIVEN, Origin, Problem, shown
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from determined_ds.config.resolve import ResolvedConfig
+    from determined_ds.experiment.experiment import Experiment
+
 ERROR = "error"
 WARNING = "warning"
-NOTE = "note"  # what could not be judged; counts as nothing
+NOTE = "note"  # what could not be judged, or is only good to know; counts as nothing
 MAX_FINDINGS = 50  # of a severity in a file
 
 
@@ -61,25 +67,33 @@ class Report:
         num_runnable: Those of them that can run.
         size: Points in all; None where the space is not finite.
         run: The command that runs the code, once it is changed; "" for another file.
+        context_dir: Of an experiment's code; None where it does not matter.
+        experiment: What was read; None for another file, and where another library trains it.
+        resolved: What runs: of a search the point in the middle, or else one that can run. None where none can, or
+            where code decides it.
     """
 
     file: str
     kind: str
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
     num_points: int = 0
     num_runnable: int = 0
     size: int | None = None
     run: str = ""
+    context_dir: Path | None = None
+    experiment: Experiment | None = None
+    resolved: ResolvedConfig | None = None
 
     def count(self, severity: str) -> int:
         return sum(finding.severity == severity for finding in self.findings)
 
     def points_in_words(self) -> str:
         """How many points of a search can run."""
+        said = f"{self.num_runnable:,} of {self.num_points:,} points can run"
         if self.size == self.num_points:
-            return f"{self.num_runnable:,} of {self.num_points:,} points can run"
-        space = "a continuous space" if self.size is None else f"{self.size:,}"
-        return f"{self.num_runnable:,} of {self.num_points:,} points can run, chosen from {space}"
+            return said
+        space = "points of a continuous space" if self.size is None else f"of {self.size:,} points"
+        return f"{said}; sampled {self.num_points:,} {space}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -107,10 +121,8 @@ def in_order(findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         where, line, column = place(finding, file)
         return where != file, where, line, column, finding.severity != ERROR
 
-    ordered = sorted(unique.values(), key=order)
-    counts: Counter[str] = Counter()
-    kept = []
-    for finding in ordered:
+    kept, counts = [], Counter[str]()
+    for finding in sorted(unique.values(), key=order):
         counts[finding.severity] += 1
         if counts[finding.severity] <= MAX_FINDINGS:
             kept.append(finding)
@@ -136,16 +148,15 @@ def text_lines(finding: Finding, file: str) -> tuple[str, str, str, list[str]]:
     if elsewhere and problem.origin != file:  # a flag, the accelerator
         head = f"{head} ({problem.origin})" if head else str(problem.origin)
     message = f"{head}: {problem.message}" if head else problem.message
-    below = [f"fix: {problem.fix}"] if problem.fix else []
-    if finding.share:
-        below.insert(0, f"points: {finding.share}")
-    below = [_on_one_line(text) for text in below]
-    return f"{where}:{line}:{column}", finding.severity, f"{_on_one_line(message)} [{problem.code}]", below
-
-
-def _on_one_line(text: str) -> str:
-    """A text with control characters escaped: keys come from a file, and may contain anything."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    below = [f"points: {finding.share}"] * (finding.share is not None) + [f"fix: {problem.fix}"] * bool(
+        problem.fix
+    )
+    # Keys come from a file, and may contain anything.
+    message, *below = (
+        "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        for text in (message, *below)
+    )
+    return f"{where}:{line}:{column}", finding.severity, f"{message} [{problem.code}]", below
 
 
 def _as_json(finding: Finding, file: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +22,6 @@ EPILOG = """\b
 Examples:
   det-ds autotune experiments/gpt2/const.yaml . --budget 12
   det-ds autotune experiments/gpt2/const.yaml . --budget 20m --over zero_stage,micro_batch,pipeline
-  det-ds autotune experiments/gpt2/const.yaml . --emit tune.yaml
 """
 
 
@@ -40,16 +38,8 @@ Examples:
     show_default=True,
     help="Largest relative difference from the loss of fp32; a tenth of it for the first step.",
 )
-@click.option(
-    "--emit",
-    "emit_to",
-    type=click.Path(path_type=Path),
-    help="Write the search as an experiment for a cluster, with GPUs by default; run nothing.",
-)
 @click.option("--slots", type=int, help="Ranks; resources.slots_per_trial if absent.")
-def autotune(
-    budget: str, over: list[str], metric: str, tolerance: float, emit_to: Path | None, **options: Any
-) -> None:
+def autotune(budget: str, over: list[str], metric: str, tolerance: float, **options: Any) -> None:
     """Find the fastest way to train the experiment CONFIG: its model and its global batch stay as they are.
 
     Writes best.yaml, with what each choice gained, and report.html, results.json and results.csv.
@@ -62,16 +52,10 @@ def autotune(
         budget=budget,
         over=over,
         tolerance=tolerance,
-        for_cluster=emit_to is not None,
         say=click.echo,
     )
-    for line in prepared.header(runs_here=emit_to is None):
+    for line in prepared.header():
         click.echo(line)
-    if emit_to is not None:
-        prepared.emit(emit_to)
-        context_dir = options["context_dir"]
-        click.echo(f"wrote {emit_to}; submit it with: det experiment create {emit_to} {context_dir}")
-        return
     best, run_dir = prepared.run(), prepared.workbench.run_dir
     if best is not None:
         show_results(prepared.results(), run_dir, best=best.candidate.name)

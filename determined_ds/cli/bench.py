@@ -33,8 +33,8 @@ Examples:
   det-ds bench checkpoint --model 6x384
 
 \b
-Figures are kept in a file of this machine (DETERMINED_DS_MACHINE names another), where estimate and autotune take
-them from; a later measurement of one kind keeps those of the others.
+Figures are kept in a file of this machine (DETERMINED_DS_MACHINE names another), where det-ds profile takes the peak
+from; a later measurement of one kind keeps those of the others.
 """
 
 
@@ -102,7 +102,7 @@ def communication(
     Started by torchrun, srun, mpirun or deepspeed, the command is one of the ranks and starts none.
     """
     from determined_ds.bench.plan import LARGEST_BYTES, check_words, decide_where
-    from determined_ds.memory import parse_bytes
+    from determined_ds.memory.units import parse_bytes
     from determined_ds.protocol.machine_figures import COLLECTIVES, COMMUNICATION
     from determined_ds.runtime.benching.bench_request import BenchRequest
 

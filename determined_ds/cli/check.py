@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
+
+from determined_ds.cli.explain import explain, run_in_words
+from determined_ds.cli.memory import memory_options, show_memory
+from determined_ds.cli.options import GivenPath
 
 if TYPE_CHECKING:
     from determined_ds.check.fits_gpu import GpuMemory
     from determined_ds.check.output import Report
-    from determined_ds.config.reconcile import ResolvedConfig
+    from determined_ds.config.resolve import ResolvedConfig
     from determined_ds.documents.document import Document
     from determined_ds.experiment.experiment import Experiment
-    from determined_ds.memory import ModelShape
+    from determined_ds.memory.model import ModelShape
 
 EPILOG = """\b
 Examples:
@@ -24,11 +29,17 @@ Examples:
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
   det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
+  det-ds check experiments/gpt2/zero3.yaml --explain
+  det-ds check experiments/gpt2/const.yaml --explain --json > ds_config.json
+  det-ds check experiments/gpt2/pipeline.yaml --slots 16 --ranks --slots-per-machine 8
+  det-ds check experiments/gpt2/const.yaml --memory --gpu-memory 24GiB
+  det-ds check --memory --parameters 6B --slots 8 --gpu-memory 80GiB
   det-ds check train.py
 
 \b
 Exit code: 0 clean (warnings included), 1 warnings under --strict, 2 errors. A note names what could not be checked,
-and does not count.
+and does not count. With --gpu-memory alone, a point that does not fit is an error; with --memory the table is the
+answer, and the exit code is 0 even where nothing fits.
 """
 EXIT_WARNINGS = 1
 EXIT_ERRORS = 2
@@ -36,13 +47,11 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 @click.command(epilog=EPILOG)
-@click.argument(
-    "config", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CONFIG... [CONTEXT_DIR]"
-)
+@click.argument("config", nargs=-1, type=GivenPath(), metavar="CONFIG... [CONTEXT_DIR]")
 @click.option(
     "--context",
     "context_dir",
-    type=click.Path(path_type=Path),
+    type=GivenPath(),
     help="CONTEXT_DIR; default: the current folder, or the nearest above CONFIG that has the trial.",
 )
 @click.option("--slots", type=int, help="Instead of resources.slots_per_trial.")
@@ -56,15 +65,35 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
     "--accelerator",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
-    help="The cluster's slots; default cuda.",
+    help='The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.',
 )
 @click.option(
     "--determined-version",
     metavar="VERSION",
     help="Of the master, e.g. 0.38.1 or 0.42.0; default: the determined that is installed here.",
 )
+@click.option(
+    "--explain",
+    "explained",
+    is_flag=True,
+    help="The exact DeepSpeed configuration, with the source of each value.",
+)
+@click.option(
+    "--ranks", "only_ranks", is_flag=True, help="Explain only which rank stands where, machine by machine."
+)
+@click.option(
+    "--slots-per-machine",
+    type=click.IntRange(min=1),
+    help="To explain the ranks; default: all are on one machine.",
+)
+@memory_options
 @click.option("--strict", is_flag=True, help="Exit 1 where there are warnings only.")
-@click.option("--json", "as_json", is_flag=True, help="For editors and CI: one JSON object.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON object, for editors and CI. Explained: only the plain value.",
+)
 def check(
     config: tuple[Path, ...],
     context_dir: Path | None,
@@ -73,8 +102,12 @@ def check(
     gpu_memory: str | None,
     accelerator: str,
     determined_version: str | None,
+    explained: bool,
+    only_ranks: bool,
+    slots_per_machine: int | None,
     strict: bool,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Check that experiments will run, over their search space.
 
@@ -85,9 +118,28 @@ def check(
 
     Of a script or trial that was written for another trainer (train.py, trial.py) it reports, line by line, what to
     change for it to run here, and the command that runs it then.
+
+    With --explain, --ranks or --slots-per-machine only the configuration of one experiment that will run is on stdout;
+    findings are on stderr. The same holds for --memory: what a rank needs under every ZeRO stage and offload, of a
+    pipeline under every schedule, and what fits. Its model is the experiment's, or given by its sizes without a CONFIG.
     """
+    in_bytes = any(value not in (None, False) for value in asked.values())
+    explained = explained or only_ranks or slots_per_machine is not None
+    if in_bytes and explained:
+        raise click.UsageError("--memory and --explain exclude each other")
+    if not config and in_bytes:
+        of_config = ("overrides", "context_dir", "accelerator", "determined_version")
+        ctx = click.get_current_context()
+        stated = [name for name in of_config if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if stated:
+            flags = [each.opts[0] for each in ctx.command.params if each.name in stated]
+            raise click.UsageError(f"{', '.join(flags)} needs a CONFIG")
+        show_memory(None, asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
+        return
+    if not config:
+        raise click.UsageError("Missing argument 'CONFIG... [CONTEXT_DIR]'.")
     from determined_ds.check.inputs import apart, check_files
-    from determined_ds.experiment.additions import NEWEST, is_newer_than_known, version_to_check
+    from determined_ds.experiment.schema import NEWEST, is_newer_than_known, version_to_check
 
     version = version_to_check(determined_version)
     if is_newer_than_known(version):
@@ -96,18 +148,29 @@ def check(
             err=True,
         )
     files, context_dir = apart(config, context_dir)
+    if (explained or in_bytes) and len(files) > 1:
+        raise click.UsageError(
+            f"{'--explain' if explained else '--memory'} takes one experiment, not {len(files)} files"
+        )
     reports = check_files(
         files,
         context_dir=context_dir,
         slots=slots,
         overrides=overrides,
         accelerator=accelerator,
-        gpu_memory=_gpu_memory(gpu_memory) if gpu_memory else None,
+        gpu_memory=None if gpu_memory is None or in_bytes else _gpu_memory(gpu_memory),
         determined_version=version,
     )
     num_errors = sum(report.count("error") for report in reports)
     num_warnings = sum(report.count("warning") for report in reports)
-    if as_json:
+    if explained or in_bytes:
+        for report in reports:
+            _show(report, err=True)
+        if in_bytes and not num_errors:
+            show_memory(reports[0], asked, slots=slots, gpu_memory=gpu_memory, as_json=as_json)
+        elif not num_errors:
+            explain(reports[0], only_ranks=only_ranks, slots_per_machine=slots_per_machine, as_json=as_json)
+    elif as_json:
         said = [report.as_json() for report in reports]
         found = {"version": 1, "errors": num_errors, "warnings": num_warnings, "files": said}
         click.echo(json.dumps(found, indent=2, default=str))
@@ -115,12 +178,15 @@ def check(
         for report in reports:
             _show(report)
         _summarize(len(files), num_errors, num_warnings)
+        if len(files) == 1 and not num_errors:
+            for line in run_in_words(reports[0]):
+                click.echo(line)
     sys.exit(EXIT_ERRORS if num_errors else EXIT_WARNINGS if strict and num_warnings else 0)
 
 
 def _gpu_memory(size: str) -> GpuMemory:
     from determined_ds.check.fits_gpu import GpuMemory
-    from determined_ds.memory import parse_bytes
+    from determined_ds.memory.units import parse_bytes
 
     num_bytes = parse_bytes(size, key="--gpu-memory")
 
@@ -134,20 +200,21 @@ def _gpu_memory(size: str) -> GpuMemory:
     return GpuMemory(num_bytes=num_bytes, shape_of=shape_of)
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, err: bool = False) -> None:
     from determined_ds.check.output import text_lines
 
     for finding in report.findings:
         place, severity, message, below = text_lines(finding, report.file)
         click.echo(
-            f"{click.style(place, bold=True)}: {click.style(severity, fg=COLOURS[severity])}: {message}"
+            f"{click.style(place, bold=True)}: {click.style(severity, fg=COLOURS[severity])}: {message}",
+            err=err,
         )
         for line in below:
-            click.echo(f"    {line}")
+            click.echo(f"    {line}", err=err)
     if report.kind == "experiment" and report.num_points > 1 and report.num_runnable:
-        click.echo(f"{report.file}: {report.points_in_words()}")
+        click.echo(f"{report.file}: {report.points_in_words()}", err=err)
     if report.run:
-        click.echo(f"{report.file}: run it with: {report.run}")
+        click.echo(f"{report.file}: run it with: {report.run}", err=err)
 
 
 def _summarize(num_files: int, num_errors: int, num_warnings: int) -> None:

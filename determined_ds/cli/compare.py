@@ -15,7 +15,7 @@ from determined_ds.cli.options import (
     request_of,
     show_results,
 )
-from determined_ds.config.profiled_steps import MOST_ACTIVE
+from determined_ds.config.params import MOST_ACTIVE
 
 EPILOG = """\b
 Strategies: zero0 zero1 zero2 zero3 zero1_offload zero2_offload zero3_offload_optimizer zero3_offload zeropp

@@ -1,43 +1,50 @@
-"""The ``det-ds`` command. Commands import what they need when they run, so that ``--help`` is quick."""
+"""The ``det-ds`` command. A command is imported when it is asked for, and what it needs when it runs."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import sys
 
 import click
 
-from determined_ds.cli.autotune import autotune
-from determined_ds.cli.bench import bench
-from determined_ds.cli.check import check
-from determined_ds.cli.checkpoint import checkpoint
-from determined_ds.cli.compare import compare
-from determined_ds.cli.estimate import estimate
-from determined_ds.cli.generate import generate
-from determined_ds.cli.new import new
-from determined_ds.cli.profile import profile
-from determined_ds.cli.render import render
-from determined_ds.cli.report import report
-from determined_ds.cli.run import run
-from determined_ds.cli.search import search
-from determined_ds.cli.watch import watch
-from determined_ds.config.aliases import option_instead
-from determined_ds.doctor.doctor import doctor
+from determined_ds.documents.document import words
 from determined_ds.errors import EXIT_TRAINING_FAILED, DeterminedDSError, lines_of_error
+
+# What earlier versions of the pages call a command -> what it is now.
+NOW = {
+    "render": "check CONFIG --explain",
+    "estimate": "check CONFIG --memory, or check --memory --parameters 6B",
+    "generate": "new --experiment",
+}
+
+
+# Command -> the module that has it under its own name.
+COMMANDS = {
+    name: f"determined_ds.cli.{name}"
+    for name in words("autotune bench check checkpoint compare new profile report run search watch")
+} | {"doctor": "determined_ds.doctor.doctor"}
 
 
 class _Commands(click.Group):
     """Prints our errors as a message and exits with their code; a user's mistake prints no traceback."""
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in NOW:
+            ctx.fail(f"det-ds {args[0]} is now: det-ds {NOW[args[0]]}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            instead = _instead(error)
-            if instead:
-                said = f"{error.message.rstrip('.')}. {instead}."
-                raise click.NoSuchOption(error.option_name, said, ctx=error.ctx) from None
-            raise
         except DeterminedDSError as error:
             for line in lines_of_error(error):
                 click.echo(line, err=True)
@@ -48,15 +55,6 @@ class _Commands(click.Group):
             sys.stdout = None  # type: ignore[assignment]  # Python would try to write the rest at its end
             sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
             sys.exit(EXIT_TRAINING_FAILED)
-
-
-def _instead(error: click.NoSuchOption) -> str:
-    """What to write for an option by another name."""
-    if error.ctx is None:
-        return ""
-    options = [name for parameter in error.ctx.command.params for name in parameter.opts]
-    instead = option_instead(error.option_name, options)
-    return f"Write {instead}" if instead else ""
 
 
 def _hyphenated(option: str) -> str:
@@ -73,18 +71,4 @@ def main() -> None:
     """Train with DeepSpeed, the same here and on a Determined cluster."""
 
 
-main.add_command(autotune)
-main.add_command(bench)
-main.add_command(check)
-main.add_command(checkpoint)
-main.add_command(compare)
-main.add_command(doctor)
-main.add_command(estimate)
-main.add_command(generate)
-main.add_command(new)
-main.add_command(profile)
-main.add_command(render)
-main.add_command(report)
-main.add_command(run)
-main.add_command(search)
-main.add_command(watch)
+main.commands.update(dict.fromkeys(COMMANDS))  # type: ignore[arg-type]  # the names, for help and suggestions

@@ -1,21 +1,41 @@
-"""``det-ds new``: the files of a new model and its experiment."""
+"""``det-ds new``: the files of a new model and its experiment, or of an experiment for a model of a given size."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from determined_ds.cli.options import Count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from determined_ds.memory.fitting import Fit
+    from determined_ds.memory.plan import Plan, PlanRequest
 
 EPILOG = """\b
 Examples:
   det-ds new my_model
   det-ds new my_pipeline --kind pipeline
   det-ds new my_bert --from bert
+  det-ds new --experiment --parameters 6B --slots 32 --gpu-memory 80GiB --global-batch-size 64 --sequence-length 2048
 """
+# Options that an experiment needs -> the question on a terminal.
+QUESTIONS = {
+    "parameters": "Parameters of the model, e.g. 6B",
+    "slots": "GPUs in all",
+    "gpu_memory": "Memory of one GPU, e.g. 80GiB",
+    "global_batch_size": "Samples an optimizer step, all GPUs together",
+    "sequence_length": "Tokens a sample",
+}
+COUNT = Count()
 
 
 @click.command(epilog=EPILOG)
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option(
     "--kind",
     type=click.Choice(["data-parallel", "pipeline", "two-engine"]),
@@ -36,16 +56,61 @@ Examples:
     help="The context directory.  [default: the current folder]",
 )
 @click.option("--force", is_flag=True, help="Replace existing files of the model.")
-def new(name: str, kind: str | None, model: str | None, output: Path, force: bool) -> None:
+@click.option(
+    "--experiment", is_flag=True, help="An experiment and its DeepSpeed JSON alone, by the options below."
+)
+@click.option("--parameters", metavar="COUNT", help="Of the model: 6B, 345M, 1.5e9.")
+@click.option("--slots", type=COUNT, help="GPUs of a trial, on all machines.")
+@click.option("--gpu-memory", metavar="SIZE", help="Of one slot: 80GiB, 24GB.")
+@click.option("--global-batch-size", type=COUNT, help="Samples an optimizer step, all replicas.")
+@click.option("--sequence-length", type=COUNT, help="Tokens a sample.")
+@click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32"]), help="[default: bf16]")
+@click.option(
+    "--offload",
+    type=click.Choice(["none", "auto", "cpu", "nvme"]),
+    help="cpu, nvme: where the optimizer is kept, and the parameters if needed. auto: cpu, if nothing fits without."
+    "  [default: none]",
+)
+@click.option("--nvme-path", metavar="FOLDER", help="On a local disk, for --offload nvme.")
+@click.option("--pipe-parallel-size", type=COUNT, help="Pipeline stages.  [default: 1]")
+@click.option(
+    "--entrypoint",
+    metavar="MODULE:TRIAL|SCRIPT",
+    help="The trial or the script (train.py ARGS, -m package.train ARGS) to run.  [default: GPT-2's trial]",
+)
+@click.option("--dry-run", is_flag=True, help="Print the two files; write nothing.")  # fmt: skip
+def new(
+    name: str | None,
+    kind: str | None,
+    model: str | None,
+    output: Path,
+    force: bool,
+    experiment: bool,
+    **asked: Any,
+) -> None:
     """Write a new model and its experiment, ready to run and to change.
 
     They go to model_defs/NAME and experiments/NAME. Files that other models share (model_defs/common, DeepSpeed
     JSONs) are written where they are missing.
+
+    With --experiment: list the ZeRO stages and offloads that a model of a given size could be trained with, the one
+    that communicates least first, and write the DeepSpeed JSON and the YAML of the first that fits, to
+    experiments/deepspeed/NAME.json and experiments/NAME.yaml; of a pipeline, under the schedule that waits least. On a
+    terminal, it asks for missing options.
     """
-    from determined_ds.documents.writing import write_files
+    from determined_ds.documents.files import write_files
     from determined_ds.scaffold.copies import copy_of
     from determined_ds.scaffold.templates import files_of
 
+    if experiment:
+        if kind or model:
+            raise click.UsageError("--experiment is not for a new model: leave out --kind and --from.")
+        _new_experiment(name, output, force, **asked)
+        return
+    if idle := [each for each, value in asked.items() if value not in (None, False)]:
+        raise click.UsageError(f"{', '.join(map(_flag, idle))} only with --experiment.")
+    if name is None:
+        raise click.UsageError("Missing argument 'NAME'.")
     if kind and model:
         raise click.UsageError("--kind and --from exclude each other: the copy has the kind of its model.")
     new_files = copy_of(model, name) if model else files_of(name, kind or "data-parallel")
@@ -56,3 +121,187 @@ def new(name: str, kind: str | None, model: str | None, output: Path, force: boo
         click.echo(f"wrote {output / path}")
     config = output / "experiments" / name / "const.yaml"
     click.echo(f"next:  det-ds run {config} {output} --test")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _new_experiment(
+    name: str | None, output: Path, force: bool, *, entrypoint: str | None, dry_run: bool, **asked: Any
+) -> None:
+    from determined_ds.config.create import deepspeed_config_text
+    from determined_ds.documents.files import write_files
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.entrypoint import CLASS
+    from determined_ds.memory.plan import candidates, choose, deepspeed_json, read_request
+    from determined_ds.memory.plan_files import GPT2, GPT2_PIPELINE, default_name, experiment_yaml, notes
+
+    asked = _answered({key: value for key, value in asked.items() if value is not None})
+    heads = _heads(entrypoint or GPT2, output, asked["parameters"])
+    is_script = entrypoint is not None and CLASS.fullmatch(entrypoint) is None
+    request = read_request(**asked, num_heads=heads, is_script=is_script)
+    considered = list(candidates(request))
+    try:
+        plan = choose(request, considered)
+    except ConfigError:
+        _show(request, considered, None, err=True)
+        raise
+    trial = entrypoint or (GPT2_PIPELINE if plan.strategy.pipe_parallel_size > 1 else GPT2)
+    name = default_name(plan) if name is None else name
+    _check_names(name, trial)
+    json_path, yaml_path = f"experiments/deepspeed/{name}.json", f"experiments/{name}.yaml"
+    ds_config = deepspeed_json(request, plan.strategy)
+    yaml = experiment_yaml(plan, name=name, trial=trial, ds_config_path=json_path)
+    warnings = [*notes(plan, trial), *_proved(yaml, yaml_path, ds_config, output)]
+    ds_text = deepspeed_config_text(ds_config)
+    if not dry_run:
+        write_files({output / json_path: ds_text, output / yaml_path: yaml}, overwrite=force)
+    _show(request, considered, plan, err=dry_run)
+    if dry_run:
+        click.echo(f"# {yaml_path}\n{yaml}\n# {json_path}\n{ds_text}", nl=False)
+    else:
+        elsewhere = "" if output == Path() else f" --context {output}"
+        click.echo(f"wrote {output / yaml_path}\nwrote {output / json_path}")
+        click.echo(f"next: det-ds check {output / yaml_path}{elsewhere}")
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _answered(asked: dict[str, Any]) -> dict[str, Any]:
+    """The options, with prompts for missing ones; without a terminal, an error that names them all."""
+    from determined_ds.errors import ConfigError, Problem
+    from determined_ds.memory.units import parse_bytes, parse_count
+
+    missing = [name for name in QUESTIONS if name not in asked]
+    if missing and not sys.stdin.isatty():
+        raise ConfigError(
+            Problem(
+                key=_flag(name),
+                message="missing",
+                fix=f"give {_flag(name)} ({QUESTIONS[name]}), or run it on a terminal, which asks",
+                code="missing",
+            )
+            for name in missing
+        )
+
+    def quantity(text: str) -> str:
+        """An answer; an invalid one is asked for again."""
+        try:
+            (parse_bytes if name == "gpu_memory" else parse_count)(text)
+        except ConfigError as error:
+            problem = error.problems[0]
+            raise click.BadParameter(f"{text!r} {problem.message}; {problem.fix}") from None
+        return text
+
+    for name in missing:
+        how = {"value_proc": quantity} if name in ("parameters", "gpu_memory") else {"type": COUNT}
+        asked[name] = click.prompt(QUESTIONS[name], err=True, **how)  # type: ignore[arg-type]
+    if asked.get("offload") == "nvme" and "nvme_path" not in asked and sys.stdin.isatty():
+        asked["nvme_path"] = click.prompt("Folder on a local disk for what is offloaded", err=True)
+    return asked
+
+
+def _heads(trial: str, context_dir: Path, parameters: str) -> int | None:
+    """Attention heads of the model, as :func:`read_request` has it: 1 where the trial takes whole sequences."""
+    from determined_ds.check.trial import computes_on_slices
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.entrypoint import CLASS
+    from determined_ds.experiment.source import TrialClass
+    from determined_ds.memory.plan_files import GPT2, HEADS, nearest_size
+    from determined_ds.memory.units import parse_count
+
+    if CLASS.fullmatch(trial) is None or not computes_on_slices(TrialClass(trial, context_dir)):
+        return 1
+    try:
+        return HEADS[nearest_size(parse_count(parameters))] if trial == GPT2 else None
+    except ConfigError:  # which is reported with all else
+        return 1
+
+
+def _check_names(name: str, trial: str) -> None:
+    """Refuse a name that is not a valid file name, and a trial that is neither MODULE:CLASS nor a script."""
+    from determined_ds.errors import ConfigError, Problem
+    from determined_ds.experiment.entrypoint import CLASS, read_entrypoint
+    from determined_ds.memory.plan_files import entrypoint_of
+
+    problems = []
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in name)
+    safe = safe.lstrip("-.")[:100]
+    if safe != name or not name:
+        fix = f"use letters, digits, `-`, `_` and `.`, e.g. {safe or 'gpt2_6b'}"
+        problems.append(
+            Problem(key="NAME", value=name, message="is not a valid file name", fix=fix, code="name")
+        )
+    message = ""
+    words = trial.removeprefix("python3 ").split() or [""]
+    if not (CLASS.fullmatch(trial) or words[0].endswith(".py") or words[0] == "-m"):
+        message = "is neither MODULE:CLASS nor a script"
+    else:
+        try:
+            read_entrypoint(entrypoint_of(trial))
+        except ConfigError as error:
+            message = error.problems[0].message
+    if message:
+        fix = "write e.g. model_defs.mine.trial:MyTrial, or 'train.py --epochs 3'"
+        problems.append(Problem(key="--entrypoint", value=trial, message=message, fix=fix, code="entrypoint"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _proved(yaml: str, yaml_path: str, ds_config: dict[str, Any], context_dir: Path) -> list[str]:
+    """Resolve the pair as a run does, before anything is written; its warnings."""
+    from determined_ds.check.trial import check_entrypoint
+    from determined_ds.config.layout import assumed_cuda
+    from determined_ds.config.resolve import reconcile
+    from determined_ds.documents.document import Document
+    from determined_ds.documents.text import parse_yaml
+    from determined_ds.errors import ConfigError
+    from determined_ds.experiment.experiment import parse_experiment
+
+    experiment = parse_experiment(parse_yaml(yaml, yaml_path))
+    ds, gpus = Document(name="the DeepSpeed JSON", data=ds_config), assumed_cuda(experiment.slots)
+    resolved = reconcile(experiment.hyperparameters, ds, slots=experiment.slots, accelerator=gpus)
+    warnings = [str(warning) for warning in resolved.warnings]
+    try:
+        check_entrypoint(experiment, context_dir)
+    except ConfigError as error:
+        warnings.append(str(error))
+    return warnings
+
+
+def _show(request: PlanRequest, considered: Sequence[Fit], plan: Plan | None, *, err: bool) -> None:
+    """Print the candidates, the chosen one marked; of a pipeline, its schedules too."""
+    from determined_ds.cli.memory import memory_table, schedules_table, strategy_label
+    from determined_ds.memory.fitting import usable_bytes
+    from determined_ds.memory.units import format_bytes, format_count
+
+    chosen = None if plan is None else next(each for each in considered if each.fits)
+    # Of the ranks that share a sequence, those of the chosen one alone.
+    sharing = (chosen or considered[-1]).strategy.sequence_parallel_size
+    rows = [each for each in considered if each.strategy.sequence_parallel_size == sharing]
+    names = []
+    for row in rows:
+        more = ", recomputed" if row.strategy.activation_checkpointing else ""
+        names.append(f"{strategy_label(row.strategy)}{more}{' *' if row is chosen else ''}")
+    shape, gpu = request.shape, request.gpu_memory_bytes
+    lines = [
+        f"{format_count(shape.num_parameters)} parameters on {request.slots} x {format_bytes(gpu)}"
+        f" ({format_bytes(usable_bytes(gpu))} usable), {request.global_batch_size:,} samples of"
+        f" {shape.sequence_length:,} tokens a step, {request.precision}",
+        "",
+        *memory_table(names, rows, gpu, as_candidates=True),
+        "",
+    ]
+    if chosen is not None and plan is not None:
+        strategy = plan.strategy
+        lines += ["* chosen: the first that fits; those above it communicate less, or as much"]
+        if sharing > 1:
+            lines.append(f"{sharing} ranks share a sequence: fewer do not fit, or do not divide the batch")
+        lines.append(
+            f"{request.global_batch_size:,} samples = micro-batch {strategy.micro_batch_size} x"
+            f" accumulation {strategy.accumulation} x replicas {strategy.replicas}"
+        )
+        lines += schedules_table(plan.schedules, strategy)
+    lines.append("recomputed: activation checkpointing; micro: the largest micro-batch that divides and fits")
+    click.echo("\n".join(lines), err=err)

@@ -26,6 +26,17 @@ class Names(click.ParamType):
         return [word.strip() for word in str(value).split(",") if word.strip()]
 
 
+class Count(click.ParamType):
+    """A whole number of at least 1; beyond 2**30 there is nothing to count."""
+
+    name = "N"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not str(value).isdecimal() or not 1 <= int(str(value)) <= 2**30:
+            self.fail(f"{str(value)!r} is not a whole number from 1 to {2**30}", param, ctx)
+        return int(str(value))
+
+
 class Numbers(click.ParamType):
     """Whole numbers of at least 1, with commas between them."""
 
@@ -38,6 +49,18 @@ class Numbers(click.ParamType):
         return [int(word) for word in words]
 
 
+class GivenPath(click.Path):
+    """A path; an empty text, such as a shell variable that is not set, is not the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def experiment_options(run_dir: str) -> Callable[[F], F]:
     """CONFIG and CONTEXT_DIR, ``--set``, ``--run-dir`` and ``--accelerator``.
 
@@ -45,12 +68,12 @@ def experiment_options(run_dir: str) -> Callable[[F], F]:
         run_dir: Help of ``--run-dir``.
     """
     return _all(
-        click.argument("config", type=click.Path(path_type=Path)),
-        click.argument("context_dir", type=click.Path(path_type=Path), default="."),
+        click.argument("config", type=GivenPath()),
+        click.argument("context_dir", type=GivenPath(), default="."),
         click.option(
             "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As det's --config. Repeatable."
         ),
-        click.option("--run-dir", type=click.Path(path_type=Path), help=run_dir),
+        click.option("--run-dir", type=GivenPath(), help=run_dir),
         click.option(
             "--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA where available."
         ),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from determined_ds.config.profiled_steps import MOST_ACTIVE
+from determined_ds.config.params import MOST_ACTIVE
 from determined_ds.errors import ConfigError, Problem
 
 EPILOG = """\b

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from determined_ds.cli.options import GivenPath
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem
 from determined_ds.launch.options import RunOptions, click_options
 from determined_ds.protocol.handed_on import LAST
@@ -49,8 +50,8 @@ def _is_of_experiment(word: str) -> bool:
 
 
 @click.command(cls=_Run, epilog=EPILOG)
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("context_dir", type=click.Path(path_type=Path), default=".")
+@click.argument("config", type=GivenPath())
+@click.argument("context_dir", type=GivenPath(), default=".")
 def run(**given: Any) -> None:
     """Run the experiment CONFIG with the code in CONTEXT_DIR, here.
 

@@ -2,8 +2,8 @@
 
 The way of a value::
 
-    hyperparameters (a document) and Where (context directory, slots, accelerator, machines)
-         -> resolve(): the DeepSpeed JSON read (deepspeed/), overwritten and normalized, its keys judged (keys/)
-         -> topology, batch -> every "auto" filled (autofill) -> the rules of the compatibility table (rules)
+    hyperparameters (params, names) and Where (context directory, slots, accelerator, machines)
+         -> resolve(): the DeepSpeed JSON read, overwritten (fill), judged and normalized (ds_schema, keys)
+         -> topology, batch (layout) -> every "auto" filled (fill) -> the rules of the compatibility table (rules)
          -> ResolvedConfig: the mapping DeepSpeed gets, the origin of each value in it, and the Strategy in its parts
 """

@@ -1,15 +1,12 @@
-"""How a training is carried out: which strategy, in its parts. Read from a DeepSpeed JSON once, here."""
+"""How a training is carried out: one :class:`Strategy`, read from a DeepSpeed JSON here alone, or taken by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from determined_ds.config.autoep import DEGREE, ENABLED, expert_degree
-from determined_ds.config.batch import Batch
-from determined_ds.config.topology import Topology
+from determined_ds.config.layout import Batch, Topology
 from determined_ds.documents.document import get_path
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, Pipeline, default_chunks
 from determined_ds.pipe.partition import method_problem
@@ -25,14 +22,15 @@ DTYPES = {
 # Tensors of the parameters' size that an optimizer keeps; any other is assumed to keep two, as Adam does.
 OPTIMIZER_STATES = {"lion": 1, "adagrad": 1, "rmsprop": 1, "muon": 1, "rprop": 2, "sgd": 0}
 ADAM_STATES = 2
+# Of the optimizers that a JSON can name, those that ZeRO takes; the mu- ones make an Adam of torch's.
+# Source: deepspeed 0.19.8 runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS; mup's optim.py.
+ZERO_OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "lion", "muon", "muadam", "muadamw"})
 HPZ = "zero_hpz_partition_size"
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
 # Hyperparameters by which models are asked to checkpoint activations: switches, and a number of layers.
 SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
 INTERVAL = "activation_checkpoint_interval"
 OFF = ("", "none", "off", "no", "false")
-# Hyperparameters by which models are asked to compute their MLPs, and logits with loss, in tiles of the sequence.
-TILED_MLP, TILED_LOSS = "tiled_mlp", "tiled_loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +133,18 @@ class Strategy:
         return self.replicas * self.sequence_parallel_size
 
     @property
+    def uses_bf16_optimizer(self) -> bool:
+        """Whether bf16 weights are stepped by DeepSpeed's BF16_Optimizer, and not by that of ZeRO.
+
+        Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check.
+        """
+        if self.precision != "bf16":
+            return False
+        if self.zero_stage == 0:
+            return self.pipe_parallel_size > 1 and self.grad_dtype == "bf16"
+        return self.zero_stage == 1 and self.grad_dtype == "fp32" and self.offload_optimizer is None
+
+    @property
     def is_compiled(self) -> bool:
         """By torch.compile or by DeepCompile."""
         return self.torch_compile or self.deepcompile
@@ -192,28 +202,46 @@ def read_strategy(
     """
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
     own = hyperparameters or {}
+
+    def size(key: str, default: int) -> int:
+        return int(default if zero.get(key) is None else zero[key])
+
+    def device(what: str) -> str | None:
+        found = get_path(zero, (what, "device"))
+        return None if found in (None, "none") else str(found)
+
+    def tiles(name: str) -> int:
+        stated = own.get(name)
+        return max(1, stated) if isinstance(stated, int) else 1
+
+    stage = size("stage", 0)
     schedule, chunks = schedule_of(own)
     method = own.get("partition_method")
-    accum = get_path(ds, ("data_types", "grad_accum_dtype"))
-    master = _master_dtype(ds)
-    size = partial(_size, zero)
+    accumulated = get_path(ds, ("data_types", "grad_accum_dtype"))
+    # Source: deepspeed 0.19.8 runtime/precision_config.py.
+    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
+    master = next(low, "fp32")
+    # The JSON's section activation_checkpointing turns nothing on: it has the options of DeepSpeed's own functions, for
+    # a model that calls them. Source: deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__.
+    interval = get_path(ds, ("pipeline", INTERVAL))
+    by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
     return Strategy(
-        zero_stage=size("stage", 0),
+        zero_stage=stage,
         precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
-        offload_optimizer=_device(zero, "offload_optimizer"),
-        offload_param=_device(zero, "offload_param"),
+        offload_optimizer=device("offload_optimizer"),
+        offload_param=device("offload_param"),
         pipe_parallel_size=topology.pipe_parallel_size,
         model_parallel_size=topology.model_parallel_size,
         sequence_parallel_size=topology.sequence_parallel_size,
-        expert_parallel_size=max(1, expert_degree(get_path(ds, ENABLED), get_path(ds, DEGREE))),
+        expert_parallel_size=max(1, expert_degree(ds)),
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,
-        activation_checkpointing=_is_checkpointed(own, ds, topology),
-        tiled_mlp=_tiles(own.get(TILED_MLP)),
-        tiled_loss=_tiles(own.get(TILED_LOSS)),
-        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, size("stage", 0)),
-        grad_accum_dtype=None if accum is None else DTYPES.get(str(accum).lower()),
+        activation_checkpointing=by_engine or is_asked_of_model(own),
+        tiled_mlp=tiles("tiled_mlp"),
+        tiled_loss=tiles("tiled_loss"),
+        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, stage),
+        grad_accum_dtype=None if accumulated is None else DTYPES.get(str(accumulated).lower()),
         master_dtype=master,
         optimizer_state_dtype=master if get_path(ds, (master, f"{master}_optimizer_states")) else "fp32",
         immediate_grad_update=bool(get_path(ds, ("bf16", "immediate_grad_update"), False)),
@@ -233,51 +261,37 @@ def read_strategy(
     )
 
 
-def _size(zero: Mapping[str, Any], key: str, default: int) -> int:
-    return int(default if zero.get(key) is None else zero[key])
+def autotp_degree(ds: Mapping[str, Any]) -> int:
+    """Ranks that share a layer by DeepSpeed's AutoTP, ``tensor_parallel.autotp_size``; 1: none."""
+    size = get_path(ds, ("tensor_parallel", "autotp_size"))
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
+
+
+def expert_degree(ds: Mapping[str, Any]) -> int:
+    """Ranks that share the experts of a model by DeepSpeed's AutoEP; 0 where it leaves them as they are.
+
+    The replicas are divided into groups of ``expert_parallel.autoep_size``, and each rank of a group holds a part of
+    the experts. The slots do not grow by it: every rank is a replica with its own data.
+    """
+    section = ds.get("expert_parallel")
+    if not isinstance(section, dict) or section.get("enabled") is not True:
+        return 0
+    size = section.get("autoep_size")
+    size = 1 if size is None else size  # DeepSpeed's default
+    return size if isinstance(size, int) and not isinstance(size, bool) else 0
 
 
 def schedule_of(hyperparameters: Mapping[str, Any]) -> tuple[str, int]:
     """The schedule of a pipeline, and its parts a rank, stated or not."""
     schedule, chunks = (hyperparameters.get(name) for name in ("pipe_schedule", "pipe_chunks"))
     schedule = schedule if schedule in SCHEDULES else ONE_F_ONE_B
-    return schedule, chunks if isinstance(chunks, int) else default_chunks(schedule)
-
-
-def _master_dtype(ds: Mapping[str, Any]) -> str:
-    """What the optimizer's copies are kept in. Source: deepspeed 0.19.8 runtime/precision_config.py."""
-    low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
-    return next(low, "fp32")
-
-
-def _device(zero: Mapping[str, Any], what: str) -> str | None:
-    section = zero.get(what)
-    device = section.get("device") if isinstance(section, dict) else None
-    return None if device in (None, "none") else str(device)
-
-
-def _is_checkpointed(hyperparameters: Mapping[str, Any], ds: Mapping[str, Any], topology: Topology) -> bool:
-    """A hyperparameter asks the model for it, or ``pipeline.activation_checkpoint_interval`` a pipeline's engine.
-
-    The JSON's section ``activation_checkpointing`` turns nothing on: it has the options of DeepSpeed's own
-    functions, for a model that calls them.
-
-    Source: deepspeed 0.19.8 ``PipelineEngine.__init__`` in runtime/pipe/engine.py; runtime/activation_checkpointing.
-    """
-    interval = get_path(ds, ("pipeline", INTERVAL))
-    by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
-    return by_engine or is_asked_of_model(hyperparameters)
+    return schedule, chunks if isinstance(chunks, int) and chunks >= 1 else default_chunks(schedule)
 
 
 def is_asked_of_model(hyperparameters: Mapping[str, Any]) -> bool:
     """Whether a hyperparameter asks for activation checkpointing."""
     values = [hyperparameters.get(name) for name in (*SWITCHES, INTERVAL)]
     return any(value.lower() not in OFF if isinstance(value, str) else bool(value) for value in values)
-
-
-def _tiles(stated: object) -> int:
-    """A number of tiles; 1 where none is stated."""
-    return max(1, stated) if isinstance(stated, int) else 1
 
 
 def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> int:
@@ -295,7 +309,43 @@ def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> i
     kind = str(optimizer.get("type", "AdamW")).lower()
     if kind == "muon" and zero_stage in (1, 2):
         return ADAM_STATES
-    params = optimizer.get("params") or {}
-    if kind in ("sgd", "rmsprop") and params.get("momentum"):
-        return OPTIMIZER_STATES[kind] + 1
-    return OPTIMIZER_STATES.get(kind, ADAM_STATES)
+    has_momentum = kind in ("sgd", "rmsprop") and bool((optimizer.get("params") or {}).get("momentum"))
+    return OPTIMIZER_STATES.get(kind, ADAM_STATES) + has_momentum
+
+
+# ------------------------------------------------------------------------------------------- by name
+
+# What a named strategy sets; all else stays as the experiment has it. Those that set pipe_schedule are pipelines, None
+# leaving the order as it is. Beside the fields of Strategy there are `engine`, which is DeepSpeed's or torch's own
+# DistributedDataParallel (ddp), and `slots`, where it is measured on so many whatever the experiment has.
+Named = Mapping[str, Any]
+_ORDER_STAYS = {"pipe_schedule": None}
+_OPTIMIZER, _PARAM = {"offload_optimizer": "cpu"}, {"offload_param": "cpu"}
+# What fits almost any model: pipelines, then the fastest first, which is the one that needs most memory.
+PLAIN: dict[str, Named] = {
+    "pipeline": {**_ORDER_STAYS},
+    "pipeline_zero1": {**_ORDER_STAYS, "zero_stage": 1},
+    **{f"zero{stage}": {"zero_stage": stage} for stage in range(4)},
+    "zero1_offload": {"zero_stage": 1, **_OPTIMIZER},
+    "zero2_offload": {"zero_stage": 2, **_OPTIMIZER},
+    "zero3_offload_optimizer": {"zero_stage": 3, **_OPTIMIZER},
+    "zero3_offload": {"zero_stage": 3, **_OPTIMIZER, **_PARAM},
+}
+FORMS: dict[str, Named] = {
+    **PLAIN,
+    # The experiment's own pipeline in another order; one of as many stages as slots, where it has none.
+    **{schedule: {"pipe_schedule": schedule} for schedule in SCHEDULES},
+    "zeropp": {"zero_stage": 3, "zeropp": True},
+    "ddp": {"engine": "ddp"},
+    "single_gpu_simple": {"slots": 1},
+    "single_gpu_offload": {"zero_stage": 2, **_OPTIMIZER, "slots": 1},
+}
+
+
+def plain_forms(*, has_stages: bool) -> list[Strategy]:
+    """Those of :data:`PLAIN` that are pipelines, or that are not: their ZeRO stages and offloads."""
+    return [
+        Strategy(**{key: value for key, value in form.items() if key != "pipe_schedule"})
+        for form in PLAIN.values()
+        if ("pipe_schedule" in form) == has_stages
+    ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.extensions import NVCC, ops_of
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import check_compilers, cuda_of_torch, is_prebuilt
 from determined_ds.doctor.diagnosis import MISSING
 from determined_ds.doctor.extension_locks import remove_stale, root_of_extensions
+from determined_ds.doctor.extensions import NVCC, ops_of
 from determined_ds.doctor.surroundings import Host
 from determined_ds.errors import Problem
 

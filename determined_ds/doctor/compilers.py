@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from determined_ds.config.deepspeed.extensions import CXX, LIBAIO, NINJA, NVCC
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis
+from determined_ds.doctor.extensions import CXX, LIBAIO, NINJA, NVCC
 from determined_ds.doctor.surroundings import Answer, Host
 
 INSTALL = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.devices import GPU_NODES, ROCM_NODE, num_cores
+from determined_ds.config.layout import Accelerator
+from determined_ds.devices import GPU_NODES, ROCM_NODE
 from determined_ds.doctor.compilers import check_compilers
 from determined_ds.doctor.diagnosis import MISSING, OK, WARNING, Diagnosis, diagnosis
 from determined_ds.doctor.extension_locks import locks_left, root_of_extensions
@@ -25,6 +25,7 @@ from determined_ds.doctor.object_access import check_storage
 from determined_ds.doctor.requirements import Requirements, needs_of
 from determined_ds.doctor.surroundings import Host
 from determined_ds.doctor.versions import check_versions
+from determined_ds.protocol.cores import num_cores
 
 
 def examine(host: Host, config: Path | None, accelerator: str | None = None) -> list[Diagnosis]:

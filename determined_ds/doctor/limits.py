@@ -54,7 +54,7 @@ def _enough(number: int, wanted: int, least: int) -> str:
 
 
 def check_memory(*, ranks: int, limit_files: tuple[str, ...] = MEMORY_LIMITS) -> Diagnosis:
-    """Memory that is left to this container. ``det-ds estimate`` computes what a model takes."""
+    """Memory that is left to this container. ``det-ds check --memory`` computes what a model takes."""
     free = psutil.virtual_memory().available
     granted = min((limit for limit in map(_limit, limit_files) if limit is not None), default=None)
     found = f"{format_bytes(free)} are available"

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.extensions import CXX, NVCC, ops_of
-from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.loggers import missing_loggers
-from determined_ds.config.resolve import Where
+from determined_ds.check.trial import check_entrypoint
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.resolve import Where, missing_packages
 from determined_ds.devices import kind_of_device
 from determined_ds.doctor.compilers import is_prebuilt
+from determined_ds.doctor.extensions import CXX, NVCC, ops_of
 from determined_ds.errors import Problem
-from determined_ds.experiment.code_check import check_entrypoint
 from determined_ds.experiment.decide import decide_stated, read_document
 from determined_ds.experiment.experiment import parse_experiment
 from determined_ds.experiment.variables import variables_for
@@ -78,7 +76,7 @@ def needs_of(config: Path, context_dir: Path, accelerator: Accelerator) -> Requi
         slots=experiment.slots,
         workers=workers if isinstance(workers, int) else 0,
         tools=tools,
-        packages=(*(missing_packages(resolved.ds) if resolved else ()), *missing_loggers(point)),
+        packages=tuple(missing_packages(resolved.ds if resolved else None, point)),
         storage=storage if isinstance(storage, dict) else None,
         variables=variables_for(document, kind_of_device(accelerator)).values,
     )

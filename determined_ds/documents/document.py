@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem
+from determined_ds.errors import NOT_GIVEN, ConfigError, Origin, Problem, shown
 
 KeyPath = tuple[str | int, ...]
+Place = tuple[int, int]  # line and column in a file, both counted from 1
 MAX_UNKNOWN = 20
-MAX_WORD = 100
 AS_WRITTEN: Any = object()
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a key stands in its file; both count from 1."""
-
-    line: int
-    column: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +60,18 @@ class Document:
         return {}
 
     def _origin(self, path: KeyPath) -> Origin:
-        for end in range(len(path), 0, -1) if self.overwrites else ():
-            if path[:end] in self.overwrites:
-                origin = self.overwrites[path[:end]]
-                return origin if isinstance(origin, Origin) else Origin(origin)
-        if path not in self.places:  # a mapping that an overwrite of something in it has made
+        upwards = [path[:end] for end in range(len(path), 0, -1)]
+        over = next((self.overwrites[each] for each in upwards if each in self.overwrites), None)
+        if (
+            over is None and path not in self.places
+        ):  # a mapping that an overwrite of something in it has made
             inside = (key for key in self.overwrites if len(key) > len(path) and key[: len(path)] == path)
-            made_by = self.overwrites.get(next(inside, ()))
-            if made_by is not None:
-                return made_by if isinstance(made_by, Origin) else Origin(made_by)
-        for end in range(len(path), 0, -1):
-            place = self.places.get(path[:end])
-            if place is not None:
-                return _origin(self.name, place)
+            over = self.overwrites.get(next(inside, ()))
+        if over is not None:
+            return over if isinstance(over, Origin) else Origin(over)
+        for each in upwards:
+            if each in self.places:
+                return _origin(self.name, self.places[each])
         return Origin(self.name, file=self.name if self.places else "")
 
     def holding(self, data: dict[str, Any]) -> Document:
@@ -97,7 +89,7 @@ class Document:
     def get(self, path: KeyPath, default: Any = None) -> Any:
         """The value at ``path``, or ``default`` where any step of it is missing."""
         data: Any = self.data
-        for step in path:
+        for step in path:  # asked a hundred times a point
             if not isinstance(data, dict):
                 return get_path(self.data, path, default)
             if step not in data:
@@ -133,11 +125,8 @@ class Document:
             return {key[length:]: item for key, item in table.items() if key[:length] == path and key != path}
 
         # An overwrite of an ancestor covers everything below it.
-        covering: dict[KeyPath, str] = {
-            (key,): self.origin((*path, key))
-            for key in value
-            if any((*path, key)[:end] in self.overwrites for end in range(1, length + 1))
-        }
+        is_covered = any(path[:end] in self.overwrites for end in range(1, length + 1))
+        covering: dict[KeyPath, str] = {(key,): self.origin((*path, key)) for key in value if is_covered}
         return Document(
             name=self.name,
             data=value,
@@ -227,26 +216,26 @@ def _leaves(value: Any, path: KeyPath, over: Any) -> Iterator[tuple[KeyPath, Any
 def _origin(name: str, place: Place) -> Origin:
     if name.startswith("--"):  # the value of a flag
         return Origin(name)
-    return Origin(f"{name}:{place.line}", file=name, line=place.line, column=place.column)
+    return Origin(f"{name}:{place[0]}", file=name, line=place[0], column=place[1])
 
 
 def refusal(name: str, message: str, fix: str = "", place: Place | None = None) -> ConfigError:
     """The error of a text that cannot be read, with its place where that is known."""
     origin = Origin(name, file="" if name.startswith("--") else name)
     if place:
-        origin = _origin(name, place).reworded(f"{name}:{place.line}:{place.column}")
+        origin = _origin(name, place).reworded(f"{name}:{place[0]}:{place[1]}")
     return ConfigError(Problem(key="", origin=origin, message=message, fix=fix, code="unreadable"))
 
 
 def repeated(name: str, path: KeyPath, first: Place, again: Place, fix: str = "keep one of them") -> Problem:
     """The problem of a key that is given twice."""
+    message = f"given twice, on lines {first[0]} and {again[0]}"
     return Problem(
-        key=dotted(path),
-        message=f"given twice, on lines {first.line} and {again.line}",
-        origin=_origin(name, again),
-        fix=fix,
-        code="duplicate-key",
+        key=dotted(path), message=message, origin=_origin(name, again), fix=fix, code="duplicate-key"
     )
+
+
+# ------------------------------------------------------------------------------------------- names and paths
 
 
 def words(text: str) -> frozenset[str]:
@@ -260,28 +249,22 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of plain data that shares no mapping and no list with it."""
+    """A copy of plain data that shares no mapping and no list with it; faster than ``copy.deepcopy``."""
     kind = type(value)
     if kind is dict:
         return {key: plain_copy(item) for key, item in value.items()}
     if kind is list:
         return [plain_copy(item) for item in value]
-    return value if kind in _SCALARS else copy.deepcopy(value)
-
-
-_SCALARS = frozenset((str, int, float, bool, type(None)))
+    return value if kind in (str, int, float, bool, type(None)) else copy.deepcopy(value)
 
 
 def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
     """The value at ``path`` in nested mappings and lists, or ``default``."""
     for step in path:
-        if isinstance(data, dict):
-            if step not in data:
-                return default
-        elif isinstance(data, list):
+        if isinstance(data, list):
             if step not in range(len(data)):
                 return default
-        elif not isinstance(data, Mapping) or step not in data:
+        elif not isinstance(data, (dict, Mapping)) or step not in data:
             return default
         data = data[step]
     return data
@@ -289,7 +272,7 @@ def get_path(data: Any, path: KeyPath, default: Any = None) -> Any:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word nearest to ``word``; None where none is near."""
-    if len(word) > MAX_WORD:
+    if len(word) > 100:
         return None
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
@@ -357,3 +340,49 @@ def known_here(known: list[str]) -> str:
     if len(known) <= 16:
         return f"known here: {', '.join(known)}"
     return "remove it, or look the name up in the documentation"
+
+
+# ------------------------------------------------------------------------------------------- what differs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A key whose value is another one now; ``NOT_GIVEN`` where it was, or is, absent."""
+
+    path: KeyPath
+    was: Any
+    now: Any
+
+    @property
+    def key(self) -> str:
+        return dotted(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {in_words(self.was)} -> {in_words(self.now)}"
+
+
+def differences(was: Any, now: Any, path: KeyPath = ()) -> Iterator[Difference]:
+    """Every leaf that differs between two mappings. A null counts as absent, 1 and 1.0 are the same.
+
+    Args:
+        was: Plain data.
+        now: Plain data.
+        path: Where both were found.
+    """
+    was, now = (NOT_GIVEN if value is None or value == {} else value for value in (was, now))
+    if isinstance(was, dict) or isinstance(now, dict):
+        one, other = (value if isinstance(value, dict) else {} for value in (was, now))
+        if was is NOT_GIVEN or now is NOT_GIVEN or (isinstance(was, dict) and isinstance(now, dict)):
+            for key in sorted({*one, *other}, key=str):
+                yield from differences(one.get(key), other.get(key), (*path, key))
+            return
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (was, now))
+    if was != now if numbers else repr(was) != repr(now):
+        yield Difference(path=path, was=was, now=now)
+
+
+def in_words(value: Any) -> str:
+    """A value as messages about a change put it."""
+    if value is NOT_GIVEN:
+        return "not given"
+    return shown(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)

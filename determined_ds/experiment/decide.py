@@ -1,25 +1,23 @@
-"""CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig, for every command."""
+"""What will run: CONFIG and CONTEXT_DIR -> Experiment -> ResolvedConfig of a command; of a task, in its ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from determined_ds.config.deepspeed.packages import missing_packages
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.config.loggers import missing_loggers
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where, resolve
+from determined_ds.config.params import parse_hyperparameters, stated_seed
+from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages, resolve
 from determined_ds.documents.document import Document
-from determined_ds.documents.reading import read_yaml
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
+from determined_ds.documents.files import read_yaml
+from determined_ds.errors import NOT_GIVEN, ConfigError, DataError, Problem, TrialError
 from determined_ds.experiment.experiment import Experiment, with_override
-from determined_ds.experiment.secrets import restored
-from determined_ds.experiment.space.exponents import exponents
+from determined_ds.experiment.secrets import placeholders_left, restored
+from determined_ds.experiment.space import odd_exponents
 
 T = TypeVar("T")
 
@@ -79,10 +77,10 @@ def read_document(
     Raises:
         ConfigError: there is no such file or folder, or it cannot be read.
     """
-    found = Problems()
     if config.is_dir() and context_dir.is_file():
         fix = f"the configuration comes first: det-ds {command} {context_dir} {config}"
         raise ConfigError(Problem(key="CONFIG", value=str(config), message="is a folder", fix=fix))
+    found = Problems()
     if not context_dir.is_dir():
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
@@ -119,10 +117,10 @@ def with_flags(
     return document
 
 
-def decide(
+def decide_stated(
     experiment: Experiment, hyperparameters: Document, where: Where, *, here: bool = False
-) -> ResolvedConfig:
-    """What will run at one point of an experiment's search space.
+) -> ResolvedConfig | None:
+    """What will run at one point; None where the code of a script, or of a trial in Determined's own form, decides it.
 
     Args:
         experiment: Its slots count, where ``where`` states none.
@@ -134,45 +132,18 @@ def decide(
         ConfigError: every reason why it cannot run.
     """
     found = Problems()
-    given = found.of(lambda: parse_hyperparameters(hyperparameters))
-    if given is not None and given.fit.max_length is None and experiment.script is None:
-        found.problems.append(no_length(hyperparameters))
-    resolved = found.of(lambda: resolve(hyperparameters, on_slots_of(experiment, where)))
-    if here and resolved is not None:
-        found.problems += missing_packages(resolved.ds)
-        found.problems += missing_loggers(hyperparameters)
-    found.raise_any()
-    assert resolved is not None
-    odd = exponents(experiment.space.axes, experiment.document)
-    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings)) if odd else resolved
-
-
-def decide_stated(
-    experiment: Experiment, hyperparameters: Document, where: Where, *, here: bool = False
-) -> ResolvedConfig | None:
-    """As :func:`decide`; None where the code of a script, or of a trial in Determined's own form, decides the batch.
-
-    Args:
-        experiment: As for :func:`decide`, like the others.
-        hyperparameters: The point.
-        where: Where it trains.
-        here: Whether on this machine.
-
-    Raises:
-        ConfigError: every reason why it cannot run.
-    """
-    found = Problems()
-    resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
-    if resolved is not None or experiment.states_all:
-        return decide(experiment, hyperparameters, where, here=here)
-    if experiment.is_legacy:
+    if experiment.script is None:
         given = found.of(lambda: parse_hyperparameters(hyperparameters))
         if given is not None and given.fit.max_length is None:
             found.problems.append(no_length(hyperparameters))
+    resolved = found.of(lambda: resolve_stated(experiment, hyperparameters, where))
     if here:
-        found.problems += missing_loggers(hyperparameters)
+        found.problems += missing_packages(resolved.ds if resolved else None, hyperparameters)
     found.raise_any()
-    return None
+    if resolved is None:
+        return None
+    odd = odd_exponents(experiment.document, experiment.space)
+    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings))
 
 
 def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Where) -> ResolvedConfig | None:
@@ -196,8 +167,14 @@ def resolve_stated(experiment: Experiment, hyperparameters: Document, where: Whe
             problems = [each for each in error.problems if each.code not in LEFT_OPEN]
             if problems:
                 raise ConfigError(problems, error.warnings) from None
-    if problems := _too_many_ranks(experiment, where):
-        raise ConfigError(problems)
+    most = where.accelerator.max_ranks * where.machines
+    if (where.slots or 0) > most:
+        path, fix = ("resources", "slots_per_trial"), f"use --slots {most} or fewer"
+        message = f"this machine carries {most} ranks on {where.accelerator.name}"
+        problem = experiment.document.problem(
+            path, message, fix, "more-ranks-than-devices", value=where.slots
+        )
+        raise ConfigError(problem)
     return None
 
 
@@ -207,18 +184,6 @@ def left_open(experiment: Experiment) -> Problem:
     message = f"{whose} decides batch and strategy: they are not known before it runs"
     fix = "state hyperparameters.deepspeed_config and global_batch_size"
     return experiment.document.problem(("entrypoint",), message, fix, "left-open", value=NOT_GIVEN)
-
-
-def _too_many_ranks(experiment: Experiment, where: Where) -> list[Problem]:
-    most = where.accelerator.max_ranks * where.machines
-    if (where.slots or 0) <= most:
-        return []
-    message = f"this machine carries {most} ranks on {where.accelerator.name}"
-    path = ("resources", "slots_per_trial")
-    problem = experiment.document.problem(
-        path, message, f"use --slots {most} or fewer", "more-ranks-than-devices"
-    )
-    return [dataclasses.replace(problem, value=where.slots)]
 
 
 def on_slots_of(experiment: Experiment, where: Where) -> Where:
@@ -233,3 +198,108 @@ def no_length(hyperparameters: Document) -> Problem:
     """The problem of hyperparameters without ``fit.max_length``."""
     message, fix = "missing: nothing says how long to train", "write fit: {max_length: {batches: 200}}"
     return hyperparameters.problem(("fit", "max_length"), message, fix, "max-length", value=NOT_GIVEN)
+
+
+# ------------------------------------------------------------------------------------------------- a task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be trained, whatever it was read from.
+
+    Args:
+        hyperparameters: One point of the search space.
+        exp_conf: The experiment's configuration; None where there is none.
+        seed: Of the trial.
+        steps_completed: By the processes before.
+        on_cluster: Whether a cluster runs it.
+        has_hyperparameters: Whether any were given, if only an empty mapping.
+    """
+
+    hyperparameters: Document
+    exp_conf: dict[str, Any] | None
+    seed: int
+    steps_completed: int = 0
+    on_cluster: bool = False
+    has_hyperparameters: bool = True
+
+    def _searcher(self, key: str, default: Any) -> Any:
+        value = ((self.exp_conf or {}).get("searcher") or {}).get(key)
+        return default if value is None else value  # a master writes null for what is not stated
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self._searcher("name", "single") != "single")
+
+    @property
+    def metric(self) -> str:
+        return str(self._searcher("metric", ""))
+
+    @property
+    def smaller_is_better(self) -> bool:
+        return bool(self._searcher("smaller_is_better", True))
+
+    @property
+    def slots(self) -> int | None:
+        """``resources.slots_per_trial``, where the experiment says it."""
+        slots = ((self.exp_conf or {}).get("resources") or {}).get("slots_per_trial")
+        return max(1, slots) if isinstance(slots, int) else None  # of none, one process runs all the same
+
+    @property
+    def slots_origin(self) -> str:
+        """Where the number of ranks comes from."""
+        return "resources.slots_per_trial" if self.on_cluster else "the launched ranks"
+
+    def drops_point(self, error: BaseException) -> bool:
+        """Whether the searcher should drop this point because of an error, since another point may run."""
+        is_of_point = isinstance(error, ConfigError) and not isinstance(error, (DataError, TrialError))
+        return self.on_cluster and self.is_search and is_of_point
+
+
+def task_of_cluster(
+    hparams: Mapping[str, Any], config: dict[str, Any], *, seed: int, steps_completed: int
+) -> Task:
+    """The task of a trial on a cluster.
+
+    Args:
+        hparams: The trial's hyperparameters.
+        config: The experiment's configuration.
+        seed: Of the trial, as the searcher drew it; ``hyperparameters.trial_seed`` replaces it.
+        steps_completed: By the trial's processes before.
+
+    Raises:
+        ConfigError: a secret of the configuration was not filled in.
+    """
+    if left := placeholders_left(Document(name="the experiment", data=config)):
+        raise ConfigError(left)
+    return Task(
+        hyperparameters=hyperparameters_of(hparams),
+        exp_conf=config,
+        seed=stated_seed(hparams, seed),
+        steps_completed=steps_completed,
+        on_cluster=True,
+    )
+
+
+def hyperparameters_of(hparams: Mapping[str, Any] | None) -> Document:
+    """Hyperparameters that come from no file."""
+    return Document(name="hyperparameters", data=dict(hparams or {}), prefix="hyperparameters")
+
+
+def decide_task(task: Task, where: Where) -> ResolvedConfig:
+    """What will run.
+
+    Args:
+        task: What is to be trained.
+        where: On how many ranks, and what they compute on.
+
+    Raises:
+        ConfigError: every reason why it cannot run.
+    """
+    resolved = resolve(task.hyperparameters, where)
+    if missing := missing_packages(resolved.ds, task.hyperparameters):
+        raise ConfigError(missing)
+    # Elsewhere det-ds run has reported them.
+    stated = Document(name="the experiment", data=task.exp_conf or {})
+    odd = odd_exponents(stated) if task.on_cluster else []
+    return dataclasses.replace(resolved, warnings=(*odd, *resolved.warnings))

@@ -1,4 +1,7 @@
-"""The entrypoint of an experiment: a trial or a script, with any of Determined's launchers before it."""
+"""The entrypoint of an experiment: a trial or a script, with any of Determined's launchers before it.
+
+Source: ``determined/exec/launch.py`` and ``determined/launch`` of 0.38.1.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from determined_ds.documents.document import nearest
-from determined_ds.documents.values import kind_of
+from determined_ds.documents.document import Document, nearest
+from determined_ds.documents.text import kind_of
 from determined_ds.errors import EntrypointError, Problem
 
 ENTRYPOINT_FORM = (
@@ -20,25 +23,20 @@ SCRIPT_FORM = "python3 -m determined.launch.torch_distributed python3 train.py"
 # Options of determined_ds.train that change what an experiment is.
 PIPELINE_TRIAL, MEASURE = "--pipeline-trial", "--measure"
 TRAIN = "determined_ds.train"
-# Modules that start the ranks of a task. Source: ``determined/launch`` of 0.38.1.
-LAUNCHERS = (
-    "determined.launch.torch_distributed",
-    "determined.launch.deepspeed",
-    "determined_ds.launch.deepspeed",
-)
+# Modules that start the ranks of a task.
+TORCH, DEEPSPEED = "determined.launch.torch_distributed", "determined.launch.deepspeed"
 WRAPPER = "determined.launch.wrap_rank"  # VARIABLE -- COMMAND
 HARNESS = "determined.exec.harness"  # runs a trial class
-OTHER_LAUNCHERS = ("determined.launch.horovod", "determined.launch.tensorflow")
-# Programs that would start ranks a second time.
+# Programs and modules that would start ranks a second time.
 STARTS_RANKS = ("torchrun", "deepspeed", "accelerate", "mpirun", "mpiexec", "srun", "horovodrun")
 STARTING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher", "accelerate")
 WORD = r"[^\W\d]\w*"
 CLASS = re.compile(rf"{WORD}(?:\.{WORD})*:{WORD}")
 PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-# Options of Python that take a value in the next word.
-PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
-ASSIGNMENT = re.compile(rf"{WORD}=")
+PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")  # options of Python with a value in the next word
 SHELL = frozenset("&|;<>()`")
+# Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
+LARGE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +100,15 @@ def read_entrypoint(entrypoint: Any) -> Entrypoint:
 
     Raises:
         EntrypointError: it is missing, or runs neither a trial nor a script of Python.
-
-    Source: ``determined/exec/launch.py`` and ``determined/launch`` of 0.38.1.
     """
     words = _words(entrypoint)
     if TRAIN in words:
-        return _trained(words[words.index(TRAIN) + 1 :])
+        rest = words[words.index(TRAIN) + 1 :]
+        if not rest:
+            _refuse(f"names no trial after {TRAIN}")
+        if not CLASS.fullmatch(rest[0]):
+            _refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after {TRAIN}")
+        return TrialEntrypoint(trial=rest[0], options=tuple(rest[1:]))
     if len(words) == 1 and CLASS.fullmatch(words[0]):
         if isinstance(entrypoint, list):
             _refuse("a list names a program and its arguments", fix=f"write it as a string: {words[0]}")
@@ -129,12 +130,8 @@ def _words(entrypoint: Any) -> list[str]:
         operators = [word for word in shlex.shlex(entrypoint, posix=True, punctuation_chars=True) if word]
     except ValueError as error:
         _refuse(f"cannot be split into words: {error}")
-    if TRAIN in words:
-        return words
-    found = next((word for word in operators if set(word) <= SHELL), None)
-    if found is None and "$" in entrypoint:
-        found = "$"
-    if found is not None:
+    found = next((word for word in operators if set(word) <= SHELL), "$" if "$" in entrypoint else None)
+    if found is not None and TRAIN not in words:
         _refuse(
             f"has {found!r}, which only a shell understands; here the ranks run Python directly",
             fix="write one command, e.g. python3 train.py; what comes before it belongs in startup-hook.sh",
@@ -142,72 +139,45 @@ def _words(entrypoint: Any) -> list[str]:
     return words
 
 
-def _trained(rest: list[str]) -> TrialEntrypoint:
-    if not rest:
-        _refuse(f"names no trial after {TRAIN}")
-    if not CLASS.fullmatch(rest[0]):
-        _refuse(f"{rest[0]!r} is not MODULE:CLASS, which comes right after {TRAIN}")
-    return TrialEntrypoint(trial=rest[0], options=tuple(rest[1:]))
-
-
 def _of_command(words: list[str]) -> Entrypoint:
-    """What is run by ``python3 [-m LAUNCHER ...] ...``."""
+    """What ``python3 [-m LAUNCHER [OPTIONS --]] ... (--trial MODULE:CLASS | FILE | -m MODULE)`` runs."""
     program, *rest = words
-    _check_program(program)
+    name = PurePath(program).name
+    if re.match(rf"{WORD}=", program) or name == "env":
+        fix = "state them in environment.environment_variables, and begin with python3"
+        _refuse("sets environment variables", fix=fix)
+    if name in STARTS_RANKS:
+        _refuse_ranks(name)
+    if not PYTHON.fullmatch(name):
+        fix = f"write: python3 {program}" if name.endswith(".py") else f"write: {SCRIPT_FORM}"
+        _refuse(f"runs {program}, not Python", fix=fix)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         rest = rest[2:] if rest[0] in PYTHON_VALUES else rest[1:]
     if not rest or rest[0] in ("-c", "-"):
         _refuse("names no file for Python to run")
     if rest[0] != "-m":
-        return _script(rest)
+        if CLASS.fullmatch(rest[0]):
+            _refuse(f"{rest[0]!r} is a class, not a file")
+        return ScriptEntrypoint(words=tuple(rest))
     if len(rest) == 1:
         _refuse("names no module after -m")
     module, *arguments = rest[1:]
-    if module in LAUNCHERS:
-        return _launched(module, arguments)
     if module == WRAPPER and len(arguments) > 1:
         return _of_command([word for word in arguments[1:] if word != "--"])
     if module == HARNESS:
         return _legacy(arguments)
-    return _module(rest)
-
-
-def _check_program(program: str) -> None:
-    name = PurePath(program).name
-    if PYTHON.fullmatch(name):
-        return
-    if ASSIGNMENT.match(program) or name == "env":
-        _refuse(
-            "sets environment variables",
-            fix="state them in environment.environment_variables, and begin with python3",
-        )
-    if name in STARTS_RANKS:
-        _refuse_ranks(name)
-    fix = f"write: python3 {program}" if name.endswith(".py") else f"write: {SCRIPT_FORM}"
-    _refuse(f"runs {program}, not Python", fix=fix)
-
-
-def _refuse_ranks(name: str) -> NoReturn:
-    _refuse(
-        f"starts ranks by {name}; they are started by Determined's launcher, one for each slot",
-        fix=f"write: {SCRIPT_FORM}, and the number of ranks as resources.slots_per_trial",
-    )
-
-
-def _launched(launcher: str, arguments: list[str]) -> Entrypoint:
-    """What one of Determined's launchers runs: ``[OVERRIDES --] (--trial MODULE:CLASS | COMMAND)``."""
-    if "--" in arguments and (launcher == LAUNCHERS[0] or arguments[0] == "--"):
+    if module not in (TORCH, DEEPSPEED):
+        return _module(rest)
+    if "--" in arguments and (module == TORCH or arguments[0] == "--"):
         arguments = arguments[arguments.index("--") + 1 :]
     if not arguments:
-        _refuse(f"names nothing to run after {launcher}")
-    first = arguments[0]
+        _refuse(f"names nothing to run after {module}")
+    first, equals, trial = arguments[0].partition("=")
     if first == "--trial":
-        return _legacy(arguments[1:])
-    if first.startswith("--trial="):
-        return _legacy([first.removeprefix("--trial="), *arguments[1:]])
+        return _legacy([*([trial] if equals else []), *arguments[1:]])
     if first.startswith("-"):
-        fix = f"write -- between them and the command: {LAUNCHERS[0]} {first} ... -- python3 train.py"
-        _refuse(f"{first!r} is not an option of {launcher}", fix=fix)
+        fix = f"write -- between them and the command: {TORCH} {arguments[0]} ... -- python3 train.py"
+        _refuse(f"{arguments[0]!r} is not an option of {module}", fix=fix)
     return _of_command(arguments)
 
 
@@ -220,21 +190,13 @@ def _legacy(words: list[str]) -> TrialEntrypoint:
     return TrialEntrypoint(trial=words[0], legacy=True)
 
 
-def _script(words: list[str]) -> ScriptEntrypoint:
-    if CLASS.fullmatch(words[0]):
-        _refuse(f"{words[0]!r} is a class, not a file", fix=f"write: {ENTRYPOINT_FORM}")
-    return ScriptEntrypoint(words=tuple(words))
-
-
 def _module(rest: list[str]) -> ScriptEntrypoint:
+    """``-m MODULE ...`` that is none of Determined's launchers."""
     module = rest[1]
-    if module in OTHER_LAUNCHERS:
-        _refuse(f"{module} starts no ranks for DeepSpeed", fix=f"write: {SCRIPT_FORM}")
     if any(module == each or module.startswith(f"{each}.") for each in STARTING_MODULES):
         _refuse_ranks(module)
-    own = module.split(".")[0]
-    if own in ("determined", "determined_ds"):
-        guess = nearest(module, [TRAIN, *LAUNCHERS])
+    if module.split(".")[0] in ("determined", "determined_ds"):
+        guess = nearest(module, [TRAIN, TORCH, DEEPSPEED])
         hint = f"did you mean {guess}? " if guess else ""
         _refuse(f"{module} runs neither a trial nor a script", fix=f"{hint}write: {ENTRYPOINT_FORM}")
     if len(rest) > 2 and CLASS.fullmatch(rest[2]) and "." in module and nearest(module, [TRAIN]):
@@ -242,5 +204,45 @@ def _module(rest: list[str]) -> ScriptEntrypoint:
     return ScriptEntrypoint(words=tuple(rest))
 
 
+def _refuse_ranks(name: str) -> NoReturn:
+    _refuse(
+        f"starts ranks by {name}; they are started by Determined's launcher, one for each slot",
+        fix=f"write: {SCRIPT_FORM}, and the number of ranks as resources.slots_per_trial",
+    )
+
+
 def _refuse(message: str, *, fix: str = f"write: {ENTRYPOINT_FORM}") -> NoReturn:
     raise EntrypointError(Problem(key="entrypoint", message=message, fix=fix))
+
+
+def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
+    """A warning where ranks on other machines would be started by Determined's launcher of DeepSpeed.
+
+    It sends the environment as text through a shell: values with quotes, ``$`` or parentheses are changed or end the
+    launch, and all of them are logged.
+
+    Args:
+        entrypoint: Of an experiment that spans machines: a command, or a list of words.
+        origin: Where it is stated.
+    """
+    said = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
+    if not re.search(rf"(?<![\w.]){re.escape(DEEPSPEED)}(?![\w.])", said):
+        return None
+    return Problem(
+        key="entrypoint",
+        origin=origin,
+        message=f"on several machines {DEEPSPEED} changes environment variables that have quotes, $ or "
+        "parentheses, or fails, and logs all of them, tokens included",
+        fix=f"use {TORCH} in its place",
+        code="launcher-machines",
+    )
+
+
+def launcher_problems(document: Document) -> list[Problem]:
+    """That warning, for an experiment with more slots than a large machine has."""
+    slots = document.get(("resources", "slots_per_trial"))
+    stays = document.get(("resources", "is_single_node")) is True
+    if stays or not isinstance(slots, int) or slots <= LARGE:
+        return []
+    found = launcher_problem(document.get(("entrypoint",)), document.origin(("entrypoint",)))
+    return [found] if found else []

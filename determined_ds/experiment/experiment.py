@@ -1,4 +1,9 @@
-"""A Determined experiment YAML -> Experiment: the part of it that decides a run."""
+"""A Determined experiment YAML -> Experiment: the part of it that decides a run.
+
+The way of a value::
+
+    YAML -> Document, --set laid over it -> Determined's schemas -> entrypoint, search space -> Experiment
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from determined_ds.config.aliases import IN_YAML
-from determined_ds.config.hyperparameters import OWN_KEYS, stated_seed
-from determined_ds.documents.document import Document, KeyPath, one_of, words
-from determined_ds.documents.reading import parse_yaml_value, read_yaml
-from determined_ds.documents.values import Findings
+from determined_ds.config.keys import ignored_keys
+from determined_ds.config.params import stated_seed
+from determined_ds.documents.document import Document, KeyPath
+from determined_ds.documents.files import read_yaml
+from determined_ds.documents.text import parse_yaml_value
 from determined_ds.errors import ConfigError, EntrypointError, Problem
-from determined_ds.experiment.additions import added_to
 from determined_ds.experiment.entrypoint import (
     MEASURE,
     PIPELINE_TRIAL,
@@ -23,40 +27,23 @@ from determined_ds.experiment.entrypoint import (
     TrialEntrypoint,
     read_entrypoint,
 )
-from determined_ds.experiment.legacy import with_fit
-from determined_ds.experiment.secrets import restored
-from determined_ds.experiment.space.master_random import first_trial_seed
-from determined_ds.experiment.space.space import SearchSpace, read_space
+from determined_ds.experiment.schema import LARGEST_SEED, faults_of, in_words, keys_of
+from determined_ds.experiment.secrets import masked_override, restored
+from determined_ds.experiment.space import SPEC_FIELDS, SearchSpace, first_trial_seed, read_space
 
-# The fields of Determined 0.38.1's experiment configuration (its schema expconf/v0/experiment.json).
-EXPERIMENT_KEYS = words("""
-    bind_mounts checkpoint_policy checkpoint_storage data data_layer debug description entrypoint
-    environment hyperparameters integrations internal labels log_policies max_restarts
-    min_checkpoint_period min_validation_period name optimizations pbs perform_initial_validation
-    preemption_timeout profiling project records_per_epoch reproducibility resources retention_policy
-    scheduling_unit searcher security slurm tensorboard_storage workspace""")
-RESOURCES_KEYS = words("""
-    agent_label devices is_single_node max_slots native_parallel priority resource_pool shm_size slots
-    slots_per_trial weight""")
-REPRODUCIBILITY_KEYS = frozenset({"experiment_seed"})
-ENVIRONMENT_KEYS = words("""
-    add_capabilities drop_capabilities environment_variables force_pull_image image pod_spec ports proxy_ports
-    registry_auth""")
-PROFILING_KEYS = words("begin_on_batch enabled end_after_batch sync_timings")
-SEARCHER_KEYS = words("""
-    bracket_rungs divisor max_concurrent_trials max_length max_rungs max_time max_trials metric mode name
-    num_rungs smaller_is_better source_checkpoint_uuid source_trial_id stop_once time_metric""")
-# Hyperparameters of this library that are easily written one level too high.
-ELSEWHERE = {
-    **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
-    **{key: f"resources.{key}" for key in RESOURCES_KEYS | added_to("resources").keys()},
-    **{key: f"searcher.{key}" for key in SEARCHER_KEYS - {"name"}},
-    "experiment_seed": "reproducibility.experiment_seed",
-    **IN_YAML,
-}
-SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
-LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
+T = TypeVar("T", str, int, bool, dict[str, Any])
 COERCED_TO_LIST = ("bind_mounts",)  # _CONFIG_PATHS_COERCE_TO_LIST in determined 0.38.1's cli/ntsc.py
+
+# Key of the experiment -> argument of fit, of a trial in Determined's own form. Source: ``_run_deepspeed_trial`` in
+# determined 0.38.1's ``exec/harness.py``; ``TrainUnit._from_values`` in its ``pytorch/_pytorch_trial.py``.
+FIT_KEYS: dict[KeyPath, str] = {
+    ("searcher", "max_length"): "max_length",
+    ("min_validation_period",): "validation_period",
+    ("min_checkpoint_period",): "checkpoint_period",
+    ("checkpoint_policy",): "checkpoint_policy",
+    ("perform_initial_validation",): "step_zero_validation",
+    ("scheduling_unit",): "reporting_period",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +117,7 @@ class Experiment:
         return options[named] if named < len(options) else self.trial
 
     def trained(self, pipe_parallel_size: int) -> str:
-        """The trial for a number of pipeline stages.
-
-        Args:
-            pipe_parallel_size: Pipeline stages, >= 1; 1 without a pipeline.
-
-        Returns:
-            ``MODULE:CLASS``.
-        """
+        """``MODULE:CLASS`` of the trial for a number of pipeline stages, 1 without a pipeline."""
         return self.pipeline_trial if pipe_parallel_size > 1 else self.trial
 
     @property
@@ -146,17 +126,14 @@ class Experiment:
         return MEASURE in self.train_options
 
     def at(self, point: dict[str, Any]) -> Document:
-        """The hyperparameters of a point of :attr:`space`; all points share one table of places.
+        """The hyperparameters of a point of :attr:`space`, with their places in the YAML.
 
         Args:
-            point: As :meth:`SearchSpace.at` gives it.
-
-        Returns:
-            The hyperparameters, with their places in the YAML.
+            point: As :meth:`SearchSpace.at` gives it. All points share one table of places.
         """
         if not self.is_legacy:
             return self.hyperparameters.holding(point)
-        return with_fit(self.hyperparameters.holding(point), self.document)[0]
+        return _with_fit(self.hyperparameters.holding(point), self.document)[0]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -184,32 +161,54 @@ def load_experiment(path: Path, overrides: Iterable[str] = (), *, name: str | No
     return parse_experiment(document)
 
 
-def with_override(document: Document, override: str, flag: str = "--set") -> Document:
-    """Lay one ``KEY=VALUE`` over a document, with the meaning ``det`` gives to ``--config``.
+def read_override(override: str, flag: str = "--set") -> tuple[KeyPath, Any]:
+    """The path and the value of a ``KEY=VALUE``: one with commas that is no ``[...]`` or ``{...}`` is a list.
 
-    Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``: a value with commas that is
-    no ``[...]`` or ``{...}`` is a list; a mapping is merged, all else replaces.
+    Raises:
+        ConfigError: it is not KEY=VALUE, or the value is not YAML.
+
+    Source: ``parse_config_overrides`` in determined 0.38.1's ``cli/ntsc.py``.
     """
     key, equals, text = override.partition("=")
     path: KeyPath = tuple(key.split("."))
     if not equals or not all(path):
-        problem = Problem(
-            key=f"{flag} {override}",
-            message="is not KEY=VALUE",
-            fix="write e.g. hyperparameters.fit.max_length.batches=10",
-        )
-        raise ConfigError(problem)
+        fix = "write e.g. hyperparameters.fit.max_length.batches=10"
+        raise ConfigError(Problem(key=f"{flag} {override}", message="is not KEY=VALUE", fix=fix))
     if "," in text and not text.startswith(("[", "{")):
-        value: Any = [parse_yaml_value(part, f"{flag} {key}") for part in text.split(",")]
-    else:
-        value = parse_yaml_value(text, f"{flag} {key}")
-        if key in COERCED_TO_LIST and not text.startswith("["):
-            value = [value]
-    return document.overwritten(path, value, f"{flag} {override}")
+        return path, [parse_yaml_value(part, f"{flag} {key}") for part in text.split(",")]
+    value = parse_yaml_value(text, f"{flag} {key}")
+    return path, [value] if key in COERCED_TO_LIST and not text.startswith("[") else value
+
+
+def with_override(document: Document, override: str, flag: str = "--set") -> Document:
+    """Lay one ``KEY=VALUE`` over a document, with the meaning ``det`` gives to ``--config``.
+
+    A mapping is merged, all else replaces.
+
+    Raises:
+        ConfigError: it is not KEY=VALUE, or merges two types of hyperparameter into one that is neither.
+    """
+    path, value = read_override(override, flag)
+    before, kind = document.get(path), value.get("type") if isinstance(value, dict) else None
+    if path[0] == "hyperparameters" and isinstance(before, dict) and kind in SPEC_FIELDS:
+        left = sorted(map(str, before.keys() - {"type", *SPEC_FIELDS[kind]}))
+        if left:
+            message = f"is merged with the mapping of {document.origin(path)}, as by det: {', '.join(left)} would stay"
+            fix = f"write the {kind} hyperparameter in the file: --set replaces values, but merges mappings"
+            raise ConfigError(
+                Problem(
+                    key=f"{flag} {'.'.join(map(str, path))}",
+                    value=value,
+                    message=message,
+                    fix=fix,
+                    code="hyperparameter-spec",
+                )
+            )
+    return document.overwritten(path, value, f"{flag} {masked_override(override)}")
 
 
 def parse_experiment(document: Document) -> Experiment:
-    """Check the parts of an experiment configuration that decide a run. See :func:`load_experiment`."""
+    """Read the parts of an experiment configuration that decide a run. See :func:`load_experiment`."""
     experiment, problems = read_experiment(document)
     if problems:
         raise ConfigError(problems)
@@ -217,44 +216,72 @@ def parse_experiment(document: Document) -> Experiment:
 
 
 def read_experiment(document: Document) -> tuple[Experiment, list[Problem]]:
-    """As :func:`parse_experiment`, but hands back the problems; what is wrong is taken as absent."""
-    found = Findings(document)
-    found.unknown((), EXPERIMENT_KEYS, ELSEWHERE)
-    name = found.typed(("name",), str, "unnamed")
-    entrypoint = _entrypoint(found)
-    slots = _slots(found, least=0 if isinstance(entrypoint, ScriptEntrypoint) else 1)
-    seed = _seed(found)
-    metric, smaller_is_better = _searcher(found)
-    searcher = str(found.document.get(("searcher", "name")) or "single")
-    hyperparameters = found.typed(("hyperparameters",), dict, {})
-    space, searched = read_space(found, hyperparameters, searcher=searcher, seed=seed)
-    max_restarts = _switches(found)
-    point = _hyperparameters(document, space.middle, found.constants)
+    """As :func:`parse_experiment`, but hands back the problems.
+
+    What is wrong is taken as absent, and a misspelt key as the one that was meant, so that nothing follows from it.
+    What only a master needs, such as a searcher's metric, may be missing, and keys of another searcher may be left.
+    """
+    found, meant = faults_of(document)
+    faults = {}
+    for path, fault in found.items():
+        of_another = len(path) == 2 and path[0] == "searcher" and path[1] in keys_of("searcher")
+        if fault.keyword == "missing" or (fault.keyword == "unknown" and of_another):
+            continue  # a master alone needs it, or minds a key of another searcher
+        if path[0] != "entrypoint" and (
+            path[0] != "hyperparameters" or len(path) == 1
+        ):  # they are read below
+            faults[path] = fault
+    problems = in_words(faults, document)
+    document = meant
+
+    def value(path: KeyPath, default: T) -> T:
+        stated = document.get(path)
+        if isinstance(default, int) and isinstance(stated, float) and stated.is_integer():
+            stated = int(stated)
+        return stated if type(stated) is type(default) else default
+
+    try:
+        entrypoint = read_entrypoint(document.get(("entrypoint",)))
+    except EntrypointError as error:
+        message, fix = error.problems[0].message, error.problems[0].fix
+        problems.append(document.problem(("entrypoint",), message, fix, "entrypoint"))
+        entrypoint = TrialEntrypoint(trial="")
+    slots = value(("resources", "slots_per_trial"), 1)
+    if slots == 0 and isinstance(entrypoint, TrialEntrypoint):  # of a script one process runs all the same
+        fix = "write the number of devices a trial trains on"
+        path = ("resources", "slots_per_trial")
+        problems.append(document.problem(path, "must be 1 or more", fix, "out-of-range"))
+    seed = value(("reproducibility", "experiment_seed"), 0)
+    seed = seed if 0 <= seed <= LARGEST_SEED else 0
+    searcher = value(("searcher", "name"), "single")
+    space, of_space = read_space(document, searcher=searcher, seed=seed)
+    problems += of_space
+    point = _point(document, space)
     if isinstance(entrypoint, TrialEntrypoint) and entrypoint.legacy:
-        point, problems = with_fit(point, document)
-        found.problems += problems
+        point, of_lengths = _with_fit(point, document)
+        problems += of_lengths
     experiment = Experiment(
         document=document,
-        name=name,
+        name=value(("name",), "unnamed"),
         entrypoint=entrypoint,
-        slots=slots,
+        slots=max(slots, 1),
         seed=seed,
         hyperparameters=point,
-        searched=searched,
-        metric=metric,
-        smaller_is_better=smaller_is_better,
+        searched=space.searched,
+        metric=value(("searcher", "metric"), ""),
+        smaller_is_better=value(("searcher", "smaller_is_better"), True),
         space=space,
-        max_restarts=max_restarts,
+        max_restarts=max(value(("max_restarts",), 0), 0),
     )
-    return experiment, found.problems
+    return experiment, problems
 
 
-def _hyperparameters(document: Document, point: dict[str, Any], constants: list[KeyPath]) -> Document:
-    """The document of one point; what was wrapped as ``{type: const, val: ...}`` keeps its places."""
-    if not point:
-        return Document(name=document.name, data=point, prefix="hyperparameters")
+def _point(document: Document, space: SearchSpace) -> Document:
+    """The middle point's hyperparameters; what was wrapped as ``{type: const, val: ...}`` keeps its places."""
+    if not space.middle:
+        return Document(name=document.name, data={}, prefix="hyperparameters")
     sub = document.sub(("hyperparameters",))
-    inner = [(path[1:], (*path[1:], "val")) for path in constants]
+    inner = [(path[1:], (*path[1:], "val")) for path in space.wrapped]
 
     def unwrapped(path: KeyPath) -> KeyPath:
         for outer, wrapped in inner:
@@ -264,68 +291,54 @@ def _hyperparameters(document: Document, point: dict[str, Any], constants: list[
 
     return Document(
         name=document.name,
-        data=point,
+        data=space.middle,
         places={unwrapped(path): place for path, place in sub.places.items()},
         overwrites={unwrapped(path): origin for path, origin in sub.overwrites.items()},
         prefix="hyperparameters",
     )
 
 
-def _slots(found: Findings, *, least: int) -> int:
-    """The ranks to start. A script on a cluster may have none, and one process runs all the same."""
-    known = RESOURCES_KEYS | added_to("resources").keys()  # which master takes them, `check` knows
-    found.section(("resources",), known - {"slots"}, {"slots": "resources.slots_per_trial"})
-    path: KeyPath = ("resources", "slots_per_trial")
-    slots: int = found.typed(path, int, 1)
-    if slots < least:
-        found.add(
-            path, f"must be {least} or more", "write the number of devices a trial trains on", "out-of-range"
-        )
-    return max(slots, 1)
+def _with_fit(hyperparameters: Document, document: Document) -> tuple[Document, list[Problem]]:
+    """Hyperparameters whose ``fit`` has what the experiment says in the keys of Determined's own trials.
+
+    What ``fit`` itself states stays. A length in records is counted in batches, rounded down, at least one; that
+    is a problem where the size of a batch is unknown.
+    """
+    problems: list[Problem] = []
+    for path, name in FIT_KEYS.items():
+        value, batch = document.get(path), hyperparameters.get(("global_batch_size",))
+        if name == "reporting_period" and value is not None:
+            value = {"batches": value}
+        if isinstance(value, dict) and value.get("records"):
+            if isinstance(value["records"], int) and isinstance(batch, int) and batch > 0:
+                value = {"batches": max(1, value["records"] // batch)}
+            else:
+                message = "records can be counted only where hyperparameters.global_batch_size is a number"
+                fix = "write {batches: N}, or state global_batch_size"
+                problems.append(document.problem(path, message, fix, "records"))
+                continue
+        states_none = value is None or (isinstance(value, dict) and not any(value.values()))
+        if not states_none and hyperparameters.get(("fit", name)) is None:
+            origin = document.origin(path)
+            place = origin.reworded(f"{'.'.join(map(str, path))}, {origin}")
+            hyperparameters = hyperparameters.overwritten(("fit", name), value, place)
+    return hyperparameters, problems
 
 
-def _seed(found: Findings) -> int:
-    found.section(("reproducibility",), REPRODUCIBILITY_KEYS)
-    path: KeyPath = ("reproducibility", "experiment_seed")
-    seed = int(found.typed(path, int, 0))
-    if seed < 0:
-        found.add(path, "must be 0 or more", "write a seed >= 0", "out-of-range")
-    elif seed > LARGEST_SEED:
-        found.add(path, f"must be at most {LARGEST_SEED}", "write a smaller seed", "out-of-range")
-    return seed
+def ignored_keys_of(document: Document, place: int) -> list[Problem]:
+    """A warning for each key of an experiment that is ignored in a place, see ``ignored_keys``.
 
-
-def _searcher(found: Findings) -> tuple[str, bool]:
-    found.section(("searcher",), SEARCHER_KEYS)
-    path: KeyPath = ("searcher", "name")
-    name = found.typed(path, str, "single")
-    if found.document.get(path, "absent") is None:
-        found.add(path, "must be a string, not null", one_of(SEARCHERS), "wrong-type")
-    elif name not in SEARCHERS:
-        found.add(path, "no such searcher", one_of(SEARCHERS, name), "out-of-range")
-    metric: str = found.typed(("searcher", "metric"), str, "")
-    return metric, bool(found.typed(("searcher", "smaller_is_better"), bool, True))
-
-
-def _switches(found: Findings) -> int:
-    """Check what turns something on in a run; returns ``max_restarts``."""
-    found.typed(("debug",), bool, False)
-    found.section(("environment",), ENVIRONMENT_KEYS)
-    found.section(("profiling",), PROFILING_KEYS)
-    found.typed(("profiling", "enabled"), bool, False)
-    path: KeyPath = ("max_restarts",)
-    restarts: int = found.typed(path, int, 0)
-    if restarts < 0:
-        found.add(
-            path, "must be 0 or more", "write how often a crash may be followed by a restart", "out-of-range"
-        )
-    return max(restarts, 0)
-
-
-def _entrypoint(found: Findings) -> Entrypoint:
+    Args:
+        document: The experiment's YAML, overrides applied.
+        place: ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``.
+    """
+    read: frozenset[str] = frozenset()
     try:
-        return read_entrypoint(found.document.get(("entrypoint",)))
-    except EntrypointError as error:
-        fix = error.problems[0].fix
-        found.add(("entrypoint",), error.problems[0].message, fix, "entrypoint")
-        return TrialEntrypoint(trial="")
+        entrypoint = read_entrypoint(document.get(("entrypoint",)))
+    except EntrypointError:
+        return ignored_keys(document, place)
+    if isinstance(entrypoint, ScriptEntrypoint):
+        read = frozenset({"searcher.max_length"})  # the Core API hands it on
+    elif entrypoint.legacy:
+        read = frozenset({*(".".join(map(str, path)) for path in FIT_KEYS), "records_per_epoch"})
+    return [warning for warning in ignored_keys(document, place) if warning.key not in read]

@@ -17,35 +17,35 @@ from typing import Any
 
 from determined_ds.config.loggers import LOGGING, is_secret_option
 from determined_ds.documents.document import Document, KeyPath
-from determined_ds.documents.reading import dump_yaml
+from determined_ds.documents.text import dump_yaml
 from determined_ds.errors import ConfigError, Problem
 
-# What it is -> words of which one is in it, quickly looked for, and its whole form.
+# What it is -> its whole form.
 TEXTS = {
-    "a private key": ("PRIVATE", rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
-    "an AWS access key": ("AKIA ASIA", rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": (
-        "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_",
-        rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}",
-    ),
-    "a Hugging Face token": ("hf_", rb"\bhf_[A-Za-z]{34}\b"),
-    "a Google API key": ("AIza", rb"\bAIza[0-9A-Za-z_-]{35}\b"),
-    "a Slack token": ("xoxa- xoxb- xoxp- xoxr- xoxs-", rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
-    "a Weights & Biases key": (
-        "WANDB_API_KEY",
-        rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b",
-    ),
-    "a secret AWS key": (
-        "aws_secret_access_key AWS_SECRET_ACCESS_KEY",
-        rb"(?i:aws_secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b",
+    "a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{20}"),
+    "an AWS access key": re.compile(rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{60}"),
+    "a Hugging Face token": re.compile(rb"\bhf_[A-Za-z]{34}\b"),
+    "a Google API key": re.compile(rb"\bAIza[0-9A-Za-z_-]{35}\b"),
+    "a Slack token": re.compile(rb"\bxox[abprs]-[0-9A-Za-z-]{20}"),
+    "a Weights & Biases key": re.compile(rb"WANDB_API_KEY[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}\b"),
+    "a secret AWS key": re.compile(
+        rb"(?:aws|AWS)_(?i:secret_access_key)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{40}\b"
     ),
 }
+# Each has one of these in it. A letter that all begin with makes the search quick, and few files have any.
+MARKS = (
+    re.compile(rb"_(?:(?<=gh[pousr]_)|(?<=hf_)|(?<=github_pat_)|(?<=WANDB_)|(?<=aws_)|(?<=AWS_))"),
+    re.compile(rb"A(?:KIA|SIA|Iza)"),
+    re.compile(rb"PRIVATE"),
+    re.compile(rb"xox"),
+)
 PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 
 # Names of environment variables; as the last word of a name, so that TOKENIZERS_PARALLELISM does not match.
 VARIABLE_NAMES = re.compile(
     r"(?:.*_)?(?:TOKEN|KEY|API_?KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|ACCESS_KEY_ID|CONNECTION_STRING)"
-    r"|.*_PWD|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
+    r"|.*_(?:PWD|PASS)|.*(?:SECRET|PASSWORD|PASSWD)(?!.*_(?:FILE|PATH|DIR|NAME|URL|ID)$).*",
     re.IGNORECASE,
 )
 # Keys of a configuration where Determined keeps credentials, which only a cluster reads; and anywhere else, where a
@@ -53,11 +53,11 @@ VARIABLE_NAMES = re.compile(
 OF_CLUSTER = ("checkpoint_storage", "tensorboard_storage", "integrations", "data_layer")
 OF_CONTAINER = ("registry_auth", "pod_spec")
 CLUSTER_KEYS = re.compile(
-    r"(?:.*_)?(?:password|auth|\w*token|secret|\w*key|credentials?|connection_string)", re.IGNORECASE
+    r"(?:.*_)?(?:password|auth|\w*token|secret|\w*key|credentials?|connection_string)|.*_pass", re.IGNORECASE
 )
 KEYS = re.compile(
     r"(?:.*_)?(?:password|passphrase|secret|secret_?key|access_?key|api_?key|(?:auth|access|hf|hub)_token|private_key"
-    r"|connection_string)",
+    r"|connection_string)|.*_pass",
     re.IGNORECASE,
 )
 NO_SECRETS = ("", "0", "1", "true", "false", "yes", "no", "none", "null", "auto")
@@ -68,19 +68,12 @@ PLACEHOLDER = re.compile(r"<secret (\w+), not stored>")
 
 def secret_text(content: bytes) -> tuple[str, int] | None:
     """What a text holds that looks like a secret, and the offset of the first; None where there is none."""
-    places = {}
-    for name, (marks, form) in TEXTS.items():
-        if any(mark.encode() in content for mark in marks.split()):
-            found = re.search(form, content)
-            if found:
-                places[name] = found.start()
+    if not any(mark.search(content) for mark in MARKS):
+        return None
+    found = {name: form.search(content) for name, form in TEXTS.items()}
+    places = {name: match.start() for name, match in found.items() if match}
     first = min(places, key=lambda name: places[name], default=None)
     return None if first is None else (first, places[first])
-
-
-def is_secret_variable(name: str, value: str) -> bool:
-    """Whether an environment variable is a secret, by its name."""
-    return VARIABLE_NAMES.fullmatch(name) is not None and value.lower() not in NO_SECRETS
 
 
 def masked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,14 +103,25 @@ def stored_yaml(config: Mapping[str, Any]) -> str:
 
 
 def masked_command(words: Sequence[str]) -> str:
-    """A command line as it was typed, without the secrets in its words."""
+    """A command line as it was typed, without the secrets in its words; see :func:`masked_override`."""
+    return shlex.join(map(masked_override, words))
 
-    def hide(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        return f"{name}=***" if is_secret_variable(name, value) else found[0]
 
-    shown = (re.sub(r"(\w+)=([^\s,\[\]{}\"'=]+)", hide, word) for word in words)
-    return shlex.join(_hide_texts(word, lambda _: "***") for word in shown)
+def masked_override(word: str) -> str:
+    """A word of a command line, with ``***`` for the value of a KEY=VALUE that is or holds a secret."""
+    from determined_ds.experiment.experiment import read_override  # late: the experiment reads this module
+
+    flag = "--set=" if word.startswith("--set=") else ""
+    key, equals, text = word.removeprefix(flag).partition("=")
+    try:
+        path, config = read_override(f"{key}{equals}{text}")
+    except ConfigError:  # an option, a file, or a value that is not YAML
+        path, config = (key,), text
+    for step in reversed(path):
+        config = {step: config}
+    if equals and (_is_variable(str(path[-1]), text) or _masked(config)[1]):
+        return f"{flag}{key}=***"
+    return _hide_texts(word, lambda _: "***")
 
 
 def restored(document: Document, environ: Mapping[str, str], *, required: bool = True) -> Document:
@@ -158,17 +162,13 @@ def missing_in(document: Document, section: str) -> list[Problem]:
 
 def _missing(document: Document, path: KeyPath, name: str) -> Problem:
     fix = f"set it in the environment: export {name}=...; or give the configuration that has it"
-    return document.problem(
-        path, "is a secret, whose value was not stored", fix, "secret-missing", value=name
-    )
+    message = "is a secret, whose value was not stored"
+    return document.problem(path, message, fix, "secret-missing", value=name)
 
 
 def secret_problems(document: Document) -> list[Problem]:
     """A warning for each secret of an experiment's configuration, which a cluster shows, and for each placeholder."""
-    return [*_shown(document), *placeholders_left(document)]
-
-
-def _shown(document: Document) -> Iterator[Problem]:
+    problems = []
     for path, name, _ in _masked(document.data)[1]:
         if path[:2] == ("hyperparameters", LOGGING) and is_secret_option(path[-1], document.get(path)):
             continue  # refused, with the hyperparameters
@@ -176,24 +176,27 @@ def _shown(document: Document) -> Iterator[Problem]:
         what = f"{name} looks like a secret" if is_variable else "looks like a secret"
         fix = "leave it out: det-ds run hands its environment to the ranks; on a cluster, read a mounted file"
         message = f"{what}, and everyone who sees the experiment can read it"
-        yield document.problem(path, message, fix, "secret", value=f"{name}=***" if is_variable else "***")
+        value = f"{name}=***" if is_variable else "***"
+        problems.append(document.problem(path, message, fix, "secret", value=value))
+    return [*problems, *placeholders_left(document)]
 
 
 def placeholders_left(document: Document) -> list[Problem]:
     """The problem of each placeholder in a configuration that a cluster reads, and takes for the value."""
+    message = "stands for a secret whose value was not stored; a cluster takes it for the value"
+    fix = "write the value before it is submitted; det-ds run takes it from the environment variable {}"
     return [
-        document.problem(
-            path,
-            "stands for a secret whose value was not stored; a cluster takes it for the value",
-            f"write the value before it is submitted; det-ds run takes it from the environment variable {name}",
-            "secret-missing",
-            value=_placeholder(name),
-        )
+        document.problem(path, message, fix.format(name), "secret-missing", value=_placeholder(name))
         for path, name in _placeholders(document.data)
     ]
 
 
 # ------------------------------------------------------------------------------------------------- finding
+
+
+def _is_variable(name: str, value: str) -> bool:
+    """Whether an environment variable is a secret, by its name."""
+    return VARIABLE_NAMES.fullmatch(name) is not None and value.lower() not in NO_SECRETS
 
 
 def _is_of_cluster(path: KeyPath) -> bool:
@@ -204,39 +207,35 @@ def _is_of_cluster(path: KeyPath) -> bool:
 def _masked(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[KeyPath, str, str]]]:
     """The configuration with placeholders, and of each the path, the variable and the value."""
     found: list[tuple[KeyPath, str, str]] = []
+    known: dict[str, str | None] = {name: None for _, name in _placeholders(config)}  # variable -> value
+
+    def note(path: KeyPath, variable: str, value: str) -> str:
+        """The placeholder of a value; two values never share one."""
+        name, number = variable, 1
+        while known.setdefault(name, value) != value:
+            number += 1
+            name = f"{variable}_{number}"
+        found.append((path, name, value))
+        return _placeholder(name)
 
     def hide(path: KeyPath, text: str) -> str:
         if PLACEHOLDER.search(text):
             return text
-        variable, equals, value = text.partition("=")
-        if path[:2] == VARIABLES and equals and _is_secret_value(variable, value):
-            found.append((path, variable, value))
-            return f"{variable}={_placeholder(variable)}"
-        if path[:2] != VARIABLES and _is_secret_key(path, text):
-            return note(path, text)
-        return _hide_texts(text, lambda value: note(path, value))
-
-    def note(path: KeyPath, value: str) -> str:
-        name = _variable_of(path)
-        number = sum(known.startswith(name) for _, known, _ in found)
-        name = f"{name}_{number + 1}" if number else name
-        found.append((path, name, value))
-        return _placeholder(name)
+        if path[:2] == VARIABLES:
+            variable, equals, value = text.partition("=")
+            held = _is_variable(variable, value) or secret_text(value.encode(errors="replace")) is not None
+            if equals and variable.isidentifier() and (held or PASSWORD_IN_URL.search(value)):
+                return f"{variable}={note(path, variable, value)}"
+        key = next((step for step in reversed(path) if isinstance(step, str) and step != "val"), "")
+        of_cluster = path[0] in OF_CLUSTER or any(section in path for section in OF_CONTAINER)
+        name = "DET_DS_" + re.sub(r"\W", "_", "_".join(str(step) for step in path if step != "val")).upper()
+        is_secret = (CLUSTER_KEYS if of_cluster else KEYS).fullmatch(key) and text.lower() not in NO_SECRETS
+        if path[:2] != VARIABLES and is_secret:
+            return note(path, name, text)
+        return _hide_texts(text, lambda value: note(path, name, value))
 
     data: dict[str, Any] = _walked(dict(config), (), hide)
     return data, found
-
-
-def _is_secret_value(variable: str, value: str) -> bool:
-    held = is_secret_variable(variable, value) or secret_text(value.encode(errors="replace")) is not None
-    return variable.isidentifier() and (held or PASSWORD_IN_URL.search(value) is not None)
-
-
-def _is_secret_key(path: KeyPath, text: str) -> bool:
-    key = next((step for step in reversed(path) if isinstance(step, str) and step != "val"), "")
-    of_cluster = path[0] in OF_CLUSTER or any(section in path for section in OF_CONTAINER)
-    names = CLUSTER_KEYS if of_cluster else KEYS
-    return names.fullmatch(key) is not None and text.lower() not in NO_SECRETS
 
 
 def _hide_texts(text: str, hide: Callable[[str], str]) -> str:
@@ -245,18 +244,13 @@ def _hide_texts(text: str, hide: Callable[[str], str]) -> str:
     if found is not None and found[0] == "a private key":
         return hide(text)
     if found is not None:
-        for _, form in TEXTS.values():
-            text = re.sub(form.decode(), lambda match: hide(match[0]), text)
+        for form in TEXTS.values():
+            text = re.sub(form.pattern.decode(), lambda match: hide(match[0]), text)
     return PASSWORD_IN_URL.sub(lambda match: hide(match[0]), text)
 
 
 def _placeholder(variable: str) -> str:
     return f"<secret {variable}, not stored>"
-
-
-def _variable_of(path: KeyPath) -> str:
-    words = "_".join(str(step) for step in path if step != "val")
-    return "DET_DS_" + re.sub(r"\W", "_", words).upper()
 
 
 def _placeholders(config: Any) -> Iterator[tuple[KeyPath, str]]:

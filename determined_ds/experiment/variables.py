@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from determined_ds.documents.document import Document, KeyPath, words
-from determined_ds.documents.values import kind_of
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
 PATH: KeyPath = ("environment", "environment_variables")
-DEVICES = ("cpu", "cuda", "rocm")
-OLD_NAMES = {"cuda": "gpu"}
+DEVICES = {
+    "cpu": "cpu",
+    "cuda": "cuda",
+    "gpu": "cuda",
+    "rocm": "rocm",
+}  # key of a list -> device; gpu is the old name
 CODE = "environment-variables"
-FORM = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
 # A launch sets these itself, after the user's: so does Determined's launch layer on a cluster (torchrun's own).
 OF_THE_LAUNCH = words("""CROSS_RANK CROSS_SIZE CUDA_VISIBLE_DEVICES DS_ACCELERATOR GROUP_RANK GROUP_WORLD_SIZE
     LOCAL_RANK LOCAL_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
@@ -36,68 +38,59 @@ class Variables:
 
 
 def variables_for(document: Document, device: str) -> Variables:
-    """The environment variables that an experiment asks for.
+    """The environment variables that an experiment asks for; what is not a list of strings, its reader refuses.
 
     Args:
         document: The experiment.
         device: What its ranks compute on: ``cpu``, ``cuda`` or ``rocm``.
 
     Raises:
-        ConfigError: they are not lists of NAME=VALUE; every reason at once.
+        ConfigError: an entry is not NAME=VALUE; every reason at once.
     """
-    problems: list[Problem] = []
-    values: dict[str, str | None] = {}
-    warnings: list[Problem] = []
-    for path, of_device, entry in _entries(document, problems):
-        name, equals, value = entry.partition("=")
-        if not name or "\0" in entry:
-            problems.append(document.problem(path, "is not NAME=VALUE", FORM, CODE, value=NOT_GIVEN))
-        elif of_device not in (None, device):
-            continue
-        elif name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH):
-            message = f"{name} is set by the launch: this value is not used"
-            warnings.append(document.problem(path, message, "remove it", CODE, value=NOT_GIVEN))
-        else:
-            values[name] = value if equals else None
+    entries = [entry for entry in _entries(document) if entry[1] in (None, device)]
+    problems, warnings = variable_problems(document, device)
     if problems:
         raise ConfigError(problems)
-    return Variables(values=values, warnings=tuple(warnings))
+    stated = {name: value for _, _, name, value in entries if not _is_of_the_launch(name)}
+    return Variables(values=stated, warnings=tuple(warnings))
 
 
-def _entries(document: Document, problems: list[Problem]) -> Iterator[tuple[KeyPath, str | None, str]]:
-    """Path, device (None: every one) and text of each entry; the lists of a device come after those of all."""
-    given = document.get(PATH)
-    if given is None:
-        return
-    lists: dict[KeyPath, tuple[str | None, Any]] = {PATH: (None, given)}
-    if isinstance(given, dict):
-        known = {old: device for device, old in OLD_NAMES.items()} | {device: device for device in DEVICES}
-        lists = {(*PATH, key): (known.get(key), value) for key, value in given.items()}
-    for path, (device, entries) in lists.items():
-        if len(path) > len(PATH) and device is None:
-            problems.append(
-                document.problem(
-                    path, "unknown key", f"use one of {', '.join(DEVICES)}", CODE, value=NOT_GIVEN
-                )
-            )
-        elif not isinstance(entries, list):
-            if entries is not None:
-                message = f"must be a list of NAME=VALUE, not {kind_of(entries)}"
-                problems.append(document.problem(path, message, FORM, CODE, value=NOT_GIVEN))
-        else:
-            for index, entry in enumerate(entries):
-                if isinstance(entry, str):
-                    yield (*path, index), device, entry
-                else:
-                    message = f"must be NAME=VALUE, not {kind_of(entry)}"
-                    problems.append(document.problem((*path, index), message, FORM, CODE, value=NOT_GIVEN))
+def variable_problems(document: Document, device: str | None = None) -> tuple[list[Problem], list[Problem]]:
+    """Entries that are not NAME=VALUE, and warnings of those that a launch sets itself.
+
+    Args:
+        document: The experiment.
+        device: Of the ranks, whose variables alone are warned of; every one if None.
+    """
+    problems, warnings = [], []
+    fix = "write e.g. environment_variables: [NCCL_DEBUG=INFO]"
+    for path, of_device, name, value in _entries(document):
+        if not name or "\0" in f"{name}{value}":
+            problems.append(document.problem(path, "is not NAME=VALUE", fix, CODE, value=NOT_GIVEN))
+        elif _is_of_the_launch(name) and (device is None or of_device in (None, device)):
+            message = f"{name} is set by the launch: this value is not used"
+            warnings.append(document.problem(path, message, "remove it", CODE, value=NOT_GIVEN))
+    return problems, warnings
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:
     """The names, device before name where they differ by device, sorted; of what cannot be read, nothing."""
-    document = Document(name="", data=dict(config))
-    if not isinstance(document.get(PATH[:1], {}), dict):
-        return []
-    return sorted(
-        f"{device or ''} {entry.partition('=')[0]}".strip() for _, device, entry in _entries(document, [])
-    )
+    entries = _entries(Document(name="", data=dict(config)))
+    return sorted(f"{device or ''} {name}".strip() for _, device, name, _ in entries)
+
+
+def _is_of_the_launch(name: str) -> bool:
+    return name in OF_THE_LAUNCH or name.startswith(PREFIXES_OF_THE_LAUNCH)
+
+
+def _entries(document: Document) -> Iterator[tuple[KeyPath, str | None, str, str | None]]:
+    """Path, device (None: every one), name and value of each; the lists of a device come after those of all."""
+    given = document.get(PATH)
+    lists: dict[KeyPath, tuple[str | None, Any]] = {PATH: (None, given)}
+    if isinstance(given, dict):
+        lists = {(*PATH, key): (DEVICES[key], listed) for key, listed in given.items() if key in DEVICES}
+    for path, (device, listed) in lists.items():
+        for index, entry in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(entry, str):
+                name, equals, value = entry.partition("=")
+                yield (*path, index), device, name, value if equals else None

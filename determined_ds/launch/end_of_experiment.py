@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from determined_ds.config.params import STORAGE, stated_policy
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.save_policy import STORAGE, stated_policy
 from determined_ds.protocol.checkpoint_files import PARTIAL, Checkpoint, is_index
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.kept_checkpoints import rated_in, spare

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.hyperparameters import TRIAL_SEED
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import TRIAL_SEED
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import get_path
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_error
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml

@@ -9,28 +9,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.trial_class import (
-    metric_problem,
-    optimizer_problem,
-    scheduler_problem,
-    slices_problem,
+from determined_ds.check.trial import (
+    check_entrypoint,
+    metric_problems,
+    trial_problems,
 )
-from determined_ds.config.accelerator import Accelerator
 from determined_ds.config.keys import RUN
+from determined_ds.config.layout import Accelerator
 from determined_ds.config.loggers import missing_keys
-from determined_ds.config.numbers import AUTO
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
+from determined_ds.config.params import AUTO, limit_problem, stated_policy
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.code_check import check_entrypoint, no_test, not_measured
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
-from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.legacy import ignored_keys_of
-from determined_ds.experiment.save_policy import limit_problem, stated_policy
+from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
 from determined_ds.experiment.secrets import missing_in
+from determined_ds.experiment.source import TrialClass
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
 from determined_ds.launch.deleted_end import check_goes_on
@@ -143,8 +139,8 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
     used = options.storage and STORAGE in document.data
     found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
-    needs_library = no_test if options.test else not_measured if options.is_measured else None
-    found.of(lambda: check_entrypoint(experiment, options.context_dir, needs_library=needs_library))
+    option = "--test" if options.test else "--measure" if options.is_measured else ""
+    found.of(lambda: check_entrypoint(experiment, options.context_dir, option=option))
     if experiment.script is not None and options.engine != "deepspeed":
         found.problems.append(_no_engine(options.engine, experiment.script))
     return experiment, configured_slots
@@ -197,13 +193,11 @@ def _decided(
         found.warn(resolved.warnings)
         found.warn(filter(None, [limit_problem(experiment.document, resolved.fit.save_total_limit)]))
     if resolved is not None and experiment.trial:
-        trained = experiment.trained(resolved.topology.pipe_parallel_size)
-        known = (trained, context_dir, resolved)
-        problems = [optimizer_problem(*known), scheduler_problem(*known)]
-        problems.append(slices_problem(experiment.hyperparameters, *known))
+        trained = TrialClass(experiment.trained(resolved.topology.pipe_parallel_size), context_dir)
+        problems = trial_problems(trained, experiment.hyperparameters, resolved)
         if not options.is_measured:
-            problems.append(metric_problem(experiment.document, trained, context_dir, experiment.measures))
-        found.problems += filter(None, problems)
+            problems += metric_problems(experiment.document, trained, experiment.measures)[0]
+        found.problems += problems
     found.warn(variables.warnings)
     if not (options.is_measured or options.only_reads):
         environ = {**os.environ, **{name: value or "" for name, value in variables.values.items()}}

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.hyperparameters import TRIAL_SEED
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.documents.differences import differences
-from determined_ds.documents.reading import read_yaml
+from determined_ds.config.params import TRIAL_SEED
+from determined_ds.config.resolve import ResolvedConfig
+from determined_ds.documents.document import differences
+from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.changed_keys import Changes, changes_since, settings_before, settings_of
+from determined_ds.experiment.changes import Changes, changes_since, settings_before, settings_of
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.deleted_end import deleted_end, instead_of

@@ -4,7 +4,7 @@
 2. The strategy of the run says what a rank holds of their states.
 3. More than a GPU has, or than the machine has for all its ranks, is refused before anything is loaded.
 
-Activations come on top: ``det-ds estimate`` and ``check --gpu-memory`` count them.
+Activations come on top: ``det-ds check --memory`` and ``--gpu-memory`` count them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import CheckpointError, Problem
 from determined_ds.memory.fitting import alternatives
-from determined_ds.memory.model_shape import ModelShape
-from determined_ds.memory.states import States, model_states
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import model_states
 from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.tensor_index import BUFFER, TRAINED, EngineIndex, read_index
 
@@ -58,7 +58,10 @@ def no_room(
     shapes, strategy = shapes_in(path), resolved.strategy
     states = [model_states(shape, strategy) for shape in shapes]
     ranks = max(1, resolved.topology.slots // max(1, resolved.machines))
-    on_device, on_host = sum(map(_on_device, states)), sum(each.host_bytes for each in states)
+    on_device, on_host = (
+        sum(each.model_states_bytes for each in states),
+        sum(each.host_bytes for each in states),
+    )
     if accelerator.name == "cpu":
         on_device, on_host = 0, on_device + on_host
     if gpu_bytes is not None and on_device > gpu_bytes:
@@ -67,7 +70,7 @@ def no_room(
             (
                 other.name
                 for other in others
-                if sum(_on_device(model_states(shape, other)) for shape in shapes) <= gpu_bytes
+                if sum(model_states(shape, other).model_states_bytes for shape in shapes) <= gpu_bytes
             ),
             None,
         )
@@ -77,10 +80,6 @@ def no_room(
         need = f"{format_bytes(on_host)} a rank on the host, and {ranks} ranks share it"
         fix = "use fewer slots on a machine, or a strategy that divides the states among more replicas"
         yield _problem(strategy.name, need, host_bytes, "this machine", fix)
-
-
-def _on_device(states: States) -> int:
-    return states.parameters_bytes + states.gradients_bytes + states.optimizer_states_bytes
 
 
 def _problem(strategy: str, need: str, memory: int, place: str, fix: str) -> Problem:

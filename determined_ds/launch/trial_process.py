@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.document import Document
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.protocol.conclusion import CRASH, FAILED, KILLED, RunResult, read_result, status_of
 from determined_ds.protocol.handed_on import shortened

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.launch.options import RunOptions

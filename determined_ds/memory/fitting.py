@@ -1,15 +1,15 @@
-"""Which strategies fit a device, and the largest micro-batch of each."""
+"""What fits a device: a strategy, its largest micro-batch, the other strategies and schedules of the same training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from determined_ds.config.forms import Form, plain_forms
-from determined_ds.config.strategy import Strategy
-from determined_ds.memory.activations import are_known
-from determined_ds.memory.estimate import Memory, memory_per_rank
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.config.strategy import Strategy, plain_forms
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import Memory, memory_of_stages, memory_per_rank
 from determined_ds.memory.units import GIB
+from determined_ds.pipe.orders import INTERLEAVED, SCHEDULES, default_chunks
+from determined_ds.pipe.timeline import most_held
 
 # What CUDA, cuBLAS and NCCL take before the first tensor: their kernels, workspaces and communication channels.
 # The context alone is 0.3 to 0.6 GiB from Volta to Hopper; NCCL adds about 0.1 a communicator, cuBLAS up to 0.03 a
@@ -19,6 +19,7 @@ CUDA_BYTES = GIB
 # Share of the rest that torch's caching allocator cannot use: blocks are rounded up to 2 MiB, and gaps remain.
 FRAGMENTED = 0.05
 LARGEST_MICRO_BATCH = 1 << 20
+CHUNKS = (2, 4)  # of a rank, under the interleaved schedule, that are looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Fit:
     """A strategy on a device of a given size.
 
     Args:
-        strategy: With the given micro-batch.
+        strategy: With its micro-batch.
         memory: Of one rank.
         fits: Whether that is within what the device has; None where no device was named.
         largest_micro_batch: The largest that fits; None where none does, or no device was named.
@@ -35,7 +36,22 @@ class Fit:
     strategy: Strategy
     memory: Memory
     fits: bool | None
-    largest_micro_batch: int | None
+    largest_micro_batch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFit:
+    """A schedule of a pipeline.
+
+    Args:
+        strategy: The strategy with this schedule.
+        most_held: The most micro-batches whose activations each stage holds, each of one part.
+        stages: Bytes of a rank of each stage.
+    """
+
+    strategy: Strategy
+    most_held: tuple[int, ...]
+    stages: tuple[Memory, ...]
 
 
 def usable_bytes(gpu_memory_bytes: int) -> int:
@@ -58,21 +74,16 @@ def largest_micro_batch(shape: ModelShape, strategy: Strategy, gpu_memory_bytes:
 
     Where nothing is known of the activations, the answer is None too.
     """
-    if not are_known(shape):
-        return None
 
     def fits_with(samples: int) -> bool:
         return fits(shape, replace(strategy, micro_batch_size=samples), gpu_memory_bytes)
 
-    if not fits_with(1):
+    if not shape.knows_activations or not fits_with(1):
         return None
     enough, too_many = 1, LARGEST_MICRO_BATCH + 1
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
-        if fits_with(middle):
-            enough = middle
-        else:
-            too_many = middle
+        enough, too_many = (middle, too_many) if fits_with(middle) else (enough, middle)
     return enough
 
 
@@ -80,7 +91,7 @@ def fit(shape: ModelShape, strategy: Strategy, gpu_memory_bytes: int | None) -> 
     """A strategy's bytes, and how it fits."""
     memory = memory_per_rank(shape, strategy)
     if gpu_memory_bytes is None:
-        return Fit(strategy=strategy, memory=memory, fits=None, largest_micro_batch=None)
+        return Fit(strategy=strategy, memory=memory, fits=None)
     return Fit(
         strategy=strategy,
         memory=memory,
@@ -94,11 +105,10 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
 
     Where ``strategy`` is a pipeline, its rows come first; the others have its slots as replicas.
     """
-    slots = strategy.replicas * strategy.pipe_parallel_size
     without = replace(
         strategy,
         pipe_parallel_size=1,
-        replicas=slots,
+        replicas=strategy.replicas * strategy.pipe_parallel_size,
         pipe_schedule=Strategy.pipe_schedule,
         pipe_chunks=Strategy.pipe_chunks,
     )
@@ -109,8 +119,8 @@ def alternatives(strategy: Strategy) -> tuple[Strategy, ...]:
     return (*(of_form(strategy, form) for form in plain_forms(has_stages=True)), *own, *found)
 
 
-def of_form(strategy: Strategy, form: Form, device: str = "cpu") -> Strategy:
-    """A strategy with the ZeRO stage and the offload of a form, to ``cpu`` or ``nvme``.
+def of_form(strategy: Strategy, form: Strategy, device: str = "cpu") -> Strategy:
+    """A strategy with the ZeRO stage and the offload of another, to ``cpu`` or ``nvme``.
 
     Stage 0 does not accumulate in another type than it computes in. Source: deepspeed 0.19.8 runtime/engine.py
     _do_optimizer_sanity_check, which raises.
@@ -122,3 +132,29 @@ def of_form(strategy: Strategy, form: Form, device: str = "cpu") -> Strategy:
         offload_param=device if form.offload_param else None,
         grad_accum_dtype=strategy.grad_accum_dtype if form.zero_stage else None,
     )
+
+
+def schedule_fits(shape: ModelShape, strategy: Strategy) -> list[ScheduleFit]:
+    """The schedules that a pipeline could have with the same stages and micro-batches; none without a pipeline.
+
+    Args:
+        shape: Of the model; it must have a layer for each part.
+        strategy: With its stages and micro-batches.
+    """
+    found: list[ScheduleFit] = []
+    layers = len(shape.layers) or shape.num_layers
+    for schedule in SCHEDULES if strategy.pipe_parallel_size > 1 else ():
+        chunks = {default_chunks(schedule)}
+        if schedule == INTERLEAVED:
+            chunks |= {*CHUNKS, strategy.pipe_chunks} - {1}
+        for each in (replace(strategy, pipe_schedule=schedule, pipe_chunks=n) for n in sorted(chunks)):
+            if each.pipeline.problem() or (each.pipeline.parts > layers and each != strategy):
+                continue
+            found.append(
+                ScheduleFit(
+                    strategy=each,
+                    most_held=tuple(most_held(each.pipeline)),
+                    stages=tuple(memory_of_stages(shape, each)),
+                )
+            )
+    return found

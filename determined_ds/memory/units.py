@@ -26,7 +26,7 @@ _NUMBER = re.compile(
 )
 
 
-def parse_count(text: str, *, key: str = "--params") -> int:
+def parse_count(text: str, *, key: str = "--parameters") -> int:
     """``"6B"`` -> 6 000 000 000; also ``345M``, ``1.5e9``, ``124_439_808``.
 
     Args:
@@ -52,8 +52,7 @@ def parse_bytes(text: str, *, key: str = "--gpu-memory") -> int:
     shown, fix = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB", "write e.g. 80GiB or 24GB"
     value = _parse(text, BYTE_UNITS, shown, key, fix)
     if value < KIB and text.strip().isdigit():
-        message = f"has no unit; {value} bytes are too few"
-        fix = f"write {value}GiB, e.g."
+        message, fix = f"has no unit; {value} bytes are too few", f"write {value}GiB, e.g."
         raise ConfigError(Problem(key=key, value=text, message=message, fix=fix, code="quantity"))
     return value
 
@@ -68,12 +67,10 @@ def _parse(text: str, units: Mapping[str, int], shown: str, key: str, fix: str) 
         if comma:  # 6,7B does not mean 67B
             fix = f"write {comma[1]}.{comma[2]}{comma[3]} if that is meant; a comma separates thousands"
         raise refuse("must be a number above 0, with or without a unit")
-    unit = found["unit"]
-    if unit not in units:
+    if found["unit"] not in units:
         raise refuse(f"the unit {found['unit'].upper()} must be one of {shown}")
-    number = Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[unit]
-    number *= Fraction(10) ** int((found["power"] or "e0")[1:])
-    value = round(number)
+    number = Fraction(found["number"].replace("_", "").replace(",", "").rstrip(".")) * units[found["unit"]]
+    value = round(number * Fraction(10) ** int((found["power"] or "e0")[1:]))
     if value < 1:
         raise refuse("must be at least 1")
     if value > LARGEST:
@@ -91,19 +88,20 @@ def format_count(number: int) -> str:
     return _format(number, (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)), "", "")
 
 
+def divisors(number: int) -> list[int]:
+    """All of them, the smallest first."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
 def _format(number: int, units: tuple[tuple[str, int], ...], smallest: str, space: str) -> str:
     if number < 0:
         return "-" + _format(-number, units, smallest, space)
     for index, (unit, size) in enumerate(units):
         if number >= size:
-            shown = _three_digits(number / size)
+            value = number / size
+            shown = f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
             if index and float(shown) >= units[index - 1][1] / size:  # 999.9 was rounded up to the next unit
                 return f"1{space}{units[index - 1][0]}"
-            return f"{shown}{space}{unit}"
+            return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown}{space}{unit}"
     return f"{number}{space}{smallest}".rstrip()
-
-
-def _three_digits(value: float) -> str:
-    decimals = max(0, 2 - math.floor(math.log10(value)))
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

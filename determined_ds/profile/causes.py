@@ -235,7 +235,7 @@ def _offloaded(profile: Profile) -> Iterator[LostTime]:
         return
     optimizer_s = profile.seconds["optimizer"]
     seen = f"the optimizer takes {ms(optimizer_s)} a step on the {device}"
-    fix = "leave out zero_optimization.offload_optimizer if det-ds estimate says that its states fit"
+    fix = "leave out zero_optimization.offload_optimizer if det-ds check --memory says that its states fit"
     yield _finding(profile, OFFLOADED, optimizer_s, seen, fix, optimizer_s=optimizer_s)
 
 

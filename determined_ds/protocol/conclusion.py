@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import EXIT_CONFIG
 from determined_ds.protocol.best import is_better
 from determined_ds.protocol.checkpoint_files import checkpoints_in

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.fit_options import Duration
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.params import Duration
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import KeyPath, dotted
 from determined_ds.errors import shown
 from determined_ds.protocol.handed_on import count

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from determined_ds.experiment.save_policy import SavePolicy
+from determined_ds.config.params import SavePolicy
 from determined_ds.protocol.best import as_number
 from determined_ds.protocol.checkpoint_files import Checkpoint, checkpoints_in
 from determined_ds.protocol.metrics_file import Record, read_records

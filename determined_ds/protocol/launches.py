@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds import __version__
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.experiment.secrets import masked, masked_command
+from determined_ds.protocol.cores import num_cores
 from determined_ds.protocol.metrics_file import jsonable
 
 START, RESUME, RESTART, FORK = "start", "resume", "restart", "fork"
@@ -37,7 +38,6 @@ MORE_PACKAGES = (
     "wandb",
     "mlflow",
     "mlflow-skinny",
-    "comet-ml",
 )
 
 
@@ -178,7 +178,7 @@ def machine_facts(accelerator: Accelerator) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
         "devices": accelerator.num_devices if accelerator.name != "cpu" else 0,

@@ -9,13 +9,12 @@ Source: ``doc/PERFORMANCE.md`` of NVIDIA's nccl-tests.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from determined_ds.documents.strict_json import Integer, Real, one_of
+from determined_ds.protocol.strict_json import Integer, Real, one_of
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 SEND_RECV, BROADCAST, ALL_TO_ALL = "send_recv", "broadcast", "all_to_all"
@@ -157,28 +156,6 @@ class Collective:
     def key(self) -> tuple[Any, ...]:
         """As of :class:`BenchRun`."""
         return self.name, self.ranks, self.machines, self.backend, self.dtype
-
-    def seconds(self, size_bytes: float, *, ranks: int | None = None) -> float:
-        """What a call takes: between the measured sizes read off their curve, beyond them by the fit.
-
-        Args:
-            size_bytes: Of the whole.
-            ranks: Another number of them, for which the same latency and bus bandwidth are assumed.
-        """
-        scale = 1.0 if ranks is None else bus_factor(self.name, ranks) / bus_factor(self.name, self.ranks)
-        size = max(1.0, size_bytes * scale)
-        rest = bus_factor(self.name, self.ranks) / self.bus_bytes_per_s
-        if not self.points:
-            return self.latency_s + size * rest
-        last = self.points[-1]
-        if size >= last.size_bytes:
-            return last.seconds + (size - last.size_bytes) * rest
-        below = [point for point in self.points if point.size_bytes <= size]
-        if not below:
-            return self.points[0].seconds
-        low, high = below[-1], self.points[len(below)]
-        share = math.log(size / low.size_bytes) / math.log(high.size_bytes / low.size_bytes)
-        return math.exp((1 - share) * math.log(low.seconds) + share * math.log(high.seconds))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""``machine.json``: what was measured of this machine by ``det-ds bench``, for the estimates that take it.
+"""``machine.json``: what was measured of this machine by ``det-ds bench``, whose peak a profile is held against.
 
-Written by ``bench``, read by ``estimate`` and ``autotune``. Each machine has a file of its own in the user's data
+Written by ``bench``, read by ``profile``. Each machine has a file of its own in the user's data
 folder, found by its hardware, so that machines which share a home do not take one another's figures. Loads no torch.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from determined_ds.documents.strict_json import from_json, json_text
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError
 from determined_ds.protocol.machine_figures import (
     KNOWN_KEYS,
@@ -28,12 +27,12 @@ from determined_ds.protocol.machine_figures import (
     TimedCheckpoint,
     TimedStep,
 )
+from determined_ds.protocol.strict_json import from_json, json_text
 
 FORMAT = 1  # raised when keys or their meaning change
 KIND = "measurements of a machine by determined_ds"
 NAME = "machine.json"
 LOCATION = "DETERMINED_DS_MACHINE"  # environment variable: another path of the file
-Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +63,9 @@ class MachineFigures:
 
     def peak_flops_per_s(self, precision: str, ranks: int) -> float | None:
         """Of one of so many ranks on a machine, by the nearest number that was measured; None where none was."""
-        return _of_nearest(
-            [each for each in self.peaks if each.precision == precision], ranks, lambda each: each.flops_per_s
-        )
-
-    def bytes_per_s(self, place: str, ranks: int) -> float | None:
-        """A bandwidth of one of so many ranks on a machine, likewise."""
-        return _of_nearest(
-            [each for each in self.bandwidths if each.place == place], ranks, lambda each: each.bytes_per_s
-        )
-
-    def collective(self, name: str, ranks: int, machines: int = 1) -> Collective | None:
-        """A collective over the number of ranks that is nearest; None where none was measured over these machines.
-
-        :meth:`Collective.seconds` takes the number that is meant.
-        """
-        alike = [each for each in self.collectives if (each.name, each.machines) == (name, machines)]
-        return _of_nearest(alike, ranks, lambda each: each)
+        alike = [each for each in self.peaks if each.precision == precision]
+        nearest = min(alike, key=lambda each: abs(math.log(each.ranks / max(1, ranks))), default=None)
+        return None if nearest is None else nearest.flops_per_s
 
     def merged(self, newer: MachineFigures) -> MachineFigures:
         """These figures, with newer ones in the place of those that they repeat."""
@@ -158,11 +143,6 @@ def write_machine(path: Path, machine: MachineFigures) -> None:
 def machine_text(machine: MachineFigures) -> str:
     """The text of ``machine.json``."""
     return json_text(machine, kind=KIND, version=FORMAT)
-
-
-def _of_nearest(figures: Sequence[Any], ranks: int, value: Callable[[Any], Figure]) -> Figure | None:
-    nearest = min(figures, key=lambda each: abs(math.log(each.ranks / max(1, ranks))), default=None)
-    return None if nearest is None else value(nearest)
 
 
 def _replaced(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:

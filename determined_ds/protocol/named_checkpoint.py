@@ -149,7 +149,7 @@ def best_checkpoint(run: RunDir) -> Checkpoint | None:
 
 def metric_of(run: RunDir) -> tuple[str, bool]:
     """``searcher.metric`` of what was run, "" where there is none, and whether smaller values of it are better."""
-    from determined_ds.documents.reading import read_yaml  # only best needs it
+    from determined_ds.documents.files import read_yaml  # only best needs it
 
     try:
         searcher = read_yaml(run.experiment).data.get("searcher")

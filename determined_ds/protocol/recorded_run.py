@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from determined_ds.documents.reading import read_yaml
+from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.protocol.checkpoint_files import Checkpoint, checkpoints_in
 from determined_ds.protocol.conclusion import RunResult, read_result
@@ -32,6 +32,7 @@ class RecordedRun:
         result: How it ended; None of one that has not, or was killed.
         memory: What the memory model expects of the engines of its last launch, in bytes of the rank with most:
             ``total_bytes``, ``model_states_bytes``, ``host_bytes``, and ``has_activations``; empty where not known.
+        damaged: Of each file of JSON that is there and cannot be read: its name, and what is wrong with it.
         is_running: Whether a process of this machine, or of one that shares its locks, trains it now.
     """
 
@@ -44,6 +45,7 @@ class RecordedRun:
     result: RunResult | None
     is_running: bool
     memory: Mapping[str, Any] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,17 +76,32 @@ def read_run(path: Path) -> RecordedRun:
         raise ConfigError(
             run_dir_problem(path, message, "name a folder that det-ds run has made, e.g. one of runs/*/*")
         )
-    there = RunDir(path)
+    there, damaged = RunDir(path), []
+
+    def content(file: Path) -> dict[str, Any]:
+        try:
+            found = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            damaged.append(f"{file.name} cannot be read: {error}; remove it")
+            return {}
+        if not isinstance(found, dict):
+            damaged.append(f"{file.name} is not a JSON object; remove it")
+            return {}
+        return found
+
     return RecordedRun(
         path=path,
         config=_config(there.experiment),
-        ds_config=_json(there.deepspeed_config),
+        ds_config=content(there.deepspeed_config),
         launches=read_launches(there.launches),
         records=tuple(read_records(there.metrics)),
         checkpoints=tuple(checkpoints_in(there.checkpoints)),
         result=read_result(there),
         is_running=is_held(path),
-        memory=_json(there.memory),
+        memory=content(there.memory),
+        damaged=tuple(damaged),
     )
 
 
@@ -92,11 +109,4 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         return dict(read_yaml(path).data)
     except (DeterminedDSError, OSError):
-        return {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
         return {}

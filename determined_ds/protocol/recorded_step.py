@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from determined_ds.documents.strict_json import from_json, json_text
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.pipe.recording import RecordedStep
+from determined_ds.protocol.strict_json import from_json, json_text
 
 KIND = "a step of a pipeline, recorded by determined_ds"
 FORMAT = 1

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
 
 RUNS = Path("runs")
@@ -105,9 +105,10 @@ class RunDir:
 
     def _trial(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.trial.read_bytes()))
+            found = json.loads(self.trial.read_bytes())
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     # ------------------------------------------------------------------------------- a run that resumes
 

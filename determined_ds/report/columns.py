@@ -16,7 +16,6 @@ from determined_ds.report.formatting import (
     percent,
     ratio,
     shares,
-    signed_percent,
     step_unit,
 )
 from determined_ds.report.repetition import PARTS
@@ -91,12 +90,6 @@ def _share_of(part: str) -> Callable[[Results, Row], float | None]:
 
 def _seconds_to_target(results: Results, row: Row) -> float | None:
     return None if results.target_loss is None else row.seconds_to(results.target_loss)
-
-
-def _prediction_error(_: Results, row: Row) -> float | None:
-    seconds = row.median_step_seconds
-    known = row.predicted_step_seconds is not None and seconds is not None
-    return row.predicted_step_seconds / seconds - 1 if known else None  # type: ignore[operator]
 
 
 def _micro(results: Results, row: Row) -> str | None:
@@ -221,18 +214,9 @@ CSV = {
         align="left",
     ),
     **{f"{part}_share": Column(value=_share_of(part)) for part in PARTS},
-    "predicted_step_s": Column(
-        value=_of("predicted_step_seconds"),
-        head="predicted",
-        unit=step_unit,
-        tip="Step time expected before it was measured",
-    ),
 }
 COLUMNS = {
     **CSV,
-    "prediction_error": Column(
-        value=_prediction_error, head="error", text=signed_percent, tip="Of the prediction"
-    ),
     "spread": Column(
         value=_spread,
         head="spread",

@@ -68,11 +68,6 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def signed_percent(value: float | None) -> str:
-    """Of a difference: ``+11 %``."""
-    return "–" if value is None else f"{100 * value:+,.0f} %"
-
-
 def between(spread: tuple[float, float] | None, unit: float = 1) -> str:
     """Lowest to highest: ``96.9–98.1``."""
     if spread is None:

@@ -64,7 +64,6 @@ NOT_DRAWN = {
     "seconds_per_epoch",
     "run_dir",
     "final_metrics",
-    "predicted_samples_per_second",
 } - set(FIELDS)
 WITHOUT_UNIT = {"memory": "memory_gb", "peak_memory": "peak_memory_gb", "gpu_memory": "gpu_memory_gb"}
 TEXTS = ("name", "status", "reason")

@@ -21,7 +21,6 @@ from determined_ds.report.formatting import (
     verdict,
 )
 from determined_ds.report.pictures import PICTURES
-from determined_ds.report.predictions import predictions_of
 from determined_ds.report.results import WINDOW, Results, Row
 from determined_ds.report.self_contained import self_contained
 from determined_ds.report.strengths import without_winner
@@ -34,7 +33,6 @@ LONGEST_REASON = 160  # the whole reason stands below the table
 CELLS = (
     ("step_median_s", "spread"),
     ("step_p95_s", ""),
-    ("predicted_step_s", "prediction_error"),
     ("samples_per_s", "samples_per_s_against_first"),
     ("tokens_per_s", ""),
     ("scaling_efficiency", ""),
@@ -74,7 +72,6 @@ def report_page(results: Results) -> str:
         results=results,
         repeated=any(len(row.repetitions) > 1 for row in results.measured),
         first=label(results.first, results) if results.first else "",
-        predictions=str(predictions_of(results)),
         alike=", ".join(without_winner(results)),
         heads=[_head(pair, results) for pair in heads],
         rows=[_row(row, results, pairs, best) for row in results.rows],

@@ -16,9 +16,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from determined_ds.documents.strict_json import Integer, from_json, json_text, one_of
-from determined_ds.documents.writing import write_files
-from determined_ds.report.repetition import KNOWN_KEYS, PARTS, Count, Number, Repetition, StepSeconds
+from determined_ds.documents.files import write_files
+from determined_ds.protocol.strict_json import Integer, from_json, json_text, one_of
+from determined_ds.report.repetition import KNOWN_KEYS, PARTS, Count, Number, Repetition
 
 FORMAT = 2  # of results.json: raised when its keys or their meaning change
 KIND = "results of determined_ds"
@@ -58,7 +58,6 @@ class Row:
         samples_per_step: The global batch.
         tokens_per_sample: Where samples are texts.
         estimated_model_state_bytes: Of the rank that holds most, by the memory model.
-        predicted_step_seconds: Before it was measured: by the machine's figures, or by the measurements before it.
         repetitions: In the order in which they ran.
     """
 
@@ -78,7 +77,6 @@ class Row:
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
     estimated_model_state_bytes: Number | None = None
-    predicted_step_seconds: StepSeconds | None = None
     repetitions: tuple[Repetition, ...] = ()
 
     def __post_init__(self) -> None:

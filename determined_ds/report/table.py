@@ -18,7 +18,6 @@ from determined_ds.report.formatting import (
     percent,
     reason,
 )
-from determined_ds.report.predictions import predictions_of
 from determined_ds.report.results import Results, Row
 from determined_ds.report.strengths import without_winner
 from determined_ds.report.texts import shortened
@@ -109,7 +108,6 @@ def _footnotes(results: Results) -> list[str]:
     alike = without_winner(results)
     if alike:
         notes.append(f"no row is best for {', '.join(alike)}: they differ by no more than repetitions do")
-    notes += [text] if (text := str(predictions_of(results))) else []
     if any(row.parts for row in results.measured):
         notes.append("step: a few more steps, taken apart by torch's profiler")
     if any(row.peak_memory_bytes is not None for row in results.measured):

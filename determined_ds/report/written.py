@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from determined_ds.documents.writing import write_files, write_whole
+from determined_ds.documents.files import write_files, write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.given_rows import results_of_table
 from determined_ds.report.pictures import PICTURES

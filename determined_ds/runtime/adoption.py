@@ -8,15 +8,13 @@ from typing import Any
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import PARALLEL_SIZES, SHORTHANDS, SIZES
-from determined_ds.config.numbers import AUTO
-from determined_ds.config.other_names import by_real_names
-from determined_ds.config.reconcile import ResolvedConfig, leaf_paths, reconcile
-from determined_ds.config.topology import Topology
+from determined_ds.config.fill import leaf_paths
+from determined_ds.config.layout import BATCH_KEYS, Accelerator, Topology
+from determined_ds.config.names import by_real_names
+from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES
+from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, dotted
-from determined_ds.documents.values import as_plain
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.pipe.orders import ONE_F_ONE_B
 from determined_ds.pipe.partition import MEASURED
@@ -63,7 +61,7 @@ def adopted(
         ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for.
     """
     ds, layout = made_with(engine), layout_of(engine)
-    hyperparameters = by_real_names(hyperparameters, Document(name="", data={})).hyperparameters
+    hyperparameters = by_real_names(hyperparameters).hyperparameters
     if problems := _stated_otherwise(hyperparameters, ds, layout):
         raise ConfigError(problems)
     own = {name: hyperparameters.data[name] for name in KEPT if name in hyperparameters.data}

@@ -15,13 +15,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.layout import BATCH_KEYS, Accelerator
+from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
-from determined_ds.documents.reading import read_json
-from determined_ds.documents.values import as_plain
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import read_json, write_whole
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, make_private
@@ -228,6 +226,9 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         is_own = is_fixed(model)
         engine = super().wrap_model_engine(model)
         fix_engine(engine)
+        if isinstance(engine, PipelineEngine) and engine.is_model_parallel:
+            # Each rank of a stage reads the same batches; Determined's unit expects that one hands them on.
+            self._mpu.should_build_data_loader = engine.is_first_stage() or engine.is_last_stage()
         if isinstance(engine, PlannedEngine) and not engine.loads_data:
             self._mpu.should_build_data_loader = (
                 False  # Determined's unit expects the last part on the last rank
@@ -255,7 +256,7 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         check_pipeline(engine, self._hyperparameters)
         before = self.decided_before
         if before is not None:
-            if made_with(engine).data in (before.ds_config, before.initial_ds_config):
+            if made_with(engine).data == before.ds_config:
                 return
             if self._names_ds_config and layout_of(engine) == before.topology:
                 self.reconcile_ds_config(engine._config)

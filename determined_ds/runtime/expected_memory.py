@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from determined_ds.documents.writing import write_whole
-from determined_ds.memory.activations import are_known
-from determined_ds.memory.estimate import memory_of_stages, memory_per_rank
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.documents.files import write_whole
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import memory_of_stages, memory_per_rank
 from determined_ds.runtime.checkpoints.cut_tensors import name_of_whole, whole_shape
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.shapes.counting import shape_of_built
@@ -24,7 +23,7 @@ def record_estimate(trial: Any, context: Any) -> None:
     """Write ``memory.json`` of the run directory; a collective. Not on a cluster, which has none.
 
     The engines are counted as they are, in a moment; activations go by the sizes of a transformer where its
-    configuration states them, since measuring them, as ``det-ds estimate`` does, takes seconds.
+    configuration states them, since measuring them, as ``det-ds check --memory`` does, takes seconds.
 
     Args:
         trial: Its ``tokens_per_sample``, where it has one, is the length of a sequence.
@@ -82,7 +81,7 @@ def _write(context: Any, shapes: list[ModelShape]) -> None:
         "total_bytes": sum(each.total_bytes for each in found),
         "model_states_bytes": sum(each.model_states_bytes for each in found),
         "host_bytes": sum(each.host_bytes for each in found),
-        "has_activations": all(are_known(shape) for shape in shapes),
+        "has_activations": all(shape.knows_activations for shape in shapes),
         "engines": [
             {
                 "parameters": shape.num_parameters,

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from determined_ds.config.accelerator import assumed_cuda
-from determined_ds.config.batch import BATCH_KEYS
-from determined_ds.config.hyperparameters import PARALLEL_SIZES, SIZES, TRIAL_SEED
-from determined_ds.config.reconcile import reconcile
+from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
+from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
+from determined_ds.config.resolve import reconcile
 from determined_ds.documents.document import Document
 from determined_ds.errors import CheckpointError, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
-from determined_ds.experiment.trial_file import source_of
+from determined_ds.experiment.source import source_of
 from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
 from determined_ds.runtime.checkpoints.contents import only_data, runs_code

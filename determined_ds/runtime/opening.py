@@ -14,15 +14,14 @@ from typing import Any
 import determined as det
 from determined import core
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.hyperparameters import stated_seed
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import stated_seed
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, task_of_cluster
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.space.master_random import first_trial_seed
-from determined_ds.experiment.task import Task, decide_task, hyperparameters_of, task_of_cluster
+from determined_ds.experiment.space import first_trial_seed
 from determined_ds.protocol.handed_on import REPORT
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.checkpoints.finding import determineds_folder
@@ -126,7 +125,6 @@ def _to_tools(
         devices,
         run_dir=None if task.on_cluster else context._run_dir,
         resolved=lambda: context.resolved,
-        writes_events=context.get_enable_tensorboard_logging(),
     )
 
 

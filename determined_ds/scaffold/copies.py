@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 from determined_ds.documents.document import nearest
 from determined_ds.errors import ConfigError, Problem
+from determined_ds.experiment.source import Source
 from determined_ds.scaffold.templates import PACKAGE, NewFiles, check_name
 
 # A checkout, or site-packages: model_defs lies beside this package.
@@ -69,22 +68,13 @@ def _imported(model: str) -> dict[str, str]:
     found: dict[str, str] = {}
     todo = sorted((ROOT / PACKAGES / model).glob("*.py"))
     while todo:
-        for module in _modules_in(todo.pop()):
+        for module in sorted(Source(todo.pop()).modules):
             *folders, last = module.split(".")
             path = "/".join([*folders, f"{last}.py"])
-            if folders == [PACKAGES, model] or path in found or not (ROOT / path).is_file():
+            is_other = folders[:1] == [PACKAGES] and folders != [PACKAGES, model]
+            if not is_other or path in found or not (ROOT / path).is_file():
                 continue
             for file in (path, "/".join([*folders, "__init__.py"])):
                 found[file] = (ROOT / file).read_text(encoding="utf-8")
             todo.append(ROOT / path)
     return dict(sorted(found.items()))
-
-
-def _modules_in(file: Path) -> Iterator[str]:
-    """The modules of ``model_defs`` that a file imports."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGES}."):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith(f"{PACKAGES}."))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from determined_ds.config.deepspeed.create import create_deepspeed_config
-from determined_ds.config.deepspeed.files import deepspeed_config_text
+from determined_ds.config.create import create_deepspeed_config, deepspeed_config_text
 from determined_ds.errors import ConfigError, Problem
 
 KINDS = ("data-parallel", "pipeline", "two-engine")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from determined_ds.check.space.consistency import HALVING
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.experiment.space.rungs import brackets, rungs
+from determined_ds.experiment.space import HALVING, brackets, rungs
 from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.protocol.links import relink

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.space.consistency import HALVING
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.space.rungs import rungs
+from determined_ds.experiment.space import HALVING, rungs
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
 from determined_ds.protocol.checkpoint_files import checkpoints_in

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import GPU_NODES, detect_accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment

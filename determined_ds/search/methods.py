@@ -22,9 +22,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from determined_ds.experiment.space.master_random import MasterRandom
-from determined_ds.experiment.space.rungs import DIVISOR, MAX_RUNGS, MODE, brackets, rungs
-from determined_ds.experiment.space.space import SearchSpace
+from determined_ds.experiment.space import (
+    DIVISOR,
+    MAX_RUNGS,
+    MODE,
+    MasterRandom,
+    SearchSpace,
+    brackets,
+    rungs,
+)
 
 Hparams = dict[str, Any]
 Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
@@ -77,7 +83,7 @@ class Draws:
 
     def at(self, hparams: Hparams) -> Create:
         """A trial at a given point."""
-        return Create(hparams=hparams, seed=self._random.create().trial_seed)
+        return Create(hparams=hparams, seed=self._random.trial_seed())
 
 
 def grid(space: SearchSpace) -> Iterator[Hparams]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.search.course import Course

@@ -19,8 +19,8 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from determined_ds.documents.writing import write_whole
-from determined_ds.experiment.space.space import Axis
+from determined_ds.documents.files import write_whole
+from determined_ds.experiment.space import Axis
 from determined_ds.search.display import short_names, shown
 from determined_ds.search.study import COMPLETED, DROPPED, FAILED, STOPPED, StudyTrial
 

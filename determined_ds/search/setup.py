@@ -11,20 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.one_experiment import CheckOptions, check_experiment
+from determined_ds.check.experiment import CheckOptions, check_experiment
 from determined_ds.check.output import ERROR, Finding
-from determined_ds.check.trial_class import has_stages, stages_problem
-from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.check.trial import stages_problem
 from determined_ds.config.keys import SEARCH
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
-from determined_ds.documents.differences import Difference, differences
-from determined_ds.documents.document import Document, get_path, plain_copy, words
-from determined_ds.documents.reading import read_yaml
+from determined_ds.config.params import TRIAL_SEED
+from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.documents.document import Difference, Document, differences, get_path, plain_copy, words
+from determined_ds.documents.files import read_yaml
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
+from determined_ds.experiment.source import TrialClass
 from determined_ds.launch.forking import CHECKPOINT, fork_of
 from determined_ds.launch.local_run import as_constants
 from determined_ds.protocol.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
@@ -100,17 +99,12 @@ class SearchPlan:
             ConfigError: its point is impossible.
         """
         experiment, hyperparameters = self.experiment, self.experiment.at(create.hparams)
-        problem = stages_problem(hyperparameters, experiment.trial) if self._has_no_stages else None
+        staged = experiment.pipeline_trial
+        problem = stages_problem(hyperparameters, TrialClass(staged, self.context_dir)) if staged else None
         if problem is not None:
             raise ConfigError(problem)
         where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)
         return decide_stated(experiment, hyperparameters, where, here=True)
-
-    @cached_property
-    def _has_no_stages(self) -> bool:
-        if "--pipeline-trial" in str(self.experiment.config.get("entrypoint")):  # another class has them
-            return False
-        return has_stages(self.experiment.trial, self.context_dir) is False
 
     def trial_document(self, create: Create) -> Document:
         """The experiment of one trial: its point and its seed as constants, and no search."""

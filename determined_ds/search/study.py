@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from determined_ds.experiment.space.space import Axis
+from determined_ds.experiment.space import Axis
 from determined_ds.search.course import Event, Exited, Validated
 from determined_ds.search.journal import fix_study_file, study_problem
 from determined_ds.search.methods import Create

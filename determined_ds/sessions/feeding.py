@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from determined import pytorch
 from torch.utils import data as torch_data
 
-from determined_ds.config.batch import Batch
+from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.data.samples import drawn_for, with_batch_sampler

@@ -17,15 +17,15 @@ from typing import Any
 
 from determined import core
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import stated_policy
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, plain_copy
-from determined_ds.documents.reading import read_yaml
+from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.save_policy import stated_policy
 from determined_ds.experiment.secrets import restored
 from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.last_words import closing_lines, show_closing

@@ -9,7 +9,7 @@ from typing import Any
 
 import deepspeed
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.adoption import MADE
 from determined_ds.runtime.data.passes import has_state

@@ -13,7 +13,7 @@ import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.opening import open_context
@@ -195,7 +195,7 @@ class Session:
         Raises:
             ConfigError: as for :attr:`resolved`.
         """
-        return decided(self.context, "s.ds_config").initial_ds_config
+        return decided(self.context, "s.ds_config").ds_config
 
     @property
     def batches_trained(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from determined_ds.config.hyperparameters import parse_hyperparameters
+from determined_ds.config.params import parse_hyperparameters
 from determined_ds.documents.document import Document
 from determined_ds.errors import Problem, shown
 from determined_ds.transformers.filling import ARGUMENTS, STATED_TWICE
@@ -14,7 +14,7 @@ from determined_ds.transformers.lengths import fields_of_fit, length_of_fields
 TAKE_OURS = "use determined_ds.transformers.TrainingArguments, which takes the hyperparameters"
 ASHA = ("adaptive_asha", "async_halving")
 # What transformers calls a tool -> what hyperparameters.logging calls it.
-REPORTERS = {"wandb": "wandb", "mlflow": "mlflow", "comet_ml": "comet", "tensorboard": "tensorboard"}
+REPORTERS = {"wandb": "wandb", "mlflow": "mlflow"}
 OWN_UNITS = ("batches", "epochs")
 
 

@@ -15,9 +15,8 @@ import torch
 import transformers
 from determined import core
 
-from determined_ds.config.fit_options import FitOptions
-from determined_ds.config.hyperparameters import parse_hyperparameters
-from determined_ds.documents.writing import write_whole
+from determined_ds.config.params import FitOptions, parse_hyperparameters
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, NotFiniteError, Problem, TrainingError
 from determined_ds.protocol.best import finite, is_better
 from determined_ds.protocol.heartbeat import HEART
@@ -36,11 +35,7 @@ from determined_ds.transformers.measured_training import measured_training
 from determined_ds.transformers.profiled_training import ProfiledTraining
 from determined_ds.transformers.reported import TRAINING, VALIDATION, Stopwatch, group_of, reported
 from determined_ds.transformers.stop_question import StopQuestion
-from determined_ds.transformers.taken_apart import (
-    TrainerBreakdown,
-    correct_instruments,
-    trainer_breakdown,
-)
+from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.engine import print_communication
 
 logger = logging.getLogger("determined_ds")
@@ -97,7 +92,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         run = None if self._trial is None else self._trial.run
         self._measured = measured_training(run, core_context, args)
         self._profiled: ProfiledTraining | None = None
-        self._parts: TrainerBreakdown | None = None
         self._progress = panel_for_trainer(run, is_chief=self._is_chief)
         if self._trial is not None:
             self._resume(self._trial, args)
@@ -172,9 +166,8 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._measured is not None:
             self._measured.begin(args, state, model=kwargs["model"], optimizer=kwargs["optimizer"])
         self._profiled = self._profiling(args, kwargs["model"], kwargs["optimizer"])
-        correct_instruments(args)
-        if self._fit.breakdown and self._measured is None:
-            self._parts = trainer_breakdown(self.core_context, args, kwargs["model"])
+        if getattr(args, "hf_deepspeed_config", None) is not None:
+            correct_comms_logger()
         self._progress.start(
             total=state.max_steps,
             done=state.global_step,
@@ -186,8 +179,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """Report the evaluation before the step."""
         if self._profiled is not None:
             self._profiled.taken()
-        if self._parts is not None:
-            self._parts.begin_step()
         _PATIENCE.close()
         self._report_validation(state)
 
@@ -218,8 +209,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         control.should_log = control.should_log or control.should_save or control.should_training_stop
         if control.should_log:
             self._memory = self.core_context.distributed.allgather(rank_memory(args.device))
-        if self._parts is not None:
-            self._parts.end_step(is_reported=control.should_log)
         if control.should_evaluate or control.should_save:
             self._be_patient()
 
@@ -291,8 +280,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._profiled is not None:
             self._profiled.close()
         print_communication()
-        if self._parts is not None:
-            self._parts.close()
         self._report_validation(state)
         self._progress.stop()
         self._is_training = False
@@ -336,8 +323,6 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if steps_per_s is not None:
             samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["samples_per_second"] = steps_per_s * samples
-        if self._parts is not None:
-            metrics.update(self._parts.metrics(metrics.get("samples_per_second")))
         if self._memory:
             metrics.update(memory_metrics(self._memory))
         self.core_context.train.report_training_metrics(steps_completed=state.global_step, metrics=metrics)

@@ -15,13 +15,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.autofill import HYPERPARAMETER_NAMES
-from determined_ds.config.deepspeed.instruments import without_instruments
-from determined_ds.config.deepspeed.learning_rate import LR, stated_rate
-from determined_ds.config.hyperparameters import OVERWRITES, PARALLEL_SIZES, parse_hyperparameters, stated_at
-from determined_ds.config.numbers import AUTO, LARGEST
-from determined_ds.config.reconcile import ResolvedConfig, reconcile
+from determined_ds.config.fill import HYPERPARAMETER_NAMES, LR, stated_rate
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import (
+    AUTO,
+    LARGEST,
+    OVERWRITES,
+    PARALLEL_SIZES,
+    parse_hyperparameters,
+    stated_at,
+)
+from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.transformers.lengths import fields_of_fit, length_of_fields, length_problems
@@ -137,8 +141,7 @@ def fill(
     ]
     if problems:
         raise ConfigError(problems, resolved.warnings)
-    ds_config = without_instruments(completed.handed_on(resolved), resolved.switched_on)
-    return Filled(resolved=resolved, ds_config=ds_config, fields=fields)
+    return Filled(resolved=resolved, ds_config=completed.handed_on(resolved), fields=fields)
 
 
 class _Completion:

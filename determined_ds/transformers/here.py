@@ -9,11 +9,11 @@ from typing import Any
 
 import determined as det
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.task import Task, task_of_cluster
+from determined_ds.experiment.decide import Task, task_of_cluster
 from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.upstream import load_deepspeed
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import transformers
 
-from determined_ds.config.numbers import AUTO
-from determined_ds.config.reconcile import ResolvedConfig, leaf_paths
-from determined_ds.config.resolve import Where
+from determined_ds.config.fill import leaf_paths
+from determined_ds.config.params import AUTO
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document, dotted, get_path, plain_copy, unknown_key
-from determined_ds.documents.reading import read_json
+from determined_ds.documents.files import read_json
 from determined_ds.errors import ConfigError, Problem, shown
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.transformers.filling import ARGUMENTS, STATED_TWICE, Filled, Given, fill

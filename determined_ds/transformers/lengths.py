@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from determined_ds.config.fit_options import Duration, FitOptions, Length
+from determined_ds.config.params import Duration, FitOptions, Length
 from determined_ds.documents.document import Document
 from determined_ds.errors import Problem
 

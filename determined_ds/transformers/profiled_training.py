@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from determined import core
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 from determined_ds.protocol.profile_files import DATA, CaptureRecord
 from determined_ds.runtime.profiling.capture import Capture, folder_of_traces, kept_in
 from determined_ds.runtime.profiling.flops import FlopCount

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.deepspeed.instruments import without_instruments
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import divided_layers, returned, tensor_parallel
 from determined_ds.trial.ddp import DDP, initialize_ddp
 from determined_ds.trial.engine import check_optimizer, check_sparse_gradients, fix_engine
 from determined_ds.trial.kernels import choose_sdpa_kernel, compile_engine, configure_checkpointing
-from determined_ds.trial.of_context import resolved_of
+from determined_ds.trial.of_context import Arguments, resolved_of
 from determined_ds.trial.ordered_engine import initialize
 from determined_ds.trial.schedules import check_rates, give_schedule
 from determined_ds.trial.stream_loader import StreamLoader, is_stream
@@ -85,7 +83,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     def __init__(self, context: det_ds.DeepSpeedTrialContext) -> None:
         self.context = context
-        self.args = AttrDict(context.get_hparams())
+        self.args = Arguments(context.get_hparams())
         self.resolved = resolved_of(context)
         self._groups: list[tuple[Any, list[set[int]]]] = []
         self._check_loop()
@@ -98,7 +96,8 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
     def _build(self) -> None:
         """Build the model and its engine."""
-        if type(self).initialize is ReconciledTrial.initialize:  # else it may have an mpu of its own
+        # A pipeline's layers cut themselves; where initialize is another, there may be an mpu of its own.
+        if self.is_whole and type(self).initialize is ReconciledTrial.initialize:
             self.resolved = tensor_parallel.decided(self.context, self.resolved)
         self.engine = self.initialize(returned.model(self, self.build_model()), self.resolved.ds_config)
 
@@ -328,11 +327,10 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
             if optimizer is not None:
                 check_optimizer(optimizer, ds_config)
             check_sparse_gradients(model, ds_config)
-            given = without_instruments(ds_config, self.resolved.switched_on)
-            made_of = {"model": model, **divided_layers.arguments(optimizer, parameters, given)}
+            made_of = {"model": model, **divided_layers.arguments(optimizer, parameters, ds_config)}
             names = divided_layers.names_of(model)
-            with divided_layers.carried_out(model, given) as mpu:
-                engine = initialize(**made_of, mpu=mpu or self.sequence.unit, config=given)
+            with divided_layers.carried_out(model, ds_config) as mpu:
+                engine = initialize(**made_of, mpu=mpu or self.sequence.unit, config=dict(ds_config))
             fix_engine(engine)
             groups = divided_layers.afterwards(groups, names, model)
         give_schedule(self, engine, ds_config)

@@ -19,7 +19,7 @@ from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 from deepspeed.utils import comms_logging
 from deepspeed.utils.logging import print_dist
 
-from determined_ds.documents.values import as_plain
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial.comms_logger import correct_comms_logger
 from determined_ds.trial.expert_parallel import clip_by_all_experts, expert_layers

@@ -13,7 +13,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from determined_ds.config.hyperparameters import SDPA_KERNELS
+from determined_ds.config.params import SDPA_KERNELS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1
 from determined_ds.trial.ordered_module import PlannedModule
@@ -29,7 +29,7 @@ def choose_sdpa_kernel(kernel: str | None) -> None:
     twice as fast (torch 2.13). It adds up in half precision, so compare the loss before using it.
 
     Args:
-        kernel: One of :data:`determined_ds.config.hyperparameters.SDPA_KERNELS`.
+        kernel: One of :data:`determined_ds.config.params.SDPA_KERNELS`.
 
     Source: ``torch.backends.cuda``, whose switches hold on CPUs too (``sdp_utils_cpp.cpp`` in torch 2.13).
     """

@@ -5,14 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attrdict import AttrDict
 from determined import pytorch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where, resolve
+from determined_ds.config.resolve import ResolvedConfig, Where, resolve
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document
+from determined_ds.documents.document import Document, nearest
 from determined_ds.errors import ConfigError, Problem
+
+
+class Arguments(AttrDict):  # type: ignore[misc]
+    """The hyperparameters by attribute, as ``self.args``; for a name that there is not it names the nearest."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+        guess = nearest(name, map(str, self))
+        fix = f"did you mean {guess}?" if guess else f"there are {', '.join(map(str, self)) or 'none'}"
+        raise AttributeError(f"there is no hyperparameter {name}; {fix}")
 
 
 def completed_hparams(

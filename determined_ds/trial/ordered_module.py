@@ -11,7 +11,7 @@ from typing import Any
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 
-from determined_ds.config.topology import Topology
+from determined_ds.config.layout import Topology
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline
 from determined_ds.pipe.partition import Bounds
 from determined_ds.trial.seeded_module import SeededModule

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import ZB_H1, Pipeline
@@ -18,6 +19,7 @@ from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial
 from determined_ds.trial.measured_partition import measured_partition
 from determined_ds.trial.ordered_module import made_module, process_topology
+from determined_ds.trial.tensor_parallel import KEY, SIZE, degree_in
 
 
 class PipelineTrial(ReconciledTrial):
@@ -87,8 +89,14 @@ class PipelineTrial(ReconciledTrial):
         """
         pipe = self.resolved.strategy.pipeline
         self._check_schedule(pipe)
+        if (degree := degree_in(self.resolved.ds_config)) > 1:
+            message = f"{type(self).__name__} is a PipelineTrial, and AutoTP cuts whole models alone"
+            fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
+            raise ConfigError(
+                Problem(key=f"{KEY}.autotp_size", value=degree, message=message, fix=fix, code=KEY)
+            )
         layers = returned.layers(self, self.build_layers(), pipe.ranks, pipe.chunks)
-        method, bounds = returned.partition_method(self, self.chosen_partition), None
+        method, bounds = returned.partition_method(self, self.chosen_partition, layers), None
         if method == MEASURED and pipe.ranks > 1:
             bounds = measured_partition(self, layers, pipe, self._checked_loss).bounds
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its layers, whatever its log level
@@ -103,6 +111,7 @@ class PipelineTrial(ReconciledTrial):
                 activation_checkpoint_interval=self.activation_checkpoint_interval,
                 checkpointable_layers=self.checkpointable_layers,
             )
+        self._check_cut(module)
         self.load_weights(module)
         return module
 
@@ -148,6 +157,23 @@ class PipelineTrial(ReconciledTrial):
         if key:
             fix = "take another hyperparameters.pipe_schedule"
             raise ConfigError(Problem(key=key, message=message, fix=fix, code="zb-h1"))
+
+    def _check_cut(self, module: PipelineModule) -> None:
+        """Refuse ranks that are to share layers, and hold all of them each; a collective."""
+        degree = self.resolved.topology.model_parallel_size
+        distributed = self.context.distributed
+        if degree == 1 or distributed is None:
+            return
+        if any(distributed.allgather(any(map(is_model_parallel_parameter, module.parameters())))):
+            return
+        kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in module.forward_funcs)) or "no layers"
+        name = type(self).__name__
+        message = f"no parameter of {name}'s layers ({kinds}) is cut among ranks, so {degree} would compute the same"
+        fix = (
+            "set model_parallel_size to 1; or build layers that hold a part each, whose parameters have the attribute "
+            "model_parallel = True"
+        )
+        raise ConfigError(Problem(key=SIZE, value=degree, message=message, fix=fix, code=KEY))
 
     def _checked_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         return returned.pipeline_loss(self, self.loss(outputs, targets))

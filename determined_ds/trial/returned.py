@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from determined import pytorch
 
 from determined_ds.documents.document import nearest
 from determined_ds.errors import Problem, TrainingError, TrialError
-from determined_ds.pipe.partition import METHODS, method_problem
+from determined_ds.pipe.partition import BY_TYPE, METHODS, method_problem
 from determined_ds.trial.author import described, failed, method_of, written_by_author, wrong
 from determined_ds.trial.stream_loader import is_stream
 
@@ -98,10 +99,28 @@ def layers(trial: Any, value: Any, num_stages: int, chunks: int = 1) -> list[Any
     return found
 
 
-def partition_method(trial: Any, value: Any) -> str:
-    """Check the attribute ``partition_method``, or the hyperparameter that overrides it."""
-    if message := method_problem(value):
-        key, fix = f"{type(trial).__name__}.partition_method", f"use {', '.join(METHODS)} or e.g. type:Block"
+def partition_method(trial: Any, value: Any, layers: Iterable[Any]) -> str:
+    """Check the attribute ``partition_method``, or the hyperparameter that overrides it, with the layers to share out.
+
+    Source: ``PipelineModule._find_layer_type`` in deepspeed 0.19.8's runtime/pipe/module.py.
+    """
+    message, fix = method_problem(value), f"use {', '.join(METHODS)} or e.g. type:Block"
+    if not message and str(value).startswith(BY_TYPE):
+        kinds = [layer.typename if isinstance(layer, LayerSpec) else layer for layer in layers]
+        kinds = [type(kind) if isinstance(kind, torch.nn.Module) else kind for kind in kinds]
+        names = dict.fromkeys(str(kind.__name__) for kind in kinds if hasattr(kind, "__name__"))
+        pattern = str(value).removeprefix(BY_TYPE)
+        if not any(re.search(pattern, name, re.IGNORECASE) for name in names):
+            message = f"matches no layer: they are {', '.join(names) or 'functions without a name'}"
+            guess = nearest(pattern, names)
+            fix = (
+                f"write type:{guess}, or use {', '.join(METHODS)}"
+                if guess
+                else f"name one of them, or use {', '.join(METHODS)}"
+            )
+    if message:
+        is_stated = trial.resolved.strategy.partition_method is not None
+        key = f"{'hyperparameters' if is_stated else type(trial).__name__}.partition_method"
         raise TrialError(Problem(key=key, value=value, message=message, fix=fix, code="partition-method"))
     return str(value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from determined_ds.config.deepspeed.learning_rate import PEAKS
+from determined_ds.config.fill import PEAKS
 from determined_ds.errors import ConfigError, Problem, TrialError
 from determined_ds.trial.author import described, method_of, wrong
 

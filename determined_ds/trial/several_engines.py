@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.hyperparameters import PARALLEL_SIZES
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where, resolve
+from determined_ds.config.params import PARALLEL_SIZES
+from determined_ds.config.resolve import ResolvedConfig, Where, resolve
 from determined_ds.documents.document import Document, KeyPath
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.trial import returned
 from determined_ds.trial.base import ReconciledTrial

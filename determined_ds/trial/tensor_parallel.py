@@ -18,7 +18,7 @@ from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.utils import groups
 from determined.pytorch import deepspeed as det_ds
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 
 KEY, SIZE = "tensor_parallel", "hyperparameters.model_parallel_size"

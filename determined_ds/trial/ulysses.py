@@ -19,7 +19,7 @@ import deepspeed.comm as dist
 import torch
 from torch import Tensor
 
-from determined_ds.config.topology import whole_sequences
+from determined_ds.config.layout import whole_sequences
 from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.trial.mpu import DeepSpeedMPU
 

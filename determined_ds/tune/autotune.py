@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
@@ -16,10 +15,7 @@ from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import STOPPED, Results, Row
 from determined_ds.tune.axes import AXES
 from determined_ds.tune.candidates import Candidate, candidates_of, memory_of_rank, reference_of
-from determined_ds.tune.choice import Base
-from determined_ds.tune.emit import emitted, stated
 from determined_ds.tune.measurement import Watch
-from determined_ds.tune.rates import rates_here
 from determined_ds.tune.selection import METRICS, Budget, Measured, Tuning
 from determined_ds.tune.stage_axes import Left
 from determined_ds.tune.winner import winner_yaml
@@ -29,7 +25,6 @@ BEST = "best.yaml"
 TOKENS = "tokens_per_second"
 SHORTEST_S = 30  # starting the ranks alone takes about ten seconds
 UNITS = {"s": 1, "m": 60, "h": 3600}
-UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +38,6 @@ class Autotune:
         dropped: Reason -> how many choices cannot run.
         left: What is not searched, and why.
         unknown_sizes: Why the sizes of the model are not known; "" where they are.
-        figures: Where the rates of this machine are from, in words.
     """
 
     workbench: Workbench
@@ -52,18 +46,15 @@ class Autotune:
     dropped: dict[str, int]
     left: tuple[Left, ...]
     unknown_sizes: str = ""
-    figures: str = ""
 
-    def header(self, *, runs_here: bool = True) -> list[str]:
+    def header(self) -> list[str]:
         """What there is to choose from, in a few lines for people."""
         experiment = self.workbench.base.experiment
         lines = [
             f"{experiment.name}: {len(self.tuning.candidates)} ways to train it on {experiment.slots} slots,"
             f" global batch {self.workbench.base.resolved.batch.global_batch_size}",
+            f"  run dir  {short(self.workbench.run_dir)}",
         ]
-        if runs_here:
-            lines.append(f"  run dir  {short(self.workbench.run_dir)}")
-            lines.append(f"  figures  {self.figures}")
         lines += [f"  dropped  {count:>4} that cannot run: {why}" for why, count in self.dropped.items()]
         lines += [f"  left out {each.axis}: {each.reason}" for each in self.left]
         if self.unknown_sizes:
@@ -115,19 +106,6 @@ class Autotune:
         """Every row so far, the experiment as it was first."""
         return self.workbench.results(self.tuning.rows)
 
-    def emit(self, path: Path) -> None:
-        """Write the same tuning as an experiment for a cluster."""
-        text = emitted(
-            self.workbench.base,
-            [stated(candidate.variant) for candidate in self.tuning.candidates],
-            self.left,
-            metric=self.tuning.metric,
-            smaller_is_better=METRICS[self.tuning.metric],
-            steps=self.workbench.request.steps,
-            warmup=self.workbench.request.warmup,
-        )
-        write_files({path: text}, overwrite=True)
-
 
 def prepare_autotune(
     request: Request,
@@ -136,7 +114,6 @@ def prepare_autotune(
     budget: str,
     over: Sequence[str],
     tolerance: float,
-    for_cluster: bool = False,
     say: Say = print,
 ) -> Autotune:
     """Decide a tuning from the options of ``det-ds autotune``.
@@ -148,21 +125,17 @@ def prepare_autotune(
     found.of(lambda: check_names("--over", over, tuple(AXES), "axis"))
     found.of(lambda: check_names("--metric", [metric], tuple(METRICS), "metric"))
     allowed = found.of(lambda: parse_budget(budget))
-    workbench = open_workbench(request, found, "autotune", for_cluster=for_cluster, say=say)
+    workbench = open_workbench(request, found, "autotune", say=say)
     assert allowed is not None
     base = workbench.base
-    if for_cluster and base.experiment.script is not None:
-        raise ConfigError(_not_emitted(base))
-    memory = UNLIMITED if for_cluster else memory_of_rank(base)  # a cluster's slots are not known
     sizes = Sizes(base=base)
-    candidates = candidates_of(base, over, sizes, memory)
+    candidates = candidates_of(base, over, sizes, memory_of_rank(base))
     shape = candidates.possible[0].shape
     if metric == TOKENS and (shape is None or not shape.sequence_length):
         raise ConfigError(_no_tokens(workbench))
     if len(candidates.possible) < 2:
         raise ConfigError(_nothing_to_choose(candidates.dropped, candidates.left))
     interrupts = Interrupts("ending the measurement; the best so far is written")
-    rates, figures = (None, "") if for_cluster else rates_here(base.accelerator)
     tuning = Tuning(
         candidates=candidates.possible,
         reference=reference_of(base, sizes),
@@ -172,7 +145,6 @@ def prepare_autotune(
         warmup=request.warmup,
         tolerance=tolerance,
         say=say,
-        rates=rates,
     )
     return Autotune(
         workbench=workbench,
@@ -181,7 +153,6 @@ def prepare_autotune(
         dropped=candidates.dropped,
         left=candidates.left,
         unknown_sizes=sizes.unknown,
-        figures=figures,
     )
 
 
@@ -231,15 +202,6 @@ def _no_tokens(workbench: Workbench) -> Problem:
         message=f"{experiment.trial or experiment.script} does not say how many tokens a sample has",
         fix=fix,
         code="metric",
-    )
-
-
-def _not_emitted(base: Base) -> Problem:
-    return Problem(
-        key="--emit",
-        message=f"on a cluster {base.experiment.script} runs by itself, and only a trial can measure itself there",
-        fix="tune it here without --emit, or write a search over zero_stage and micro_batch_size by hand",
-        code="script-emit",
     )
 
 

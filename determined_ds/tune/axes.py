@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.forms import plain_forms
-from determined_ds.config.numbers import AUTO
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.params import AUTO
+from determined_ds.config.strategy import plain_forms
 from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
 from determined_ds.tune.stage_axes import Left, order_words, orders_of, partitions_of, unordered
@@ -123,7 +123,7 @@ def _offloads(
 ) -> tuple[tuple[bool, bool], ...]:
     """(optimizer, parameters) that the form of a choice can offload."""
     alike = [
-        (each.offload_optimizer, each.offload_param)
+        (bool(each.offload_optimizer), bool(each.offload_param))
         for each in plain_forms(has_stages=form.pipe_parallel_size > 1)
         if each.zero_stage == form.zero_stage
     ]

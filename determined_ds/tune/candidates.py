@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 import psutil
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory import ModelShape, format_bytes, usable_bytes
+from determined_ds.memory.fitting import usable_bytes
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.units import format_bytes
 from determined_ds.tune.axes import choices_of, name_of
 from determined_ds.tune.choice import Base, Choice
 from determined_ds.tune.cost import memory_bytes
@@ -158,7 +160,7 @@ def _too_large(base: Base, needed: int, limit: int) -> Problem:
         value=base.experiment.slots,
         origin=base.document.origin(("resources", "slots_per_trial")),
         message=f"a rank needs {format_bytes(needed)} as the experiment is, and here has {format_bytes(limit)}",
-        fix="use a strategy that fits, as det-ds estimate CONFIG lists them, or a larger machine",
+        fix="use a strategy that fits, as det-ds check CONFIG --memory lists them, or a larger machine",
         code="memory",
     )
 

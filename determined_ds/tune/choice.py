@@ -12,19 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.trial_class import has_stages
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.deepspeed.normalized import normalized
-from determined_ds.config.hyperparameters import OVERWRITES
-from determined_ds.config.other_names import with_real_names
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
+from determined_ds.check.trial import check_entrypoint, has_stages
+from determined_ds.config.layout import Accelerator
+from determined_ds.config.names import with_real_names
+from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
-from determined_ds.experiment.code_check import check_entrypoint, not_measured
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.trial_file import parsed, source_of
+from determined_ds.experiment.source import Source, TrialClass, source_of
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline, default_chunks
 from determined_ds.tune.read_code import Sources
 
@@ -97,9 +93,8 @@ class Base:
     Args:
         document: Its YAML, overrides applied; one point, where it is a search.
         experiment: The same, read.
-        ds: Its DeepSpeed JSON with ``overwrite_deepspeed_args`` overlaid, in the current form and with current names;
-            nothing is filled in.
-        written: The same as it stands, with its places.
+        ds: Its DeepSpeed JSON with what hyperparameters overwrite, in the current form; nothing is filled in.
+        written: The same with its places.
         resolved: What it runs with as it is.
         context_dir: The folder with the code.
         accelerator: What the ranks compute on.
@@ -182,22 +177,19 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         data = {**document.data, "hyperparameters": point, "searcher": searcher}
         document = document.holding(data)
         experiment = parse_experiment(document)
-    check_entrypoint(experiment, context_dir, needs_library=not_measured)
+    check_entrypoint(experiment, context_dir, option="--measure")
     where = Where(context_dir=context_dir, accelerator=accelerator)
     resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
     if resolved is None:
         raise ConfigError(left_open(experiment))
     document = with_real_names(document)
     experiment = parse_experiment(document)
-    ds = where.deepspeed_json(experiment.hyperparameters)
-    for key, value in (experiment.hyperparameters.get((OVERWRITES,)) or {}).items():
-        ds = ds.overwritten((key,), value, "overwrite_deepspeed_args")
     replicated, staged = _forms(experiment.trial, context_dir) if experiment.trial else (None, None)
     return Base(
         document=document,
         experiment=experiment,
-        ds=normalized(ds).data,
-        written=ds,
+        ds=resolved.stated.data,
+        written=resolved.stated,
         resolved=resolved,
         context_dir=context_dir,
         accelerator=accelerator,
@@ -214,17 +206,12 @@ def _constant(value: Any) -> Any:
 def _forms(trial: str, context_dir: Path) -> tuple[str | None, str | None]:
     """The trials of a module without and with pipeline stages: the experiment's own, and its nearest sister."""
     module, _, own = trial.partition(":")
-    source = source_of(module, context_dir)
-    names = [own]
-    if source is not None:
-        tree = parsed(source.read_bytes())
-        names += sorted(
-            (node.name for node in tree.body if type(node).__name__ == "ClassDef"),  # type: ignore[attr-defined]
-            key=lambda name: -_common(name, own),
-        )
+    file = source_of(module, context_dir)
+    classes = [] if file is None else Source(file, context_dir).classes
+    names = [own, *sorted(classes, key=lambda name: -_common(name, own))]
     forms: dict[bool, str] = {}
     for name in names:
-        staged = has_stages(f"{module}:{name}", context_dir)
+        staged = has_stages(TrialClass(f"{module}:{name}", context_dir))
         if staged is None and name == own:  # written by hand: what it does with stages is its own affair
             staged = False
         if staged is not None and not name.startswith("_"):

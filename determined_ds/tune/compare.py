@@ -7,17 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from determined_ds.config.forms import FORMS
-from determined_ds.config.profiled_steps import MOST_ACTIVE
+from determined_ds.config.params import MOST_ACTIVE
+from determined_ds.config.strategy import FORMS
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.memory import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.report.results import CANNOT_RUN, MEASURED, STOPPED, Results, Row
 from determined_ds.tune.measurement import estimated_state_bytes, in_words, merged, unmeasured
-from determined_ds.tune.rates import rates_here
-from determined_ds.tune.step_times import expected_step_s
 from determined_ds.tune.variants import Variant, named_variants
 from determined_ds.tune.workbench import Request, Say, Workbench, check_names, open_workbench, shape_of
 
@@ -40,7 +38,6 @@ class Comparison:
     repeat: int
     parts: int = 0
     _rows: dict[int, list[Row]] = field(default_factory=dict)
-    _predicted: list[float | None] = field(default_factory=list)
 
     def run(self, interrupts: Interrupts) -> Results:
         """Measure, and write the report after each run; stop early when interrupted.
@@ -49,12 +46,10 @@ class Comparison:
             ConfigError: another process writes to the run directory.
         """
         with RunLock(self.workbench.run_dir):
-            shapes = self._shapes()
             estimates = [
                 None if shape is None else estimated_state_bytes(variant, shape)
-                for variant, shape in zip(self.variants, shapes, strict=True)
+                for variant, shape in zip(self.variants, self._shapes(), strict=True)
             ]
-            self._predicted = self._predictions(shapes)
             self._rows = {index: [] for index in range(len(self.variants))}
             for repetition in range(self.repeat):
                 for index in in_turn(len(self.variants), repetition):
@@ -86,20 +81,9 @@ class Comparison:
             self._rows[index] or [unmeasured(variant, STOPPED, "not measured yet")]
             for index, variant in enumerate(self.variants)
         ]
-        found = zip(known, estimates, self._predicted, strict=True)
         return [
-            replace(merged(rows), estimated_model_state_bytes=estimate, predicted_step_seconds=predicted)
-            for rows, estimate, predicted in found
-        ]
-
-    def _predictions(self, shapes: Sequence[ModelShape | None]) -> list[float | None]:
-        """Seconds of a step of each by this machine's figures; None where they, or the model's sizes, are unknown."""
-        rates, source = rates_here(self.workbench.base.accelerator)
-        if rates.knows_training:
-            self.workbench.say(f"predictions  by figures {source}")
-        return [
-            None if variant.resolved is None else expected_step_s(variant.resolved.strategy, shape, rates)
-            for variant, shape in zip(self.variants, shapes, strict=True)
+            replace(merged(rows), estimated_model_state_bytes=estimate)
+            for rows, estimate in zip(known, estimates, strict=True)
         ]
 
     def _shapes(self) -> list[ModelShape | None]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from determined_ds.config.strategy import ELEMENT_BYTES
-from determined_ds.memory import ModelShape, memory_per_rank
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import memory_per_rank
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES
 from determined_ds.pipe.partition import MEASURED
-from determined_ds.tune.rates import Rates
-from determined_ds.tune.step_times import step_times
+from determined_ds.tune.step_times import step_seconds
 from determined_ds.tune.variants import Variant
 
 Vector = npt.NDArray[np.float64]
@@ -97,16 +96,12 @@ class CostModel:
         own: The experiment's own micro-batch size, from which doublings are counted.
         knows_sizes: Whether the model's sizes are known. Without them there is no arithmetic: what is usual of each
             effect is all that is known before the first measurement, and each may be further off.
-        rates: Of a rank of this machine, as far as they were measured; assumed, if None.
     """
 
-    def __init__(self, own: int, *, knows_sizes: bool = True, rates: Rates | None = None) -> None:
+    def __init__(self, own: int, *, knows_sizes: bool = True) -> None:
         self._own = own
-        self._rates = rates
         wider = 1.0 if knows_sizes else UNKNOWN_SIZES
-        # What a precision gains is in the rates, where steps of it were timed.
-        timed = {name for name in ELEMENT_BYTES if rates is not None and rates.knows_precision(name)}
-        self._mean: Vector = np.array([0.0 if name in timed else EFFECTS[name][0] for name in NAMES])
+        self._mean: Vector = np.array([EFFECTS[name][0] for name in NAMES])
         self._precision: Vector = np.diag([(wider * EFFECTS[name][1]) ** -2 for name in NAMES])
         self._rows: dict[int, tuple[Variant, Vector, float]] = {}  # by identity: a cache
 
@@ -135,7 +130,7 @@ class CostModel:
     def _row(self, variant: Variant, shape: ModelShape | None) -> tuple[Vector, float]:
         """A variant's effects, and the logarithm of its arithmetic; 0 where there is none."""
         if id(variant) not in self._rows:
-            known = 0.0 if shape is None else math.log(arithmetic(variant, shape, self._rates))
+            known = 0.0 if shape is None else math.log(arithmetic(variant, shape))
             self._rows[id(variant)] = variant, self._effects(variant, shape), known
         return self._rows[id(variant)][1:]
 
@@ -175,18 +170,17 @@ class CostModel:
         return np.array([values.get(name, 0.0) for name in NAMES])
 
 
-def arithmetic(variant: Variant, shape: ModelShape, rates: Rates | None = None) -> float:
-    """Seconds of a step by arithmetic alone; at assumed rates up to a factor that all variants share.
+def arithmetic(variant: Variant, shape: ModelShape) -> float:
+    """Seconds of a step by arithmetic alone, up to a factor that all variants share.
 
     Args:
         variant: One that can run.
         shape: Of its model.
-        rates: Of a rank; assumed, if None.
     """
     resolved = variant.resolved
     assert resolved is not None
     strategy = resolved.strategy.checkpointed_by(shape.checkpoint_interval)
-    return step_times(strategy, shape, rates or Rates(accelerator=resolved.accelerator.name)).total_s
+    return step_seconds(strategy, shape, resolved.accelerator.name)
 
 
 def memory_bytes(variant: Variant, shape: ModelShape) -> int:

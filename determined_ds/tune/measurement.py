@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from determined_ds.config.deepspeed.instruments import BREAKDOWN
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.launch.trial_process import TrialProcess
-from determined_ds.memory import ModelShape
-from determined_ds.memory.states import model_states
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import model_states
 from determined_ds.protocol.conclusion import INVALID, RunResult
 from determined_ds.protocol.profile_files import traces_in
 from determined_ds.protocol.run_dir import STEP_GROUP, RunDir
@@ -65,7 +64,7 @@ def measure(
         parts: Further steps, not timed, that are taken apart.
     """
     assert variant.document is not None
-    document = _without_instruments(variant.document)
+    document = variant.document
     if (there := _known(variant, document, run_dir, steps, warmup)) is not None:
         return there
     arguments = ["--measure", str(steps), "--warmup", str(warmup), "--engine", variant.choice.engine]
@@ -183,14 +182,6 @@ def unmeasured(variant: Variant, status: str, reason: str) -> Row:
         precision=resolved.strategy.precision,
         samples_per_step=resolved.batch.global_batch_size,
     )
-
-
-def _without_instruments(document: Document) -> Document:
-    """An experiment without ``fit.breakdown``, which takes time of its own."""
-    for place in (("hyperparameters", *BREAKDOWN), ("hyperparameters", BREAKDOWN[0], "val", *BREAKDOWN[1:])):
-        if document.get(place):
-            document = document.overwritten(place, False, "a measurement")
-    return document
 
 
 def _known(variant: Variant, document: Document, run_dir: Path, steps: int, warmup: int) -> Row | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from determined_ds.config.strategy import SWITCHES
-from determined_ds.experiment.code_check import LIBRARY, Script, find_script
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.trial_file import source_of
+from determined_ds.experiment.source import Script, find_script, keyword, source_of
 
 # Arguments of transformers that take hyperparameters, torch_compile among them.
 HF_ARGUMENTS = re.compile(r"^from determined_ds\.transformers import (\([^)]*|.*)Arguments\b", re.MULTILINE)
@@ -24,10 +22,13 @@ class Sources:
     Args:
         text: Of all files, one after the other.
         is_script: Whether they are of a script, which reads its hyperparameters itself.
+        builds_optimizer: Whether a script hands an optimizer to ``deepspeed.initialize``, which ignores that of the
+            JSON then.
     """
 
     text: str
     is_script: bool = False
+    builds_optimizer: bool = False
 
     @classmethod
     def of(cls, experiment: Experiment, context_dir: Path) -> Sources:
@@ -41,10 +42,10 @@ class Sources:
         if script is None:
             return cls(text=_joined(_beside(experiment.trial, context_dir)))
         file = find_script(script, context_dir)
-        files = Script(file=file, context_dir=context_dir).trees if file is not None else ()
-        library = context_dir / LIBRARY  # where the context directory is a checkout of it
-        own = (each for each in files if not each.is_relative_to(library))
-        return cls(text=_joined(own), is_script=True)
+        found = Script(file=file, context_dir=context_dir).sources if file is not None else {}
+        calls = (call for each in found.values() for call, name in each.calls if name.endswith("initialize"))
+        builds = any(keyword(call, "optimizer") is not None for call in calls)
+        return cls(text=_joined(found), is_script=True, builds_optimizer=builds)
 
     def reads(self, name: str) -> bool:
         """Whether a hyperparameter of this name is read: the name is in quotes, or is a field with a type."""
@@ -60,16 +61,6 @@ class Sources:
         """Whether inputs are cast where the model is in bf16: this library's loop does it, a script by itself."""
         by_itself = re.search(r"\b(bf16|bfloat16|autocast)\b|\.dtype\b", self.text) is not None
         return not self.is_script or by_itself or HF_ARGUMENTS.search(self.text) is not None
-
-    @property
-    def builds_optimizer(self) -> bool:
-        """Whether a script hands an optimizer to ``deepspeed.initialize``, which ignores that of the JSON then."""
-        return self.is_script and any(
-            isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith("initialize")
-            and any(each.arg == "optimizer" for each in node.keywords)
-            for node in ast.walk(ast.parse(self.text))
-        )
 
     def checkpointing_key(self, *, stated: Iterable[str]) -> str | None:
         """The hyperparameter by which the model checkpoints activations; None where nothing reads one.

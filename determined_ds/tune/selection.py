@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from determined_ds.config.numbers import LARGEST
+from determined_ds.config.params import LARGEST
 from determined_ds.launch.interrupts import Interrupts
 from determined_ds.report.results import CANNOT_RUN, FAILED, MEASURED, OUT_OF_MEMORY, STOPPED, Row
 from determined_ds.tune.candidates import Candidate, takes_as_much
 from determined_ds.tune.cost import CostModel, Prediction, memory_bytes
 from determined_ds.tune.measurement import Watch, in_words, merged
-from determined_ds.tune.rates import Rates
-from determined_ds.tune.step_times import is_predictable
 
 METRICS = {  # by which the best is chosen -> whether smaller is better
     "samples_per_second": False,
@@ -59,18 +57,16 @@ class Measured:
     Args:
         candidate: It.
         rows: Of its starts, in order; one or more.
-        predicted: Seconds of a step that were expected before its first start; None where nothing was known.
         disagrees: Why it is not taken although it ran: its loss is another than fp32's; "" where it is the same.
     """
 
     candidate: Candidate
     rows: list[Row]
-    predicted: float | None = None
     disagrees: str = ""
 
     @property
     def row(self) -> Row:
-        return replace(merged(self.rows), predicted_step_seconds=self.predicted)
+        return merged(self.rows)
 
     def value(self, metric: str) -> float | None:
         """What it is chosen by, the smaller the better; None where it cannot be chosen."""
@@ -101,7 +97,6 @@ class Tuning:
         say: Prints a line as something happens.
         changed: Is called whenever something was measured.
         clock: Seconds.
-        rates: Of this machine, as far as they were measured; None: those that are assumed.
     """
 
     candidates: Sequence[Candidate]
@@ -114,7 +109,6 @@ class Tuning:
     say: Callable[[str], None] = print
     changed: Callable[[], object] = lambda: None
     clock: Callable[[], float] = time.monotonic
-    rates: Rates | None = None
     found: dict[str, Measured] = field(default_factory=dict)
     gave_up: list[str] = field(default_factory=list)
     num_trials: int = 0
@@ -125,9 +119,7 @@ class Tuning:
         first = self.candidates[0]
         resolved = first.variant.resolved
         assert resolved is not None
-        self.model = CostModel(
-            resolved.batch.micro_batch_size, knows_sizes=first.shape is not None, rates=self.rates
-        )
+        self.model = CostModel(resolved.batch.micro_batch_size, knows_sizes=first.shape is not None)
         self._fp32: Row | None = None
         if self.reference is not None:
             self._measure(self.reference, interrupts)
@@ -213,16 +205,13 @@ class Tuning:
         known = self.found.get(candidate.name)
         repetition = len(known.rows) + 1 if known else 1
         self.num_trials += 1
-        predicted = known.predicted if known else self._predicted(candidate)
         row = self.measure(candidate, repetition, self._watch_clock if known else self._watch)
         if interrupts.requested and row.status == STOPPED:
             return
         if known:
             known.rows.append(row)
         else:
-            known = self.found[candidate.name] = Measured(
-                candidate=candidate, rows=[row], predicted=predicted
-            )
+            known = self.found[candidate.name] = Measured(candidate=candidate, rows=[row])
         known.disagrees = known.disagrees or self._disagreement(row)
         seconds = row.median_step_seconds  # of a run that was cut short, too
         if seconds is not None and self.metric != "peak_memory_gib":
@@ -230,15 +219,6 @@ class Tuning:
         note = f"  REJECTED: {known.disagrees}" if known.disagrees else ""
         self.say(f"{self.num_trials:>3}  {candidate.name:<34}  {in_words(row)}{note}")
         self.changed()
-
-    def _predicted(self, candidate: Candidate) -> float | None:
-        """What its step is expected to take; None where neither the machine nor another candidate was measured."""
-        rates, shape = self.rates, candidate.shape
-        knows_machine = rates is not None and shape is not None and is_predictable(shape, rates)
-        if self.metric == "peak_memory_gib" or not (self.found or knows_machine):
-            return None
-        [prediction] = self.model.predict([candidate.variant], [candidate.shape])
-        return prediction.seconds
 
     def _watch(self, seconds: Sequence[float]) -> str | None:
         """Why a run is cut short: the clock, or that it is clearly beaten."""

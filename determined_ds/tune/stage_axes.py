@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from determined_ds.config.numbers import AUTO
-from determined_ds.documents.document import KeyPath
 from determined_ds.pipe.orders import (
     DUALPIPEV,
     INTERLEAVED,
@@ -74,28 +71,6 @@ def unordered(base: Base, forms: Sequence[Choice], over: Sequence[str]) -> Itera
             yield Left(axis=axis, reason=reason)
         elif axis == PARTITION and base.resolved.strategy.partition_method == MEASURED:
             yield Left(axis=axis, reason="the experiment's layers are shared out by their times already")
-
-
-def emitted_orders(
-    base: Base, choices: Sequence[Choice]
-) -> tuple[list[tuple[KeyPath, list[Any]]], list[Left]]:
-    """What differs between choices of these, as hyperparameters with their values; and what a search leaves out."""
-    hyperparameters = base.experiment.hyperparameters
-    found: list[tuple[KeyPath, list[Any]]] = []
-    for axis in (ORDER, CHUNKS, PARTITION):
-        own = hyperparameters.get((axis,)) or AUTO
-        values = list(
-            dict.fromkeys(
-                getattr(choice, axis) or (AUTO if axis == CHUNKS and choice.pipe_schedule else own)
-                for choice in choices
-            )
-        )
-        if len(values) > 1:
-            found.append((("hyperparameters", axis), values))
-    if all(choice.pipe_parallel_size > 1 for choice in choices):
-        return found, []
-    reason = "a search would measure what has no stages once for each value; search over pipelines alone"
-    return [], [Left(axis=str(path[-1]), reason=reason) for path, _ in found]
 
 
 def order_words(choice: Choice) -> Iterator[str]:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.check.trial_class import builds_engine_by_hand
-from determined_ds.config.forms import FORMS, Form
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.config.resolve import Where
+from determined_ds.check.trial import builds_engine_by_hand
+from determined_ds.config.resolve import ResolvedConfig, Where
+from determined_ds.config.strategy import FORMS, Named
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import decide
+from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
+from determined_ds.experiment.source import TrialClass
 from determined_ds.tune.choice import Base, Choice, applied
 
 
@@ -57,7 +57,9 @@ def decided(base: Base, name: str, choice: Choice) -> Variant:
         experiment = parse_experiment(document)
         _check_engine(experiment, choice, base.context_dir)
         where = Where(context_dir=base.context_dir, accelerator=base.accelerator)
-        resolved = decide(experiment, experiment.hyperparameters, where)
+        resolved = decide_stated(experiment, experiment.hyperparameters, where)
+        if resolved is None:
+            raise ConfigError(left_open(experiment))
     except ConfigError as error:
         return Variant(name=name, choice=choice, problems=error.problems)
     return Variant(name=name, choice=choice, document=document, experiment=experiment, resolved=resolved)
@@ -75,7 +77,7 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
         fix = f"leave {choice.engine} out; zero0 reduces the same gradients, by DeepSpeed"
         value = str(experiment.script)
         raise ConfigError(experiment.document.problem(("entrypoint",), message, fix, "engine", value=value))
-    if not builds_engine_by_hand(experiment.trial, context_dir):
+    if not builds_engine_by_hand(TrialClass(experiment.trial, context_dir)):
         return
     name = experiment.trial.partition(":")[2]
     raise ConfigError(
@@ -93,21 +95,22 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
 # ------------------------------------------------------------------------------------------------ by name
 
 
-def choice_of(base: Base, form: Form, slots: int) -> Choice:
+def choice_of(base: Base, form: Named, slots: int) -> Choice:
     """A named strategy for an experiment on some slots."""
     own = base.resolved.topology.pipe_parallel_size
     stages = own if own > 1 and slots % own == 0 else slots
-    keeps_zero = form.pipe_schedule is not None and own > 1
+    is_pipeline, schedule = "pipe_schedule" in form, form.get("pipe_schedule")
+    keeps_zero = schedule is not None and own > 1
     return Choice(
-        zero_stage=base.own.zero_stage if keeps_zero else form.zero_stage,
+        zero_stage=base.own.zero_stage if keeps_zero else form.get("zero_stage", 0),
         slots=slots,
-        pipe_parallel_size=stages if form.has_stages else 1,
-        pipe_schedule=form.pipe_schedule,
-        micro_batch_size=None if form.has_stages else same_micro_batch(base, slots),
-        offload_optimizer=form.offload_optimizer,
-        offload_param=form.offload_param,
-        zeropp=form.zeropp,
-        engine=form.engine,
+        pipe_parallel_size=stages if is_pipeline else 1,
+        pipe_schedule=schedule,
+        micro_batch_size=None if is_pipeline else same_micro_batch(base, slots),
+        offload_optimizer="offload_optimizer" in form,
+        offload_param="offload_param" in form,
+        zeropp="zeropp" in form,
+        engine=form.get("engine", "deepspeed"),
     )
 
 
@@ -130,18 +133,18 @@ def named_variants(base: Base, names: Sequence[str], slots: Sequence[int]) -> li
 
     Args:
         base: The experiment.
-        names: Of :data:`determined_ds.config.forms.FORMS`.
+        names: Of :data:`determined_ds.config.strategy.FORMS`.
         slots: Numbers of ranks, >= 1.
     """
     return [
         _named(base, name, count)
         for name in dict.fromkeys(names)
-        for count in ((1,) if FORMS[name].on_one_slot else dict.fromkeys(slots))
+        for count in ((FORMS[name]["slots"],) if "slots" in FORMS[name] else dict.fromkeys(slots))
     ]
 
 
 def _named(base: Base, name: str, slots: int) -> Variant:
-    if slots > 1 or not FORMS[name].has_stages:
+    if slots > 1 or "pipe_schedule" not in FORMS[name]:
         return decided(base, name, choice_of(base, FORMS[name], slots))
     message = "a pipeline needs two slots or more"
     problem = Problem(key="--slots", value=slots, message=message, fix="--slots 2", code="strategy")

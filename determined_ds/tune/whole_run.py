@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.forms import FORMS
+from determined_ds.config.strategy import FORMS
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, KeyPath
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, TrainingError
@@ -22,12 +22,10 @@ from determined_ds.protocol.conclusion import INVALID
 from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
-from determined_ds.tune.choice import Base, read_base
+from determined_ds.tune.choice import read_base
 from determined_ds.tune.in_place_of_objects import experiments_only
-from determined_ds.tune.rates import rates_here
-from determined_ds.tune.step_times import expected_step_s
 from determined_ds.tune.variants import Variant, decided, named_variants
-from determined_ds.tune.workbench import check_names, shape_of
+from determined_ds.tune.workbench import check_names
 
 POLL_S = 0.25
 AS_IT_IS = "as_it_is"
@@ -59,8 +57,6 @@ class TrainingResult:
         peak_memory_bytes: Of the rank that took most: device memory, or resident memory on a CPU.
         samples_per_second: Over all epochs.
         tokens_per_second: The same in tokens; None where samples have none.
-        predicted_samples_per_second: What was expected before, by what ``det-ds bench`` measured of this
-            machine; None where they, or the model's sizes, are unknown.
     """
 
     method: str
@@ -73,7 +69,6 @@ class TrainingResult:
     peak_memory_bytes: int
     samples_per_second: float
     tokens_per_second: float | None
-    predicted_samples_per_second: float | None = None
 
     @property
     def final_loss(self) -> float:
@@ -172,23 +167,8 @@ def run_training_experiment(
     name = f"{slug(base.experiment.name)}_{method}"
     where = Path(run_dir) if run_dir is not None else new_run_dir(RUNS / name, datetime.now())
     check_run_dir(where)
-    predicted = _predicted_rate(base, variant)
     _train(variant, Path(context_dir), where.resolve(), devices.name)
-    return replace(_result(variant, where.resolve()), predicted_samples_per_second=predicted)
-
-
-def _predicted_rate(base: Base, variant: Variant) -> float | None:
-    """Samples per second by this machine's figures."""
-    rates, _ = rates_here(base.accelerator)
-    if not rates.knows_training:
-        return None
-    assert variant.resolved is not None
-    try:
-        shape = shape_of(base, variant)
-    except ConfigError:
-        return None
-    seconds = expected_step_s(variant.resolved.strategy, shape, rates)
-    return None if seconds is None else variant.resolved.batch.global_batch_size / seconds
+    return _result(variant, where.resolve())
 
 
 def _reporting_epochs(document: Document) -> Document:

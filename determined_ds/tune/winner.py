@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from determined_ds.experiment.secrets import stored_yaml
-from determined_ds.report.predictions import Predictions, pair_of
 from determined_ds.report.results import Row
 from determined_ds.tune.candidates import Candidate
 from determined_ds.tune.choice import Choice
@@ -113,9 +112,6 @@ def winner_yaml(tuning: Tuning, best: Measured) -> str:
         f"# {_beside(best.row, first)}",
     ]
     lines += [f"#   {gain}" for gain in gains(tuning, best)]
-    pairs = [pair for row in tuning.rows if row.is_measured and (pair := pair_of(row)) is not None]
-    if text := str(Predictions(pairs=pairs)):
-        lines.append(f"#   {text}")
     if best.candidate is tuning.candidates[0]:
         lines.append("#   It is the experiment as it was: nothing that was tried is faster.")
     return "\n".join(lines) + "\n" + stored_yaml(best.candidate.variant.document.data)

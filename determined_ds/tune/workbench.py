@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator, assumed_cuda
 from determined_ds.config.keys import MEASURE, ignored_by_ddp, ignored_keys
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
-from determined_ds.documents.document import Document, one_of
+from determined_ds.documents.document import one_of
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.memory import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.protocol.run_dir import RUNS, new_run_dir, slug
 from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.report.results import Results, Row
@@ -123,7 +123,6 @@ def open_workbench(
     command: str,
     *,
     with_ddp: bool = False,
-    for_cluster: bool = False,
     say: Say = print,
 ) -> Workbench:
     """Read the experiment and check the run directory. Warnings are printed; nothing is written.
@@ -133,7 +132,6 @@ def open_workbench(
         found: The problems of the command's own options.
         command: ``compare`` or ``autotune``.
         with_ddp: Whether torch's DistributedDataParallel is among the variants.
-        for_cluster: Whether the runs are for a cluster and not for this machine.
         say: Prints a line.
 
     Raises:
@@ -148,11 +146,11 @@ def open_workbench(
             command=command,
         )
     )
-    devices = found.of(lambda: _devices(request.accelerator, document if for_cluster else None))
+    devices = found.of(lambda: detect_accelerator(request.accelerator))
     found.raise_any()
     assert document is not None
     assert devices is not None
-    found.warn(() if for_cluster else ignored_keys(document, MEASURE))
+    found.warn(ignored_keys(document, MEASURE))
     base = found.need(lambda: read_base(document, request.context_dir, devices))
     found.warn([*base.resolved.warnings, *(ignored_by_ddp(base.written) if with_ddp else ())])
     now = datetime.now()
@@ -163,14 +161,6 @@ def open_workbench(
         say(f"warning: {warning}")
     created = now.isoformat(timespec="seconds")
     return Workbench(request=request, base=base, run_dir=run_dir.resolve(), created=created, say=say)
-
-
-def _devices(accelerator: str | None, on_cluster: Document | None) -> Accelerator:
-    """What the ranks compute on: this machine's devices; on a cluster GPUs, unless CPU slots are requested."""
-    if on_cluster is None or accelerator == "cpu":
-        return detect_accelerator(accelerator)
-    slots = on_cluster.get(("resources", "slots_per_trial"))
-    return assumed_cuda(slots if isinstance(slots, int) else 1)
 
 
 def threads_per_rank(base: Base, most_slots: int) -> int | None:

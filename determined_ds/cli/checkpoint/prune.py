@@ -55,7 +55,7 @@ def prune(run_dir: Path, keep: int, dry_run: bool, yes: bool, as_json: bool) -> 
 
 def _show_pruning(planned: Pruning, *, as_json: bool, dry_run: bool = False) -> None:
     from determined_ds.checkpoint.verifying import bytes_in
-    from determined_ds.memory import format_bytes
+    from determined_ds.memory.units import format_bytes
 
     every = sorted((*planned.kept, *planned.removed), key=lambda each: -each.steps_completed)
     sizes = {each.uuid: bytes_in(each.path) if each.path.is_dir() else 0 for each in every}

@@ -68,7 +68,7 @@ def _described_json(described: Description) -> dict[str, Any]:
 
 def _summary(described: Description) -> list[str]:
     from determined_ds.checkpoint.described import in_words
-    from determined_ds.memory import format_bytes
+    from determined_ds.memory.units import format_bytes
     from determined_ds.protocol.handed_on import count
     from determined_ds.protocol.run_dir import short
 
@@ -90,7 +90,7 @@ def _summary(described: Description) -> list[str]:
 
 def _engines(described: Description) -> list[str]:
     from determined_ds.checkpoint.described import tensors_of
-    from determined_ds.memory import format_bytes, format_count
+    from determined_ds.memory.units import format_bytes, format_count
     from determined_ds.protocol.handed_on import count
 
     lines: list[str] = []
@@ -111,7 +111,7 @@ def _engines(described: Description) -> list[str]:
 
 def _largest(files: Mapping[str, int]) -> list[str]:
     """The largest files, for people."""
-    from determined_ds.memory import format_bytes
+    from determined_ds.memory.units import format_bytes
 
     shown = sorted(files.items(), key=lambda item: -item[1])
     rows = [(name, format_bytes(size)) for name, size in shown[:LARGEST_FILES]]
@@ -120,7 +120,7 @@ def _largest(files: Mapping[str, int]) -> list[str]:
 
 
 def _row(tensor: dict[str, Any]) -> tuple[str, ...]:
-    from determined_ds.memory import format_bytes
+    from determined_ds.memory.units import format_bytes
 
     name = " = ".join([tensor["name"], *tensor["aliases"]])
     shape = " x ".join(map(str, tensor["shape"])) or "scalar"

@@ -64,7 +64,7 @@ def _given(given: str, run_dir: Path | None) -> Path:
 
 
 def _show_verified(verified: Verified) -> None:
-    from determined_ds.memory import format_bytes
+    from determined_ds.memory.units import format_bytes
 
     state = click.style(f"{verified.state:<10}", fg=COLOURS[verified.state])
     size = f"{verified.num_files} files, {format_bytes(verified.num_bytes)}"

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator, detect_without_torch, kind_of_device
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError, Problem, lines_of_error

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from determined_ds.config.numbers import AUTO
+from determined_ds.config.params import AUTO
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment

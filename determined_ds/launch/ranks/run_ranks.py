@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.devices import threads_per_rank
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
 from determined_ds.launch.interrupts import Interrupts

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from determined_ds.config.hyperparameters import TRIAL_SEED
+from determined_ds.config.params import TRIAL_SEED
 from determined_ds.protocol.handed_on import count
 from determined_ds.report.runs.given_values import (
     DifferingKey,

@@ -20,11 +20,6 @@ TITLES = {
     "tokens_per_second": "tokens per second",
     "peak_memory": "peak memory of a rank, GiB",
     "memory": "memory of a rank, GB",
-    "parts": "parts of a step, s, of the rank that takes longest",
-    "memory_after": "memory after parts of a step, GB",
-    "communication_bytes": "bytes communicated in a step",
-    "tflops_per_rank": "TFLOP/s of a rank",
-    "mfu": "share of the device's peak that is used (MFU)",
     "bubble": "share of time that a pipeline's stages wait",
 }
 TOGETHER = {
@@ -34,13 +29,6 @@ TOGETHER = {
     "memory_allocated_gb": "memory",
     "memory_reserved_gb": "memory",
     "bubble_ideal": "bubble",
-    "forward_s": "parts",
-    "backward_s": "parts",
-    "optimizer_s": "parts",
-    "communication_s": "parts",
-    "memory_after_forward_gb": "memory_after",
-    "memory_after_backward_gb": "memory_after",
-    "memory_after_optimizer_gb": "memory_after",
 }
 FIRST = tuple(TITLES)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.kept_warnings import read_warnings
+from determined_ds.protocol.kept_warnings import KeptWarning, read_warnings
 from determined_ds.protocol.recorded_run import is_run, read_run
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.report.runs.run_view import RunView, labels
@@ -72,6 +72,7 @@ def read_one(path: Path, label: str) -> RunView:
     Raises:
         ConfigError: it is not a run directory.
     """
-    return RunView(
-        run=read_run(path), label=label, warnings=read_warnings(RunDir(path)), place=short(path.resolve())
-    )
+    run = read_run(path)
+    damaged = (KeptWarning(message=message, source="det-ds") for message in run.damaged)
+    warnings = (*damaged, *read_warnings(RunDir(path)))
+    return RunView(run=run, label=label, warnings=warnings, place=short(path.resolve()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from determined_ds.documents.writing import write_files
+from determined_ds.documents.files import write_files
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.runs.run_view import RunView
 from determined_ds.report.runs.runs_page import runs_page

@@ -70,6 +70,7 @@ def _title(run: RecordedRun) -> str:
 
 def _facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
     training, launch = run.of_group(TRAINING), run.launches[-1] if run.launches else None
+    yield "damaged", "; ".join(run.damaged)
     yield "loss", _loss(training)
     yield "validation", _validation(run)
     yield "time", _time(run)

@@ -11,8 +11,6 @@ ORDER = ("loss", "validation_loss", "lr", "samples_per_second", "tokens_per_seco
 HIDDEN = (
     *("batches", "epochs", "samples", "grad_norm", "loss_scale"),
     *("peak_memory_gib", "peak_memory_gib_min", "memory_allocated_gb", "memory_reserved_gb", "bubble_ideal"),
-    *("communication_bytes", "tflops_per_rank", "memory_after_forward_gb", "memory_after_backward_gb"),
-    "memory_after_optimizer_gb",
 )
 
 

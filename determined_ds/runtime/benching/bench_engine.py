@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from determined_ds.config.forms import PLAIN
-from determined_ds.config.strategy import Strategy
+from determined_ds.config.strategy import PLAIN, Strategy
 from determined_ds.memory.fitting import of_form
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.runtime.benching.decoder import Decoder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,14 +22,14 @@ def strategy_named(name: str, shape: ModelShape, *, precision: str, replicas: in
     """A strategy whose buckets hold the largest parameter of a model, and not much more.
 
     Args:
-        name: Of :data:`determined_ds.config.forms.PLAIN`, not a pipeline.
+        name: Of :data:`determined_ds.config.strategy.PLAIN`, not a pipeline.
         shape: Of the model.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         replicas: Ranks.
     """
     largest = max(4 * shape.hidden_size**2, shape.vocab_size * shape.hidden_size)
     plain = Strategy(precision=precision, replicas=replicas, reduce_bucket_size=largest, overlap_comm=False)
-    return of_form(replace(plain, prefetch_bucket_size=largest), PLAIN[name])
+    return of_form(replace(plain, prefetch_bucket_size=largest), Strategy(**PLAIN[name]))
 
 
 def ds_config_of(strategy: Strategy) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from determined_ds.config.strategy import Strategy
-from determined_ds.memory.estimate import memory_per_rank
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import memory_per_rank
 from determined_ds.protocol.machine_figures import DEVICE, FROM_DEVICE, HOST, TO_DEVICE, Bandwidth, HeldStates
 from determined_ds.runtime.benching.allocations import Allocations
 from determined_ds.runtime.benching.bench_engine import engine_of, strategy_named

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.protocol.machine_figures import Peak, TimedStep
 from determined_ds.runtime.benching.bench_engine import engine_of, strategy_named
 from determined_ds.runtime.benching.bench_request import BenchRequest

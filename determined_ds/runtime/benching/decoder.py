@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 
 
 class DecoderLayer(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from determined_ds.config.strategy import Strategy
-from determined_ds.memory.estimate import memory_per_rank
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
+from determined_ds.memory.rank import memory_per_rank
 from determined_ds.memory.units import format_bytes
 from determined_ds.runtime.benching.timing import Group
 from determined_ds.runtime.checkpoints.aside import available_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.model_shape import ModelShape, transformer_parameters
+from determined_ds.memory.model import ModelShape, transformer_parameters
 
 # Vocabulary and tokens of a sample: of bytes on a CPU, of GPT-2 on a GPU.
 TEXTS = {"cpu": (256, 128), "cuda": (50257, 1024)}

@@ -19,7 +19,7 @@ import torch
 from determined import pytorch
 from torch.utils import data as torch_data
 
-from determined_ds.config.batch import Batch
+from determined_ds.config.layout import Batch
 from determined_ds.errors import ConfigError, DataError, Problem
 from determined_ds.runtime.data.loaders import GivenBatches
 from determined_ds.runtime.data.passes import samples_to_skip

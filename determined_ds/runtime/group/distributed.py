@@ -13,7 +13,7 @@ import torch.distributed as dist
 from determined import core
 from torch.distributed import distributed_c10d
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.protocol.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.runtime.group.addresses import take_interfaces, take_own_port
 from determined_ds.runtime.group.collectives import allgather_objects, broadcast_object, store

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from determined import core
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.config.loggers import read_loggers
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.devices import detect_accelerator
-from determined_ds.experiment.task import Task, task_of_cluster
+from determined_ds.experiment.decide import Task, task_of_cluster
 from determined_ds.protocol.launches import RESTART, START, Launch, decided_fields, launch_of, read_launches
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.logs.identity import RunHere, RunOnCluster, shown_run
@@ -29,8 +29,6 @@ from determined_ds.runtime.tensorboard_files import (
     upload_last,
     upload_too,
 )
-
-TENSORBOARD = "tensorboard"
 
 
 @contextlib.contextmanager
@@ -74,7 +72,6 @@ def reported_to_tools(
     *,
     run_dir: RunDir | None = None,
     resolved: Callable[[], ResolvedConfig | None] = lambda: None,
-    writes_events: bool = False,
 ) -> Iterator[None]:
     """Within, what is reported to a core context goes to the tools of ``hyperparameters.logging`` too.
 
@@ -84,25 +81,20 @@ def reported_to_tools(
         accelerator: What the ranks compute on.
         run_dir: Of a run off a cluster.
         resolved: Says what was decided, once training begins; None where the code has decided it.
-        writes_events: Whether scalars for TensorBoard are written anyway, under the same names.
     """
     tools = read_loggers(task.hyperparameters, [])
-    if writes_events:
-        tools.pop(TENSORBOARD, None)
     if core_context.distributed.rank != 0 or not tools:
         yield
         return
-    # On a cluster what lies there is uploaded to checkpoint_storage.
-    events = Path(core_context.train.get_tensorboard_path())
     launch = partial(_launch, task, accelerator, run_dir, resolved, core_context.distributed.size)
     if run_dir is not None:
-        about = partial(shown_run, run=RunHere(there=run_dir), folder=run_dir.path, events=events)
+        about = partial(shown_run, run=RunHere(there=run_dir), folder=run_dir.path)
         log = run_dir.logs / "logging.log"
         log.parent.mkdir(exist_ok=True)
     else:
         folder = Path(tempfile.mkdtemp())
         upload_too(core_context.train, folder)
-        about = partial(shown_run, run=RunOnCluster(info=cluster_info()), folder=folder, events=events)
+        about = partial(shown_run, run=RunOnCluster(info=cluster_info()), folder=folder)
         log = folder / "logging.log"
     sink = TeamTools(partial(about, exp_conf=task.exp_conf or {}, tools=tools), log)
     try:
@@ -110,7 +102,7 @@ def reported_to_tools(
             yield
     finally:
         if run_dir is None:  # a context that uploads by itself does so when it is closed
-            copy_changed(log.parent, events / OF_TOOLS)
+            copy_changed(log.parent, Path(core_context.train.get_tensorboard_path()) / OF_TOOLS)
 
 
 def _launch(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.loggers import LOGGING
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.protocol.launches import FORK, START, Launch
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.logs.messages import ShownRun
@@ -43,15 +43,6 @@ class RunHere:
     def kept_in(self) -> str:
         """Where its files are found later."""
         return str(self.there.path)
-
-    def tensorboard(self, events: Path) -> str:
-        """The command that shows its scalars."""
-        return f"tensorboard --logdir {events}"
-
-    @property
-    def csv(self) -> str:
-        """The name of the file with its metrics."""
-        return "metrics.csv"
 
     @property
     def group(self) -> str:
@@ -96,16 +87,6 @@ class RunOnCluster:
         """Where its files are found once the container is gone."""
         return f"{uploaded_to(self.info)}/{OF_TOOLS}"
 
-    def tensorboard(self, events: Path) -> str:
-        """The command that shows its scalars."""
-        return f"det tensorboard start {self.info.trial.experiment_id}"
-
-    @property
-    def csv(self) -> str:
-        """The same; a container does not have that of the container before."""
-        number = self.info.trial._trial_run_id
-        return "metrics.csv" if number == 1 else f"metrics-{number}.csv"
-
     @property
     def group(self) -> str:
         """Its experiment."""
@@ -134,7 +115,6 @@ def shown_run(
     tools: Mapping[str, Mapping[str, Any]],
     *,
     folder: Path,
-    events: Path,
 ) -> ShownRun:
     """Describe a run to the tools.
 
@@ -144,7 +124,6 @@ def shown_run(
         exp_conf: The experiment's configuration.
         tools: Those of the run, each with its options.
         folder: Where they may write.
-        events: Where TensorBoard looks for files.
     """
     key, is_known = run.key(launch)
     name, project = launch.name or "determined_ds", exp_conf.get("project")
@@ -158,10 +137,7 @@ def shown_run(
         continues=launch.steps_completed if is_known else None,
         config=config_of(launch, run.ids),
         folder=str(folder),
-        events=str(events),
-        csv=run.csv,
         kept_in=run.kept_in,
-        tensorboard=run.tensorboard(events),
         pid=os.getpid(),
         tools={name: dict(options) for name, options in tools.items()},
     )

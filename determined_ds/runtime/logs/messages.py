@@ -30,9 +30,6 @@ class ShownRun:
         config: The configuration, with where values came from, and the surroundings.
         folder: Where tools may write.
         kept_in: Where people find what is written there: on a cluster, where it is uploaded to.
-        events: Where TensorBoard looks for files.
-        tensorboard: The command that shows them.
-        csv: The name of a file with its metrics.
         pid: The chief's process, whose use of the machine is the run's.
         tools: Tool -> options.
     """
@@ -47,9 +44,6 @@ class ShownRun:
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: str = "."
     kept_in: str = ""
-    events: str = "."
-    tensorboard: str = "tensorboard"
-    csv: str = "metrics.csv"
     pid: int = 0
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -12,10 +12,17 @@ from typing import Any
 
 from determined import pytorch
 
-from determined_ds.config.fit_options import ONLY_COUNTED, WARM_STARTS, Duration, FitOptions, Length
-from determined_ds.config.profiled_steps import ProfiledSteps, read_profiled_steps
+from determined_ds.config.params import (
+    ONLY_COUNTED,
+    WARM_STARTS,
+    Duration,
+    FitOptions,
+    Length,
+    ProfiledSteps,
+    read_profiled_steps,
+)
 from determined_ds.documents.document import Document
-from determined_ds.documents.values import as_plain
+from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
@@ -61,9 +68,8 @@ class Trainer:
         asynchronous_checkpoints: bool | None = None,
         fork: str | os.PathLike[str] | None = None,
         profile: ProfiledSteps | Mapping[str, int] | None = None,
-        breakdown: bool = False,
     ) -> None:
-        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and seven more.
+        """Train. The arguments are those of ``determined.pytorch.deepspeed.Trainer.fit`` (0.38.1), and six more.
 
         Args:
             checkpoint_period: ``Batch(n)`` or ``Epoch(n)`` from the start of training, or of a list of numbers; or a
@@ -82,7 +88,6 @@ class Trainer:
             asynchronous_checkpoints: Write checkpoints while training continues; None: where that is worth it.
             fork: Folder of a checkpoint of another run to start from; ignored with ``latest_checkpoint``.
             profile: Steps to record by torch's profiler: ``{"wait": 5, "warmup": 2, "active": 3}``; none with a test.
-            breakdown: Switch on DeepSpeed's instruments, and report what they read.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -100,7 +105,6 @@ class Trainer:
             warm_start=warm_start,
             asynchronous_checkpoints=asynchronous_checkpoints,
             profile=None if test_mode else profiled_steps(profile),
-            breakdown=breakdown,
         )
         self._fit(options, latest_checkpoint, fork, profiling_enabled)
 

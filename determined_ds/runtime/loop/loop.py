@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
 from determined_ds.runtime.checkpoints.contents import check_callbacks
@@ -28,7 +28,6 @@ from determined_ds.runtime.loop.proof import prove_checkpoint
 from determined_ds.runtime.loop.settings import LoopOptions
 from determined_ds.runtime.loop.step_end import StepEnd, attach
 from determined_ds.runtime.loop.validation import Validator
-from determined_ds.runtime.profiling.breakdown import breakdown_of
 from determined_ds.runtime.profiling.capture import Capture, capture_of
 from determined_ds.trial.engine import print_communication
 from determined_ds.trial.seeded_module import seed_layers
@@ -122,9 +121,6 @@ class TrainingLoop(DueAfterStep):
             self._validate()
         self._set_modes()
         self._seed()  # nothing is built from here on
-        if self._options.breakdown:
-            self._reporter.parts = parts = breakdown_of(self._context)
-            self._closing.callback(parts.close)
         self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
         self._set_status("training")
         self._stops.start(self._state.batches_trained)
@@ -233,7 +229,6 @@ class TrainingLoop(DueAfterStep):
         self._count_step()
 
     def _count_step(self) -> None:
-        self._reporter.batch_ends()
         epoch, _, is_last = self._schedule.epoch_of(self._state.batches_trained)
         self._state.batches_trained += 1
         # Once a batch: a loss that is not finite stays in the sum that it was added to.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from determined import pytorch
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.recording import RecordedStep
 from determined_ds.protocol.run_dir import STEP_GROUP

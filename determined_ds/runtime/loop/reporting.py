@@ -13,7 +13,6 @@ import torch
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.loop.metric_sums import MetricSums
 from determined_ds.runtime.loop.progress import Progress
-from determined_ds.runtime.profiling.breakdown import Breakdown, part_metrics
 from determined_ds.runtime.rank_memory import RankMemory, memory_metrics, rank_memory
 from determined_ds.runtime.scalars import write_scalars
 from determined_ds.runtime.tensorboard_files import upload
@@ -34,7 +33,6 @@ class Reporter:
 
     Attributes:
         memory_by_rank: Of the last report, in the order of ranks; empty before the first.
-        parts: What reads the parts of a step; None without ``fit.breakdown``.
     """
 
     def __init__(self, trial: Any, context: Any, progress: Progress) -> None:
@@ -48,7 +46,6 @@ class Reporter:
         self._num_batches = 0
         self._started: float | None = None
         self.memory_by_rank: tuple[RankMemory, ...] = ()
-        self.parts: Breakdown | None = None
 
     def batch_begins(self) -> None:
         """A batch is about to be trained: from the first one on, the time until :meth:`pause` is that of training.
@@ -59,24 +56,14 @@ class Reporter:
         if self._started is None:
             self._started = time.perf_counter()
         self._num_batches += 1
-        if self.parts is not None:
-            self.parts.begin_batch()
-
-    def batch_ends(self) -> None:
-        """It is trained."""
-        if self.parts is not None:
-            self.parts.end_batch()
 
     def take_back_batch(self) -> int:
         """The batch that has begun is not trained. Returns those that were, since the last report."""
         self._num_batches = max(0, self._num_batches - 1)
-        if self.parts is not None:
-            self.parts.drop_batch()
         return self._num_batches
 
     def pause(self) -> None:
         """What follows is not training: a report, a validation, a checkpoint."""
-        self.batch_ends()
         if self._started is None:
             return
         if self._context.device.type == "cuda":
@@ -95,14 +82,11 @@ class Reporter:
             The metrics, and the summed riders.
         """
         times = pipeline_times(self._context.models)
-        self.batch_ends()
-        parts = [] if self.parts is None else self.parts.take(self._num_batches)
-        own = [*parts, *astuple(rank_memory(self._context.device)), *(times.take() if times else ())]
+        own = [*astuple(rank_memory(self._context.device)), *(times.take() if times else ())]
         reduced, ridden = sums.reduce_with(torch.cat([riders, self._own_row(own).to(riders.device)]))
         self.pause()
         # Column by column, each a number of every rank.
         columns = [ridden[len(riders) :][column :: len(own)] for column in range(len(own))]
-        of_parts, columns = columns[: len(parts)], columns[len(parts) :]
         memory, seconds = columns[: len(MEMORY)], columns[len(MEMORY) :]
         self.memory_by_rank = tuple(
             RankMemory(**dict(zip(MEMORY, map(int, row), strict=True))) for row in zip(*memory, strict=True)
@@ -111,9 +95,6 @@ class Reporter:
         metrics.update(self._context.reduce_metrics(for_training=True) or {})
         metrics.update(engine_metrics(self._context.models[0]))
         metrics.update(self._throughput())
-        if parts:
-            samples = self._context.resolved.batch.global_batch_size
-            metrics.update(part_metrics(of_parts, metrics.get("samples_per_second"), samples))
         metrics.update(memory_metrics(self.memory_by_rank))
         if times is not None:
             metrics.update(_bubbles(times, *seconds))

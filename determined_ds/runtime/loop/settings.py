@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 
 LENGTHS = ("max_length", "validation_period", "checkpoint_period", "reporting_period")
 
@@ -31,7 +31,6 @@ class LoopOptions:
     save_total_limit: int | None = None
     warm_start: str = "weights"
     asynchronous_checkpoints: bool | None = None
-    breakdown: bool = False
     metric: str = ""
     smaller_is_better: bool = True
     trial_id: int = 0

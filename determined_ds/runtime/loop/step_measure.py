@@ -10,7 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB
 from determined_ds.pipe.recording import RecordedStep

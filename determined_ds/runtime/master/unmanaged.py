@@ -24,7 +24,7 @@ from determined.common import util
 from determined.experimental import Determined, core_v2
 from determined.experimental.core_v2 import _core_v2
 
-from determined_ds.documents.writing import write_whole
+from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import masked
 from determined_ds.protocol.run_dir import RunDir
 

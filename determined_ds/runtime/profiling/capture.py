@@ -25,7 +25,7 @@ import torch
 from determined import core
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.protocol.profile_files import (

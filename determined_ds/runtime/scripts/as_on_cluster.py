@@ -10,7 +10,7 @@ from unittest import mock
 from determined import _info, core
 from determined.core import _context
 
-from determined_ds.config.accelerator import Accelerator
+from determined_ds.config.layout import Accelerator
 from determined_ds.protocol.handed_on import REPORT
 from determined_ds.runtime.scripts.cluster_info import give_cluster_info
 from determined_ds.runtime.scripts.core_init import core_init

@@ -14,10 +14,9 @@ from typing import Any
 import determined as det
 from determined import core
 
-from determined_ds.config.loggers import read_loggers
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.task import Task
+from determined_ds.experiment.decide import Task
 from determined_ds.protocol.checkpoint_files import (
     METADATA,
     files_of,
@@ -36,7 +35,7 @@ from determined_ds.runtime.local_core import (
     LocalTrainContext,
     SignalPreemptContext,
 )
-from determined_ds.runtime.logs.attached import TENSORBOARD, reported_to_tools
+from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.scalars import write_batches, write_scalars
 from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
 from determined_ds.runtime.system_metrics import LocalProfiler
@@ -266,8 +265,7 @@ class ScriptTrainContext(LocalTrainContext):
         self._run = run
         self._distributed = distributed
         self._tensorboard_mode = mode
-        own_names = TENSORBOARD in read_loggers(run.experiment.hyperparameters, [])
-        self._writes_scalars = mode == core.TensorboardMode.AUTO and not own_names
+        self._writes_scalars = mode == core.TensorboardMode.AUTO
         self._writer: Any = None
         self._last_validation: int | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.profiled_steps import ProfiledSteps
+from determined_ds.config.params import ProfiledSteps
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.checkpoint_files import restored_by
 from determined_ds.protocol.run_dir import RunDir

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import ConfigError, EntrypointError, Problem
 from determined_ds.experiment.experiment import Experiment
 
@@ -115,9 +115,8 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
     Raises:
         ConfigError: it is not a ``ReconciledTrial``.
     """
-    from attrdict import AttrDict
-
     from determined_ds.trial.base import ReconciledTrial
+    from determined_ds.trial.of_context import Arguments
     from determined_ds.trial.ulysses import SequenceGroup
 
     if not issubclass(kind, ReconciledTrial):
@@ -129,13 +128,13 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         raise ConfigError(entrypoint_problem(experiment, message, fix, code))
     trial: Any = kind.__new__(kind)
     trial.context = _Context(experiment, resolved, device)
-    trial.args = AttrDict(trial.context.get_hparams())
+    trial.args = Arguments(trial.context.get_hparams())
     trial.resolved = resolved
     trial.sequence = SequenceGroup()  # whole, as of one rank
     return trial
 
 
-SAY_SIZE = "say its size instead: det-ds estimate --params 345M --layers 24 --hidden 1024"
+SAY_SIZE = "say its size instead: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from determined_ds.config.strategy import ELEMENT_BYTES
-from determined_ds.memory.model_shape import MeasuredActivations, ModelShape
+from determined_ds.memory.model import MeasuredActivations, ModelShape
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from determined_ds.config.hyperparameters import OWN_KEYS
-from determined_ds.config.reconcile import ResolvedConfig
+from determined_ds.config.params import OWN_KEYS
+from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import ELEMENT_BYTES, is_asked_of_model
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.pipe.partition import MEASURED
 from determined_ds.runtime.shapes.bare_trial import (
     SAY_SIZE,
@@ -104,8 +104,10 @@ def _build(experiment: Experiment, resolved: ResolvedConfig, precision: str) -> 
         with torch.device("meta"):
             if isinstance(trial, PipelineTrial):
                 parts = resolved.strategy.pipeline.parts
-                model: Any = chain_of(returned.layers(trial, trial.build_layers(), parts))
-                known: dict[str, Any] = {"partition_method": trial.chosen_partition}
+                layers = returned.layers(trial, trial.build_layers(), parts)
+                model: Any = chain_of(layers)
+                method = returned.partition_method(trial, trial.chosen_partition, layers)
+                known: dict[str, Any] = {"partition_method": method}
             else:
                 model, known = returned.model(trial, trial.build_model()), {}
     except DeterminedDSError:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.runtime.shapes.counting import first_sentence, quietly, shape_of_built, try_to_measure
 
 LONGEST_ASSUMED = 2048
@@ -61,7 +61,7 @@ def shape_of_config(
         with torch.device("meta"), quietly():
             model = _model_of(config)
     except Exception as error:
-        raise refuse(f"cannot be built: {first_sentence(error)}", "say its size with --params") from error
+        raise refuse(f"cannot be built: {first_sentence(error)}", "say its size with --parameters") from error
 
     def loss(arguments: dict[str, Any], samples: int) -> Any:
         tokens = torch.zeros(samples, sequence_length, dtype=torch.long, device="meta")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from determined_ds.memory.layers import Bytes, LayerShape
+from determined_ds.memory.model import LayerBytes, LayerShape
 from determined_ds.runtime.shapes.bare_trial import Layer
 from determined_ds.runtime.shapes.counting import (
     DTYPES,
@@ -26,11 +26,6 @@ from determined_ds.runtime.shapes.counting import (
     run_backward,
 )
 from determined_ds.trial.split_backward import input_pass, weight_pass
-
-MEASURED = (
-    *("inputs", "outputs", "kept", "unsaved", "forward", "backward"),
-    *("split", "gradients", "input_pass", "weight_pass"),
-)
 
 
 def try_to_measure_layers(
@@ -68,15 +63,17 @@ def try_to_measure_layers(
                 num_parameters=sum(p.numel() for p in own),
                 num_trainable_parameters=sum(p.numel() for p in own if p.requires_grad),
                 tied_key=each.tied_key,
-                **{name: _growing(one[name], two[name]) for name in (MEASURED if one else ())},
+                **_growing(one, two),
             )
         )
     return tuple(shapes), reason
 
 
-def _growing(one: int, two: int) -> Bytes:
-    per_sample = max(0, two - one)
-    return Bytes(fixed=max(0, one - per_sample), per_sample=per_sample)
+def _growing(one: dict[str, int], two: dict[str, int]) -> dict[str, LayerBytes]:
+    """What does not grow with the samples, and what does, by the bytes of one and of two."""
+    more = {name: max(0, two[name] - one[name]) for name in one}
+    fixed = {name: max(0, one[name] - more[name]) for name in one}
+    return {"fixed": LayerBytes(**fixed), "per_sample": LayerBytes(**more)}
 
 
 def _measured(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.hyperparameters import OWN_KEYS
+from determined_ds.config.params import OWN_KEYS
 from determined_ds.documents.document import KeyPath
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.memory.model_shape import ModelShape
+from determined_ds.memory.model import ModelShape
 from determined_ds.runtime.shapes.of_huggingface import read_config, shape_of_config
 
 MODEL_TYPE = "model_type"  # in every configuration of transformers
@@ -19,7 +19,7 @@ MODEL_TYPE = "model_type"  # in every configuration of transformers
 LENGTHS = ("sequence_length", "max_seq_length", "max_length", "block_size")
 SAY_SIZE = (
     "state it as a hyperparameter (a config.json, its folder, or a mapping with model_type) that the script builds the "
-    "model from; or give its size: det-ds estimate --params 345M --layers 24 --hidden 1024"
+    "model from; or give its size: det-ds check --memory --parameters 345M --layers 24 --hidden 1024"
 )
 
 

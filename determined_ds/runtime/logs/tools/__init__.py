@@ -7,18 +7,12 @@ from typing import Any
 
 from determined_ds.runtime.logs.messages import ShownRun
 from determined_ds.runtime.logs.tool_thread import Tool
-from determined_ds.runtime.logs.tools.comet_experiment import CometExperiment
-from determined_ds.runtime.logs.tools.csv_file import CsvFile
-from determined_ds.runtime.logs.tools.event_file import EventFile
 from determined_ds.runtime.logs.tools.mlflow_run import MlflowRun
 from determined_ds.runtime.logs.tools.wandb_run import WandbRun
 
 KINDS: dict[str, Callable[[ShownRun, Mapping[str, Any]], Tool]] = {
     "wandb": WandbRun,
     "mlflow": MlflowRun,
-    "comet": CometExperiment,
-    "csv": CsvFile,
-    "tensorboard": EventFile,
 }
 
 

@@ -1,0 +1,424 @@
+"""``det-ds check --memory``: the memory that a model takes under every strategy, before there is a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from determined_ds.cli.options import Count
+
+if TYPE_CHECKING:
+    from determined_ds.check.output import Report
+    from determined_ds.config.strategy import Strategy
+    from determined_ds.memory.fitting import Fit, ScheduleFit
+    from determined_ds.memory.model import ModelShape
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SLOTS = 8
+SIZES = ("parameters", "layers", "hidden", "heads", "vocab")
+# Of the JSON -> its column, and its rank: where there is no room, those of the highest go first, never those of 0.
+PARTS = {
+    "parameters": ("params", 2),
+    "gradients": ("grads", 3),
+    "optimizer_states": ("optim.", 1),
+    "activations": ("activ.", 1),
+    "buffers": ("buffers", 4),
+    "total": ("total", 0),
+    "host": ("host", 5),
+}
+OF_CANDIDATES = {"model_states": ("states", 2), **{part: PARTS[part] for part in list(PARTS)[3:]}}
+COUNT = Count()
+
+
+def memory_options(command: F) -> F:
+    """The options of ``--memory``; each of them asks for it."""
+    options = [
+        click.option("--memory", is_flag=True, help="The bytes that a rank needs, by strategy. Loads torch."),
+        click.option(
+            "--parameters", metavar="COUNT", help="Of a model without a CONFIG, e.g. 7B. Loads no torch."
+        ),
+        click.option("--layers", type=COUNT, help="Its transformer blocks."),
+        click.option("--hidden", type=COUNT, help="Its width."),
+        click.option("--heads", type=COUNT, help="Its attention heads."),
+        click.option("--vocab", type=COUNT, help="Tokens in its vocabulary.  [default: 50257]"),
+        click.option(
+            "--hf-config", metavar="PATH", help="Memory of a Hugging Face config.json, or its folder's."
+        ),
+        click.option("--sequence-length", type=COUNT, help="Tokens of a sample, for --memory."),
+        click.option("--micro-batch-size", type=COUNT, help="For --memory.  [default: CONFIG's, or 1]"),
+        click.option(
+            "--precision",
+            type=click.Choice(["bf16", "fp16", "fp32"]),
+            help="For --memory.  [default: CONFIG's, or bf16]",
+        ),
+        click.option(
+            "--activation-checkpointing", is_flag=True, help="For --memory: blocks are computed again."
+        ),
+        click.option(
+            "--schedules",
+            metavar="PNG",
+            type=click.Path(path_type=Path),
+            help="With --memory: draw CONFIG's pipeline under each schedule.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def show_memory(
+    report: Report | None, asked: dict[str, Any], *, slots: int | None, gpu_memory: str | None, as_json: bool
+) -> None:
+    """Print the bytes of a rank under every ZeRO stage and offload, and what fits.
+
+    Args:
+        report: Of the experiment CONFIG, in which no error was found; None where the model is given by its sizes.
+        asked: The options of :func:`memory_options`, by their names.
+        slots: Of a model that is given by its sizes.
+        gpu_memory: Of one slot, as typed; None: what fits is not shown.
+        as_json: Print one JSON object, in bytes.
+
+    Raises:
+        ConfigError: no model is given, or two; or it cannot be built.
+    """
+    from determined_ds.memory.fitting import alternatives, fit, schedule_fits
+    from determined_ds.memory.units import parse_bytes
+    from determined_ds.report.fitted import terminal_width, wrapped
+
+    gpu = None if gpu_memory is None else parse_bytes(gpu_memory)
+    shape, strategy = _of_sizes(slots, asked) if report is None else _of_experiment(report, asked)
+    own = None if report is None else strategy
+    picture = _drawn(strategy, asked["schedules"]) if asked["schedules"] else []
+    rows = [fit(shape, each, gpu) for each in alternatives(strategy)]
+    schedules = schedule_fits(shape, strategy)
+    if as_json:
+        click.echo(json.dumps(_as_json(shape, rows, gpu, schedules, own), indent=2))
+        return
+    width = terminal_width()
+    names = [strategy_label(row.strategy) + " *" * _is_own(row.strategy, own) for row in rows]
+    lines = [*_heading(shape, strategy), "", *memory_table(names, rows, gpu), ""]
+    lines += [*_footing(shape, strategy, rows, gpu, own), *schedules_table(schedules, strategy)]
+    click.echo("\n".join(part for line in lines for part in (wrapped(line, width) if line else [""])))
+    for line in picture:  # a path is copied from here: it is not wrapped
+        click.echo(line)
+
+
+# ----------------------------------------------------------------------------------------------- the model
+
+
+def _of_sizes(slots: int | None, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
+    """The shape of a Hugging Face model or of given sizes, and a strategy to vary."""
+    from determined_ds.config.strategy import Strategy
+    from determined_ds.errors import ConfigError, Problem
+    from determined_ds.memory.model import shape_from_sizes
+    from determined_ds.memory.units import parse_count
+
+    by_sizes = [f"--{name}" for name in SIZES if asked[name] is not None]
+    given = by_sizes[:1] + ["--hf-config"] * (asked["hf_config"] is not None)
+    if slots is not None and slots < 1:
+        message, fix = "must be 1 or more", f"e.g. --slots {DEFAULT_SLOTS}"
+        raise ConfigError(Problem(key="--slots", value=slots, message=message, fix=fix, code="out-of-range"))
+    if len(given) != 1 or asked["schedules"]:
+        message = f"the model is given twice: {', '.join(given)}" if given else "no model is given"
+        fix = "keep one of them" if given[1:] else "give a CONFIG, --hf-config PATH, or --parameters 6B"
+        if len(given) == 1:
+            message, fix = "--schedules draws the pipeline of a CONFIG", "give a CONFIG, or leave it out"
+        raise ConfigError(Problem(key="--memory", message=message, fix=fix, code="model"))
+    precision = asked["precision"] or "bf16"
+    if asked["hf_config"] is not None:
+        from determined_ds.runtime.shapes.of_huggingface import shape_of_huggingface
+
+        shape = shape_of_huggingface(
+            Path(asked["hf_config"]), sequence_length=asked["sequence_length"], precision=precision
+        )
+    else:
+        shape = shape_from_sizes(
+            num_parameters=None if asked["parameters"] is None else parse_count(asked["parameters"]),
+            num_layers=asked["layers"],
+            hidden_size=asked["hidden"],
+            num_heads=asked["heads"],
+            vocab_size=asked["vocab"],
+            sequence_length=asked["sequence_length"],
+        )
+    if slots is None:
+        assumed = f"{DEFAULT_SLOTS} ranks (--slots)"
+        shape = replace(shape, assumptions=(*shape.assumptions, assumed))
+    strategy = Strategy(
+        precision=precision,
+        replicas=slots or DEFAULT_SLOTS,
+        micro_batch_size=asked["micro_batch_size"] or 1,
+        activation_checkpointing=asked["activation_checkpointing"],
+    )
+    return shape, strategy
+
+
+def _of_experiment(report: Report, asked: dict[str, Any]) -> tuple[ModelShape, Strategy]:
+    """The shape of an experiment's model, and its strategy with the options in place."""
+    from determined_ds.errors import ConfigError, Problem
+    from determined_ds.experiment.decide import left_open
+
+    experiment, resolved = report.experiment, report.resolved
+    given = [f"--{name.replace('_', '-')}" for name in (*SIZES, "hf_config") if asked[name] is not None]
+    if given:
+        message = f"the model is given twice: CONFIG and {', '.join(given)}"
+        raise ConfigError(Problem(key="--memory", message=message, fix="keep one of them", code="model"))
+    if experiment is None or report.context_dir is None:
+        message = "is not an experiment of determined_ds, whose model could be built"
+        fix = "give an experiment's YAML, --hf-config PATH, or --parameters 6B"
+        raise ConfigError(Problem(key="--memory", value=report.file, message=message, fix=fix))
+    if resolved is None:
+        raise ConfigError(left_open(experiment))
+    strategy = resolved.strategy
+    if asked["precision"] not in (None, strategy.precision):
+        strategy = replace(strategy, precision=asked["precision"], grad_accum_dtype=None)
+    if asked["micro_batch_size"]:
+        strategy = replace(strategy, micro_batch_size=asked["micro_batch_size"])
+    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment  # loads torch
+
+    shape = shape_of_experiment(experiment, resolved, report.context_dir, precision=strategy.precision)
+    if asked["sequence_length"]:
+        shape = shape.at_sequence_length(asked["sequence_length"])
+    return shape, strategy.checkpointed_by(shape.checkpoint_interval or asked["activation_checkpointing"])
+
+
+# ---------------------------------------------------------------------------------------------- the answer
+
+
+def memory_table(
+    names: Sequence[str], rows: Sequence[Fit], gpu: int | None, *, as_candidates: bool = False
+) -> list[str]:
+    """The bytes of a rank by strategy; for a GPU also whether it fits, what is spare, and the micro-batch.
+
+    Args:
+        names: Of the rows.
+        rows: Strategies with their bytes.
+        gpu: Memory of a GPU; None: what fits is not shown.
+        as_candidates: Model states are one number; the micro-batch is the strategy's own, not the largest that fits.
+    """
+    from determined_ds.memory.fitting import usable_bytes
+    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width
+    from determined_ds.report.formatting import byte_unit
+
+    parts = OF_CANDIDATES if as_candidates else PARTS
+    unit, size = byte_unit(row.memory.total_bytes for row in rows)
+    columns = [FittedColumn(head=(f"{unit} a rank",))]
+    columns += [
+        FittedColumn(head=(head,), align="right", no_room="drop" if rank else "keep", rank=rank)
+        for head, rank in parts.values()
+    ]
+    if gpu is not None:
+        columns += [FittedColumn(head=(head,), align="right") for head in ("fits", "spare", "micro")]
+    found = []
+    for name, row in zip(names, rows, strict=True):
+        numbers = [getattr(row.memory, f"{part}_bytes") for part in parts]
+        if gpu is not None:
+            numbers.append(usable_bytes(gpu) - row.memory.total_bytes)
+        texts = [f"{number / size:,.{2 if abs(number) < 1000 * size else 1}f}" for number in numbers]
+        if gpu is not None:
+            micro = row.strategy.micro_batch_size if as_candidates else row.largest_micro_batch
+            texts = [*texts[:-1], "yes" if row.fits else "no", texts[-1], str(micro or "-")]
+        found.append(FittedRow(cells=[(text,) for text in (name, *texts)]))
+    return [plain(line) for line in fitted(columns, found, terminal_width())]
+
+
+def schedules_table(found: Sequence[ScheduleFit], own: Strategy) -> list[str]:
+    """The schedules that a pipeline could have, its own marked; nothing without a pipeline."""
+    from determined_ds.memory.units import format_bytes
+    from determined_ds.report.fitted import FittedColumn, FittedRow, fitted, plain, terminal_width
+
+    if not found:
+        return []
+
+    def by_rank(texts: Sequence[str]) -> str:
+        """One for each rank; of many, the first and the last."""
+        return ", ".join(texts if len(texts) <= 4 else [*texts[:2], "...", *texts[-2:]])
+
+    columns = [FittedColumn(head=("schedule",), no_room="above")]
+    columns += [FittedColumn(head=(head,), align="right") for head in ("chunks", "bubble")]
+    columns += [FittedColumn(head=(head,), no_room="below") for head in ("held by rank", "bytes by rank")]
+    rows = []
+    for each in found:
+        cells = [each.strategy.pipe_schedule + " *" * (each.strategy == own), str(each.strategy.pipe_chunks)]
+        cells += [f"{each.strategy.bubble:.1%}", by_rank([str(count) for count in each.most_held])]
+        cells += [by_rank([format_bytes(stage.total_bytes) for stage in each.stages])]
+        rows.append(FittedRow(cells=[(cell,) for cell in cells]))
+    notes = [
+        "held: the most micro-batches, each of one chunk, whose activations a rank holds at a time",
+        "bubble: the share of time in which ranks wait, by the schedule alone",
+    ]
+    about = f"schedules of {own.pipe_parallel_size} stages and {own.accumulation} micro-batches"
+    return ["", about, *(plain(line) for line in fitted(columns, rows, terminal_width(), notes=notes))]
+
+
+def strategy_label(strategy: Strategy) -> str:
+    words = f"ZeRO {strategy.zero_stage}"
+    if strategy.pipe_parallel_size > 1:
+        words = f"pipeline {strategy.pipe_parallel_size}, {words}"
+    if strategy.offload_optimizer:
+        words += ", offload all" if strategy.offload_param else ", offload opt"
+    return words
+
+
+def _is_own(strategy: Strategy, own: Strategy | None) -> bool:
+    return own is not None and strategy_label(strategy) == strategy_label(own)
+
+
+def _heading(shape: ModelShape, strategy: Strategy) -> list[str]:
+    from determined_ds.memory.units import format_count
+
+    sizes = {
+        "{:,} layers": shape.num_layers,
+        "{:,} wide": shape.hidden_size,
+        "vocabulary of {:,}": shape.vocab_size,
+        "samples of {:,} tokens": shape.sequence_length,
+    }
+    known = ", ".join(text.format(number) for text, number in sizes.items() if number)
+    frozen = shape.num_parameters - shape.trainable
+    trained = f", {format_count(frozen)} of them frozen" if frozen else ""
+    lines = [f"model    {format_count(shape.num_parameters)} parameters{trained}{': ' * bool(known)}{known}"]
+    ranks = [f"ranks    {strategy.slots}"]
+    if strategy.sequence_parallel_size > 1:
+        ranks.append(f"{strategy.sequence_parallel_size} to a sequence")
+    ranks.append(f"in {strategy.precision}, micro-batch {strategy.micro_batch_size}")
+    if strategy.activation_checkpointing:
+        ranks.append("activation checkpointing")
+    tiles = {"MLPs": strategy.tiled_mlp, "loss": strategy.tiled_loss}
+    ranks += [f"{what} in {number} tiles" for what, number in tiles.items() if number > 1]
+    lines += [", ".join(ranks), *(f"assumed  {assumption}" for assumption in shape.assumptions)]
+    if not shape.knows_activations:
+        lines.append("warning  activations are unknown and not counted")
+    elif shape.activations is None:
+        lines.append("note     activations are computed from the sizes, for fused attention and fused GELU")
+    return lines
+
+
+def _footing(
+    shape: ModelShape, strategy: Strategy, rows: Sequence[Fit], gpu: int | None, own: Strategy | None
+) -> list[str]:
+    from determined_ds.memory.fitting import CUDA_BYTES, FRAGMENTED, device_bytes, fit, usable_bytes
+    from determined_ds.memory.rank import checkpoint_copies_bytes
+    from determined_ds.memory.units import format_bytes
+
+    lines = ["* the strategy of CONFIG"] if own is not None else []
+    lines += [
+        "buffers: communication buckets, parameters that ZeRO 3 gathers, copies made by the optimizer's step",
+        "offload opt: optimizer states in host memory; offload all: parameters too",
+    ]
+    if gpu is None:
+        lines.append("--gpu-memory 80GiB shows what fits")
+    else:
+        usable = format_bytes(usable_bytes(gpu))
+        lines += [
+            "spare: what a rank does not use of the usable memory; micro: the largest micro-batch that fits",
+            f"usable: {usable} of {format_bytes(gpu)}: {format_bytes(CUDA_BYTES)} is for CUDA,"
+            f" {FRAGMENTED:.0%} of the rest for fragments",
+        ]
+        cheapest = next((row for row in rows if row.fits), None)
+        smaller = next((row for row in rows if row.largest_micro_batch), None)
+        if cheapest is not None:
+            micro = cheapest.largest_micro_batch
+            total = format_bytes(cheapest.memory.total_bytes)
+            more = f"; micro-batch up to {micro}" if micro else ""
+            lines.append(f"cheapest that fits: {cheapest.strategy.name}, {total}{more}")
+        elif smaller is not None:
+            lines.append(
+                f"none fits at micro-batch {smaller.strategy.micro_batch_size}; the first with a smaller one:"
+                f" {smaller.strategy.name}, up to {smaller.largest_micro_batch}"
+            )
+        else:
+            one_each = [fit(shape, replace(row.strategy, micro_batch_size=1), None) for row in rows]
+            least = min(one_each, key=lambda each: each.memory.total_bytes)
+            needed, device = least.memory.total_bytes, device_bytes(least.memory.total_bytes)
+            more = "" if least.strategy.activation_checkpointing else ", or --activation-checkpointing"
+            lines += [
+                f"nothing fits, not even one sample under {least.strategy.name}: {format_bytes(needed)}",
+                f"  fix: use GPUs of {format_bytes(device)} or more, or more --slots{more}",
+            ]
+    copies = checkpoint_copies_bytes(shape, strategy)
+    lines.append(
+        f"asynchronous checkpoints: {format_bytes(copies)} of host memory a rank, two copies of what it writes"
+    )
+    return lines
+
+
+def _drawn(strategy: Strategy, path: Path) -> list[str]:
+    """Draw every schedule of a pipeline's ranks and micro-batches; what was written, and what could not be drawn."""
+    import importlib.util
+
+    from determined_ds.errors import ConfigError, Problem
+
+    def refuse(message: str, fix: str) -> ConfigError:
+        return ConfigError(Problem(key="--schedules", value=str(path), message=message, fix=fix))
+
+    pipe = strategy.pipeline
+    if pipe.ranks < 2:
+        raise refuse("draws a pipeline, and CONFIG has none", "--set hyperparameters.pipe_parallel_size=2")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise refuse("draws with matplotlib, which is not installed", "pip install matplotlib")
+    from determined_ds.report.gantt import all_schedules, planned_picture
+    from determined_ds.report.style import png_of
+
+    found = all_schedules(pipe.ranks, pipe.micro_batches, max(2, pipe.chunks))
+    picture = planned_picture([each for each in found if not each.problem()])
+    try:
+        path.write_bytes(png_of(picture))
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}"
+        raise refuse(message, "name a file in a folder that exists") from None
+    return [str(path), *(f"not drawn: {problem}" for each in found if (problem := each.problem()))]
+
+
+def _as_json(
+    shape: ModelShape,
+    rows: Sequence[Fit],
+    gpu: int | None,
+    schedules: Sequence[ScheduleFit],
+    own: Strategy | None,
+) -> dict[str, Any]:
+    from determined_ds.memory.fitting import usable_bytes
+    from determined_ds.memory.rank import checkpoint_copies_bytes, stage_parameters
+
+    strategy = rows[0].strategy
+    stages = stage_parameters(shape, strategy) if strategy.pipe_parallel_size > 1 else []
+    of_layers = ("layers", "layer_element_bytes")
+    model = {key: value for key, value in asdict(shape).items() if key not in of_layers}
+    cheapest = next((row for row in rows if row.fits), None)
+    stage_keys = ("total_bytes", "activations_bytes", "model_states_bytes")
+    return {
+        "version": 1,
+        "model": {**model, "stage_parameters": [in_all for in_all, _ in stages]},
+        "gpu_memory_bytes": gpu,
+        "usable_bytes": None if gpu is None else usable_bytes(gpu),
+        "strategies": [
+            {
+                "name": row.strategy.name,
+                "is_configured": _is_own(row.strategy, own),
+                **asdict(row.strategy),
+                "offload_optimizer": bool(row.strategy.offload_optimizer),
+                "offload_param": bool(row.strategy.offload_param),
+                "checkpoint_copies_bytes": checkpoint_copies_bytes(shape, row.strategy),
+                **{f"{part}_bytes": getattr(row.memory, f"{part}_bytes") for part in PARTS},
+                "fits": row.fits,
+                "largest_micro_batch": row.largest_micro_batch,
+            }
+            for row in rows
+        ],
+        "cheapest": None if cheapest is None else cheapest.strategy.name,
+        "schedules": [
+            {
+                "schedule": each.strategy.pipe_schedule,
+                "chunks": each.strategy.pipe_chunks,
+                "is_configured": each.strategy == own,
+                "bubble": each.strategy.bubble,
+                "most_held": list(each.most_held),
+                "stages": [{key: getattr(stage, key) for key in stage_keys} for stage in each.stages],
+            }
+            for each in schedules
+        ],
+    }

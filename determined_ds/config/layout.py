@@ -1,0 +1,343 @@
+"""Where a trial computes, and on how much at a time: devices, slots = pipe x model x sequence x data, batch sizes.
+
+DeepSpeed and Determined both round down where batch sizes do not divide (``_set_batch_related_parameters`` in deepspeed
+0.19.8's ``runtime/config.py``; ``calculate_batch_sizes`` in determined 0.38.1's ``util.py``). They are never rounded
+here; one that does not divide is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from determined_ds.config.params import AUTO, LARGEST, Hyperparameters
+from determined_ds.documents.document import Document
+from determined_ds.errors import ConfigError, Problem
+
+RANKS_PER_CPU_CORE = 4
+LARGEST_FACTORED = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """A kind of device and how many of it there are. Detecting it is not done here.
+
+    Args:
+        name: ``cpu`` or ``cuda``, DeepSpeed's own names.
+        num_devices: GPUs, or CPU cores.
+        bf16: Whether ``bf16.enabled: "auto"`` is on. False for a CPU even where it has bf16 instructions:
+            a run without a GPU serves for comparison, so it stays in fp32 unless bf16 is stated.
+        fp16: Whether fp16 can be trained in at all.
+    """
+
+    name: str
+    num_devices: int
+    bf16: bool
+    fp16: bool
+
+    @property
+    def max_ranks(self) -> int:
+        """Ranks that one machine of these devices carries: one a GPU, four a CPU core."""
+        return self.num_devices if self.name == "cuda" else self.num_devices * RANKS_PER_CPU_CORE
+
+
+def assumed_cuda(slots: int) -> Accelerator:
+    """A cluster's GPUs, one a slot, of a kind that computes in bf16."""
+    return Accelerator(name="cuda", num_devices=slots, bf16=True, fp16=True)
+
+
+# ------------------------------------------------------------------------------------------- slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The parallel degrees, whose product is the number of slots.
+
+    Args:
+        pipe_parallel_size: Pipeline stages (1: no pipeline).
+        model_parallel_size: Ranks that share one layer (tensor parallel).
+        data_parallel_world_size: Replicas: groups of ranks that share a micro-batch.
+        sequence_parallel_size: Ranks that share a sequence, each with a slice of its tokens (Ulysses).
+        pipe_within_machine: Ranks are counted through the stages of one replica before the next, so that neighbours
+            in a pipeline are neighbours on a machine; else through the replicas of one stage before the next.
+    """
+
+    pipe_parallel_size: int
+    model_parallel_size: int
+    data_parallel_world_size: int
+    sequence_parallel_size: int = 1
+    pipe_within_machine: bool = False
+
+    @property
+    def per_replica(self) -> int:
+        """Ranks that share a micro-batch."""
+        return self.pipe_parallel_size * self.model_parallel_size * self.sequence_parallel_size
+
+    @property
+    def slots(self) -> int:
+        """Ranks in all; a slot is Determined's device, and each carries one rank."""
+        return self.per_replica * self.data_parallel_world_size
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Name of each axis -> its size; ranks count through the last one first.
+
+        Ranks that share a layer or a sequence wait for each other several times a layer, and are always neighbours.
+
+        Source: deepspeed 0.19.8 runtime/pipe/topology.py PipeDataParallelTopology; utils/groups.py.
+        """
+        pipe, data = ("pipe", self.pipe_parallel_size), ("data", self.data_parallel_world_size)
+        outer = (data, pipe) if self.pipe_within_machine else (pipe, data)
+        return dict([*outer, ("sequence", self.sequence_parallel_size), ("model", self.model_parallel_size)])
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each axis: name of each axis -> index on it.
+
+        Args:
+            rank: From 0, counted machine by machine.
+        """
+        found = {}
+        for name, size in reversed(self.axes.items()):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.axes}
+
+
+def resolve_topology(
+    *,
+    slots: int,
+    pipe_parallel_size: int = 1,
+    model_parallel_size: int = 1,
+    sequence_parallel_size: int = 1,
+    data_parallel_world_size: int | None = None,
+    pipe_within_machine: bool = False,
+    origins: Mapping[str, str] | None = None,
+) -> Topology:
+    """Lay out ``slots`` as pipe x model x sequence x data; the data degree is derived where it is None.
+
+    Args:
+        slots: Ranks in all, >= 1.
+        pipe_parallel_size: >= 1.
+        model_parallel_size: >= 1.
+        sequence_parallel_size: >= 1.
+        data_parallel_world_size: >= 1, or None to derive it.
+        pipe_within_machine: See :class:`Topology`.
+        origins: Name of each argument -> where its value came from, for messages.
+
+    Raises:
+        ConfigError: the product cannot be ``slots``; names the slots that would do.
+    """
+    origins = origins or {}
+    sizes = {
+        "pipe_parallel_size": pipe_parallel_size,
+        "model_parallel_size": model_parallel_size,
+        "sequence_parallel_size": sequence_parallel_size,
+    }
+    per_replica = math.prod(sizes.values())
+    layout = " x ".join(f"{name} {size}{_in_brackets(origins, name)}" for name, size in sizes.items())
+    replicas, rest = divmod(slots, per_replica)
+    if rest:
+        below, above = replicas * per_replica, (replicas + 1) * per_replica
+        nearby = [f"{below} or {above} slots" if below else f"{above} slots"]
+        for name, size in sizes.items():
+            others = per_replica // size
+            if size > 1 and slots % others == 0 and (best := nearest_divisor(slots // others, size)):
+                nearby.append(f"{name} {best}")
+        problem = Problem(
+            key="slots_per_trial",
+            value=slots,
+            origin=origins.get("slots", ""),
+            message=f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots",
+            fix="use " + ", or ".join(nearby),
+            code="topology",
+        )
+        raise ConfigError(problem)
+    if data_parallel_world_size not in (None, replicas):
+        problem = Problem(
+            key="hyperparameters.data_parallel_world_size",
+            value=data_parallel_world_size,
+            origin=origins.get("data_parallel_world_size", ""),
+            message=f"{slots} slots{_in_brackets(origins, 'slots')} / ({layout})"
+            f" make {replicas} replica{'s' if replicas > 1 else ''}",
+            fix=f"write {replicas} or auto, or use {data_parallel_world_size * per_replica} slots",
+            code="topology",
+        )
+        raise ConfigError(problem)
+    return Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=pipe_within_machine)
+
+
+def whole_sequences(name: str, size: int) -> Problem:
+    """The problem of a trial that computes on whole sequences.
+
+    Args:
+        name: Of its class.
+        size: Ranks that are to share a sequence.
+    """
+    key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
+    fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
+    return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
+
+
+def nearest_divisor(number: int, to: int) -> int | None:
+    """The divisor of ``number`` that is nearest to ``to``, the smaller of two; None where finding it takes long."""
+    if number > LARGEST_FACTORED:
+        return None
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = [*small, *(number // divisor for divisor in small)]
+    return min(divisors, key=lambda divisor: (abs(divisor - to), divisor))
+
+
+def _in_brackets(origins: Mapping[str, str], name: str) -> str:
+    return f" ({origins[name]})" if origins.get(name) else ""
+
+
+# ------------------------------------------------------------------------------------------- batch sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The four numbers of a batch; the first is the product of the others.
+
+    Args:
+        global_batch_size: Samples per optimizer step over all replicas (DeepSpeed's ``train_batch_size``).
+        micro_batch_size: Samples per forward pass of a replica (``train_micro_batch_size_per_gpu``).
+        accumulation: Micro-batches per optimizer step of a replica (``gradient_accumulation_steps``);
+            in a pipeline, its ``micro_batches``.
+        replicas: Data-parallel copies (``data_parallel_world_size``).
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    replicas: int
+
+    def __post_init__(self) -> None:
+        assert min(self.global_batch_size, self.micro_batch_size, self.accumulation, self.replicas) >= 1, self
+        assert self.global_batch_size == self.micro_batch_size * self.accumulation * self.replicas, self
+
+
+# Key of the DeepSpeed JSON -> its name here.
+BATCH_KEYS = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation",
+}
+# Factors of the global batch -> what messages call them.
+FACTORS = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+    "replicas": "data_parallel_world_size",
+}
+TOTAL = "global_batch_size"
+
+
+def complete_batch(
+    *,
+    global_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    accumulation: int | None = None,
+    replicas: int | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> Batch:
+    """Complete any subset of the four that determines the rest.
+
+    Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still
+    leaves something to derive, as in DeepSpeed: global and replicas give the micro-batch.
+
+    Args:
+        global_batch_size: >= 1 or None.
+        micro_batch_size: >= 1 or None.
+        accumulation: >= 1 or None.
+        replicas: >= 1 or None.
+        origins: Name of each argument -> where its value came from, for messages.
+
+    Raises:
+        ConfigError: too little is given, or the numbers do not divide; the fix names the nearest
+            feasible values.
+    """
+    factors = {"micro_batch_size": micro_batch_size, "accumulation": accumulation, "replicas": replicas}
+    stated = {name: value for name, value in factors.items() if value is not None}
+    missing = [name for name, value in {TOTAL: global_batch_size, **factors}.items() if value is None]
+    if len(missing) == 2 and "accumulation" in missing:
+        factors["accumulation"] = 1
+        missing.remove("accumulation")
+    if len(missing) > 1:
+        names = [FACTORS.get(name, name) for name in missing]
+        absent = f"{', '.join(names[:-1])} and {names[-1]} are {'both' if len(names) == 2 else 'all'} missing"
+        problem = Problem(
+            key=f"hyperparameters.{TOTAL}" if TOTAL in missing else names[0],
+            message=f"the batch is not determined: {absent}",
+            fix="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
+            code="batch-missing",
+        )
+        raise ConfigError(problem)
+    product = math.prod(value for value in factors.values() if value is not None)
+    total = product if global_batch_size is None else global_batch_size
+    if total % product or (not missing and total != product):
+        origins = origins or {}
+        names = [f"{FACTORS[name]} {value}{_in_brackets(origins, name)}" for name, value in stated.items()]
+        equals = f" = {product}" if len(names) > 1 else ""
+        below, above = total // product * product, (total // product + 1) * product
+        near = f"{below} or {above}" if below else f"{above}"
+        fixes = [f"{TOTAL} {near if missing else product}"]
+        for name, value in stated.items():  # the nearest that fits, with the rest left alone
+            if name == "replicas" or total % (others := product // value):
+                continue
+            best = nearest_divisor(total // others, value) if missing else total // others
+            if best not in (None, value):
+                fixes.append(f"{FACTORS[name]} {best}")
+        problem = Problem(
+            key=f"hyperparameters.{TOTAL}",
+            value=total,
+            origin=origins.get(TOTAL, ""),
+            message=f"is not {'a multiple of ' if missing else ''}{' x '.join(names)}{equals}",
+            fix="use " + ", or ".join(fixes),
+            code="batch",
+        )
+        raise ConfigError(problem)
+    complete = {name: total // product if value is None else value for name, value in factors.items()}
+    return Batch(global_batch_size=total, **complete)
+
+
+def stated_batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topology) -> Batch:
+    """The batch that the hyperparameters and the DeepSpeed JSON state, completed.
+
+    Args:
+        hp: What was read of the hyperparameters.
+        document: They, as written.
+        ds: The DeepSpeed JSON.
+        topology: Its replicas count.
+
+    Raises:
+        ConfigError: they state too little, too much, or numbers that do not divide.
+    """
+    given: dict[str, int] = {"replicas": topology.data_parallel_world_size}
+    origins = {"replicas": f"{topology.slots} slots"}
+    problems: list[Problem] = []
+    for key, name in BATCH_KEYS.items():
+        value = ds.get((key,))
+        if value not in (None, AUTO):
+            given[name], origins[name] = value, ds.origin((key,))
+            if value > LARGEST:
+                fix = 'write a smaller number, or "auto"'
+                problems.append(ds.problem((key,), f"must be at most {LARGEST}", fix, "out-of-range"))
+    if problems:
+        raise ConfigError(problems)
+    own, other = hp.global_batch_size, given.get(TOTAL)
+    if own is None:
+        return complete_batch(**given, origins=origins)
+    ours_from = {**origins, TOTAL: document.origin((TOTAL,))}
+    if other in (None, own):
+        return complete_batch(**{**given, TOTAL: own}, origins=ours_from)
+    message = f"differs from train_batch_size = {other} ({origins[TOTAL]})"
+    fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
+    problems.append(document.problem((TOTAL,), message, fix, "batch-twice"))
+    refused = []  # that the rest does not divide is reported only where neither of the two would do
+    for total in (other, own):
+        try:
+            complete_batch(**{**given, TOTAL: total}, origins=ours_from)
+        except ConfigError as error:
+            refused = [*error.problems]
+            continue
+        raise ConfigError(problems)
+    raise ConfigError([*problems, *refused])

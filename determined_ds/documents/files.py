@@ -1,0 +1,167 @@
+"""Configuration files are read whole, and files are written whole: one at a time, or all of them or none."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from determined_ds.documents.document import Document, refusal
+from determined_ds.documents.text import parse_json, parse_yaml
+from determined_ds.errors import ConfigError, Problem
+
+MAX_BYTES = 4 * 2**20
+MAX_LOOKED_AT = 2_000  # files, for those that a user may have meant
+
+
+def read_yaml(path: Path, *, name: str | None = None) -> Document:
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        ConfigError: the file is missing, is not UTF-8, does not parse, or repeats a key.
+    """
+    return _read(path, name, parse_yaml)
+
+
+def read_json(path: Path, *, name: str | None = None) -> Document:
+    """Read a JSON file whose top level is an object.
+
+    Raises:
+        ConfigError: the file is missing, is not UTF-8, does not parse, or repeats a key.
+    """
+    return _read(path, name, parse_json)
+
+
+def _read(path: Path, name: str | None, parse: Callable[[str, str], Document]) -> Document:
+    name = name or str(path)
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise refusal(name, "is a folder, not a file", _configurations_at(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise refusal(name, "is a device or a pipe, not a file", "save the configuration in a file")
+        if found.st_size > MAX_BYTES:
+            message = f"larger than {MAX_BYTES // 2**20} MiB: not a configuration"
+            raise refusal(name, message, "check that it is the intended file")
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        fix = "save the configuration in a file: stdin is not read" if name == "-" else ""
+        fix = fix or _configurations_at(path.parent)
+        raise refusal(name, "no such file", fix) from None
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        place = (before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+        raise refusal(name, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8", place) from None
+    except OSError as error:
+        raise refusal(name, f"cannot be read: {error.strerror}", "check its path and permissions") from None
+    except ValueError as error:  # a path with a null byte in it
+        raise refusal(name, f"cannot be read: {error}", "check its path") from None
+    return parse(text, name)
+
+
+def _configurations_at(folder: Path) -> str:
+    """A fix for a missing file: the YAMLs and JSONs in the nearest folder that exists, and in two levels below it."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    names: list[str] = []
+    for below in ("*", "*/*", "*/*/*"):
+        if len(names) < 4:
+            with contextlib.suppress(OSError):
+                found = (at.relative_to(folder) for at in itertools.islice(folder.glob(below), MAX_LOOKED_AT))
+                names += sorted(
+                    str(at)
+                    for at in found
+                    if at.suffix in {".yaml", ".yml", ".json"}
+                    and not any(part.startswith(".") for part in at.parts)
+                )
+    if not names:
+        return "check the path"
+    return f"in {folder} there {'are' if len(names) > 1 else 'is'}: {', '.join(names[:12])}"
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file aside, put it on the disk and rename it: whatever happens, it is as it was or as it should be.
+
+    Raises:
+        OSError: it cannot be written; then nothing has changed.
+    """
+    new = _written_beside(path, content)
+    try:
+        os.replace(new, path)
+    finally:
+        _remove(new)
+
+
+def write_files(texts: Mapping[Path, str], *, overwrite: bool, permission: str = "--force") -> None:
+    """Write text files, each of them whole at any moment; none where one of them cannot be written.
+
+    Args:
+        texts: Path -> text. Folders that are missing are made.
+        overwrite: Whether files that are there are replaced.
+        permission: What the user may say to have them replaced, for the message.
+
+    Raises:
+        ConfigError: one is there already, or cannot be written; all that are so. Then no file has changed,
+            unless a rename itself failed.
+    """
+
+    def problem(path: Path, message: str, fix: str, code: str = "output") -> Problem:
+        return Problem(key="", origin=str(path), message=message, fix=fix, code=code)
+
+    def in_the_way(path: Path) -> Problem | None:
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # too long, below a file, or a null byte in it
+            reason = getattr(error, "strerror", None) or error
+            return problem(path, f"is not a writable path: {reason}", "give another path")
+        if path.is_dir():
+            return problem(path, "is a folder", "name a file")
+        fix = f"give {permission} to replace it, or another name"
+        return None if overwrite else problem(path, "is there already", fix, "exists")
+
+    if problems := [found for path in texts if (found := in_the_way(path))]:
+        raise ConfigError(problems)
+    written: list[tuple[Path, Path]] = []  # new file, and what it is to replace
+    at = Path()
+    try:
+        for at, text in texts.items():
+            at.parent.mkdir(parents=True, exist_ok=True)
+            target = Path(os.path.realpath(at))
+            written.append((_written_beside(target, text), target))
+            if target.exists():
+                shutil.copymode(target, written[-1][0])
+        while written:
+            os.replace(*written[0])
+            del written[0]
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}"
+        raise ConfigError(problem(at, message, "name a folder that can be written to")) from None
+    finally:
+        for new, _ in written:
+            _remove(new)
+
+
+def _written_beside(path: Path, content: str | bytes) -> Path:
+    """A new file in the folder of another, on the disk."""
+    new = path.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        with new.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        _remove(new)
+        raise
+    return new
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,395 @@
+"""YAML and JSON text -> Document, with the place of every key; and the words for the kinds of values.
+
+YAML is read as Determined's master reads it, with Go's library. Its numbers differ from PyYAML's: ``1e-3`` and ``08``
+are numbers there, ``1:30`` and a date are strings. Anchors, aliases and merges (``<<``) work; what they grow to is
+bounded. In both formats a repeated key is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from determined_ds.documents.document import Document, KeyPath, Place, refusal, repeated
+from determined_ds.errors import ConfigError, Problem
+
+MAX_DEPTH = 100
+MAX_NODES = 100_000
+MAX_BITS = 64
+IS_IT = "check that it is a configuration"
+
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+# As Go's strconv.ParseInt with base 0, and yamlStyleFloat in go-yaml's resolve.go; both drop underscores.
+# 08, not a valid octal, is a float to Go, and an integer again in the JSON that it writes.
+_INT = r"[-+]?(?:0[bB][01_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|[0-9][0-9_]*)"
+_FLOAT = r"[-+]?(?:\.[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
+_NON_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_NON_PRINTABLE = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_JSON_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\],]|[^\s{}\[\],"]+')
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML's safe loader with the numbers of the master's parser, and no timestamps."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag in (_TAG + "bool", _TAG + "null", _MERGE)]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a string that either parser would take for something else: ``"1e-3"``, ``"08"``, ``"1:30"``."""
+
+
+for _name, _regexp in (("int", _INT), ("float", f"{_FLOAT}|{_NON_FINITE}")):
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_regexp})$"), list("-+.0123456789"))
+
+
+# ------------------------------------------------------------------------------------------- YAML
+
+
+def parse_yaml(text: str, name: str) -> Document:
+    """Parse YAML text whose top level is a mapping.
+
+    Raises:
+        ConfigError: it does not parse, repeats a key, or grows without end; with the place.
+    """
+    node = _compose(text, name)
+    if node is None:
+        raise refusal(name, "is empty", "write an experiment configuration into it")
+    reader = _NodeReader(name)
+    data = reader.value(node, ())
+    if not isinstance(data, dict):
+        raise refusal(name, "is not a mapping of keys to values", "start it with `name: ...`")
+    return Document(name=name, data=data, places=reader.places)
+
+
+def parse_yaml_value(text: str, name: str) -> Any:
+    """Parse one YAML value, e.g. the right-hand side of ``--set KEY=VALUE``.
+
+    ``det`` reads that in Python before the master does, by YAML 1.2: ``010`` is ten there, and not eight.
+    """
+    node = _compose(text, name)
+    return None if node is None else _NodeReader(name, octal=False).value(node, ())
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """YAML text that :func:`parse_yaml` reads back as ``data``, keys in their order."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    unprintable = _NON_PRINTABLE.search(text, 1 if text.startswith("\ufeff") else 0)
+    if unprintable:
+        message = f"is not text: it holds the character U+{ord(unprintable.group()):04X}"
+        place = place_in(text, unprintable.start())
+        raise refusal(name, message, "remove it, and save the file as UTF-8 text", place)
+    try:
+        depth = 0
+        # Events are flat, so that neither depth nor size is a problem before it is known to be small.
+        for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT, _place(event))
+            if count > MAX_NODES:
+                raise refusal(name, f"over {MAX_NODES} values", IS_IT, _place(event))
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+        return node
+    except yaml.YAMLError as error:
+        raise _not_yaml(text, name, error) from None
+
+
+def _not_yaml(text: str, name: str, error: yaml.YAMLError) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    if mark is None:
+        return refusal(name, f"is not YAML: {problem}", "fix the YAML")
+    begin = getattr(error, "context_mark", None)
+    if problem != "second occurrence" and begin is not None and begin.line != mark.line:
+        problem += f", in what begins on line {begin.line + 1}"
+    line = next(iter(text.split("\n")[mark.line :]), "")[: mark.column + 1]
+    fix = "fix the YAML there"
+    if problem == "second occurrence":
+        problem, fix = "the anchor is defined twice", "give the second another name"
+    elif line.endswith("\t") or ("\t" in line and line[:-1].isspace()):
+        fix = "indent with spaces, not tabs"
+    elif "another document" in problem:
+        fix = "keep one document: remove the `---`"
+    elif "undefined alias" in problem:
+        fix = "define the anchor (&name) before it is used, or put the value in quotes"
+    elif "mapping values are not allowed" in problem:
+        fix = "put a value that holds `: ` in quotes, or fix the indentation"
+    last_line = text.count("\n") + 1  # the end may be behind it
+    return refusal(name, f"is not YAML: {problem}", fix, (min(mark.line + 1, last_line), mark.column + 1))
+
+
+def _place(node: Any) -> Place:
+    """Where a node or an event begins."""
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+class _NodeReader:
+    """Turns composed nodes into plain data, noting each key's place and refusing repeated keys."""
+
+    def __init__(self, name: str, *, octal: bool = True) -> None:
+        self.name = name
+        self.octal = octal
+        self.places: dict[KeyPath, Place] = {}
+        self._num_nodes = 0
+        self._pairs: dict[int, list[tuple[yaml.ScalarNode, yaml.Node]]] = {}  # of each mapping by its id
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._grow(1, node, len(path))
+        self.places.setdefault(path, _place(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            result: dict[str, Any] = {}
+            for key, value in self._merged(node, path, 0):
+                inner = (*path, key.value)
+                self.places[inner] = _place(key)
+                result[key.value] = self.value(value, inner)
+            return result
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _refused(self, node: yaml.Node, message: str, fix: str) -> ConfigError:
+        return refusal(self.name, message, fix, _place(node))
+
+    def _grow(self, num_nodes: int, node: yaml.Node, depth: int) -> None:
+        self._num_nodes += num_nodes
+        if self._num_nodes > MAX_NODES or depth > MAX_DEPTH:
+            message = "grows without end, by anchors that hold each other"
+            raise self._refused(node, message, "do not nest YAML anchors in themselves")
+
+    def _merged(
+        self, node: yaml.MappingNode, path: KeyPath, depth: int
+    ) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+        """The pairs of a mapping: those that ``<<`` merges first, unless it gives them itself."""
+        if id(node) in self._pairs:
+            return self._pairs[id(node)]
+        self._grow(0, node, depth)
+        own: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        merged: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        first: dict[str, Place] = {}
+        problems: list[Problem] = []
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._refused(key, "a key must be a plain word", "write `key: value`")
+            if key.value in first:
+                fix = "merge several by <<: [*a, *b]" if key.tag == _MERGE else "keep one of them"
+                again = (*path, key.value)
+                problems.append(repeated(self.name, again, first[key.value], _place(key), fix))
+            first.setdefault(key.value, _place(key))
+            if key.tag != _MERGE:
+                own[key.value] = (key, value)
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(source, yaml.MappingNode):
+                    raise self._refused(
+                        source, "<< merges mappings only", "write <<: *anchor, or <<: [*one, *other]"
+                    )
+                for pair in self._merged(source, path, depth + 1):
+                    merged.setdefault(pair[0].value, pair)  # the first that gives a key wins
+        if problems:
+            raise ConfigError(problems)
+        self._grow(len(merged), node, depth)
+        pairs = self._pairs[id(node)] = list({**merged, **own}.values())
+        return pairs
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        kind = node.tag.removeprefix(_TAG)
+        text: str = node.value
+        try:
+            if kind in ("str", "value", "merge"):  # `=` and `<<` mean nothing here
+                return text
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return yaml.constructor.SafeConstructor.bool_values[text.lower()]
+            if kind == "int":
+                return self._int(text, node)
+            if kind == "float":
+                number = float(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+                if not math.isfinite(number):
+                    raise self._refused(node, f"{text} is not a finite number", "write a finite number")
+                return number
+        except (KeyError, ValueError):
+            raise self._refused(node, f"{text!r} is not a valid {kind}", "write a plain value") from None
+        message = f"the tag {node.tag!r} means nothing here"
+        raise self._refused(node, message, "write a plain value, without !")
+
+    def _int(self, text: str, node: yaml.Node) -> int:
+        plain = text.replace("_", "").lower()
+        digits = plain.lstrip("+-")
+        base = {"0b": 2, "0o": 8, "0x": 16}.get(digits[:2], 10)
+        if base == 10 and self.octal and re.fullmatch("0[0-7]+", digits):
+            base = 8
+        number = int(digits, base) if len(digits) <= MAX_BITS + 2 else 2**MAX_BITS
+        if number.bit_length() > MAX_BITS:
+            raise self._refused(node, f"an integer of more than {MAX_BITS} bits", "write a smaller number")
+        return -number if plain.startswith("-") else number
+
+
+# ------------------------------------------------------------------------------------------- JSON
+
+
+def place_in(text: str, at: int) -> Place:
+    """The line and column of a position in a text."""
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+
+
+def parse_json(text: str, name: str) -> Document:
+    """Parse JSON text whose top level is an object.
+
+    Raises:
+        ConfigError: it does not parse, or repeats a key; with the place.
+    """
+    if not text.strip():
+        raise refusal(name, "is empty", "write a JSON object into it, at least {}")
+    try:
+        data = json.loads(text)  # judges validity, so that messages for broken text are the usual ones
+    except json.JSONDecodeError as error:
+        fix, at = _json_fix(text, error)
+        raise refusal(name, f"is not JSON: {error.msg}", fix, place_in(text, at)) from None
+    except RecursionError:
+        raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT) from None
+    except ValueError as error:  # an integer of more than 4300 digits
+        longest = max(re.finditer("[0-9]+", text), key=lambda match: match.end() - match.start())
+        place = place_in(text, longest.start())
+        raise refusal(name, f"is not JSON: {error}", "write a smaller number", place) from None
+    if not isinstance(data, dict):
+        raise refusal(name, "is not a JSON object", 'start it with "{"')
+    places, problems = _json_places(text, name)
+    if problems:
+        raise ConfigError(problems)
+    return Document(name=name, data=data, places=places)
+
+
+def _json_places(text: str, name: str) -> tuple[dict[KeyPath, Place], list[Problem]]:
+    """The place of each key of a valid JSON text, and its repeated keys. What is too deep or large is refused."""
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    places: dict[KeyPath, Place] = {}
+    problems: list[Problem] = []
+    open_at: list[KeyPath] = []  # of each object and list around a token
+    path: KeyPath = ()
+    for count, token in enumerate(_JSON_TOKEN.finditer(text)):
+        line = bisect.bisect_right(starts, token.start())
+        place = (line, token.start() - starts[line - 1] + 1)
+        word, string, colon = token[0], token[1], token[2]
+        if colon:
+            path = (*open_at[-1], json.loads(string))
+            if path in places:
+                problems.append(repeated(name, path, places[path], place))
+            places.setdefault(path, place)
+        elif word in "{[":
+            open_at.append(path)
+            path = (*path, 0) if word == "[" else path
+            if len(open_at) > MAX_DEPTH:
+                raise refusal(name, f"nested deeper than {MAX_DEPTH} levels", IS_IT, place)
+        elif word in "}]":
+            path = open_at.pop()
+        elif word == "," and len(path) > len(open_at[-1]) and isinstance(path[-1], int):
+            path = (*open_at[-1], path[-1] + 1)
+        elif not string and word != ",":
+            _check_scalar(word, name, place)
+        if count > 3 * MAX_NODES:  # a key, a value and a comma each
+            raise refusal(name, f"over {MAX_NODES} values", IS_IT, place)
+    return places, problems
+
+
+def _check_scalar(word: str, name: str, place: Place) -> None:
+    """Refuse NaN, Infinity, and numbers that are too large to be stored."""
+    value = json.loads(word)
+    if isinstance(value, float) and not math.isfinite(value):
+        message = f"{word} is not {'JSON' if word.strip('-').isalpha() else 'a finite number'}"
+        raise refusal(name, message, "write a finite number", place)
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise refusal(name, f"an integer of more than {MAX_BITS} bits", "write a smaller number", place)
+
+
+def _json_fix(text: str, error: json.JSONDecodeError) -> tuple[str, int]:
+    """What to do about text that is not JSON, and where."""
+    before, rest = text[: error.pos].rstrip(), text[error.pos :]
+    # Python 3.13 points at the comma itself, older ones behind it.
+    if before.endswith(",") and rest[:1] in ("}", "]"):
+        return "remove the comma before the bracket", len(before) - 1
+    if re.match(r",\s*[}\]]", rest):
+        return "remove the comma before the bracket", error.pos
+    if re.match(r"//|#|/\*", rest):
+        return "JSON has no comments: remove it", error.pos
+    word = re.match(r"True|False|None", rest)
+    if word:
+        return f"write {word.group().lower().replace('none', 'null')}", error.pos
+    return "use double quotes" if rest.startswith("'") else "fix the JSON there", error.pos
+
+
+# ------------------------------------------------------------------------------------------- values
+
+KINDS: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    float: "a number",
+}
+MAX_EXACT = 2**53  # floats beyond it are no longer every integer
+
+
+def kind_of(value: Any) -> str:
+    """What a YAML value is, in words: ``a string``, ``an integer``, ``null`` ..."""
+    return "null" if value is None else KINDS.get(type(value), type(value).__name__)
+
+
+def type_fix(kind: type, value: Any) -> str:
+    """How to write a value of the right type; unquotes numbers where that is all it takes."""
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return f"write {KINDS[kind]}"
+        if math.isfinite(number) and (kind is float or number.is_integer()):
+            return f"remove the quotes: {int(number) if number.is_integer() else number}"
+    if kind is int and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT:
+        return f"write {int(value)}"
+    return f"write {KINDS[kind]}"
+
+
+def as_plain(data: Any) -> Any:
+    """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
+    if isinstance(data, Mapping):
+        return {str(key): as_plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [as_plain(value) for value in data]
+    return data
+
+
+# JSON Schema's name of a type -> ours.
+JSON_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+def is_of(value: Any, names: Iterable[str]) -> bool:
+    """Whether a value is of one of JSON Schema's types: 1.0 is an integer too; true is not."""
+    if isinstance(value, bool):
+        return "boolean" in names
+    if isinstance(value, (int, float)):
+        return "number" in names or ("integer" in names and (isinstance(value, int) or value.is_integer()))
+    return any(isinstance(value, JSON_TYPES[name]) for name in names)

@@ -1,0 +1,656 @@
+"""Determined's schemas of an experiment configuration, on jsonschema: what a master refuses, which keys it knows.
+
+The files in ``schema_files`` are those of Determined 0.38.1, unchanged. :data:`EDITS` is what the master's code refuses
+beyond them, and :data:`ADDED` what newer masters take. A null counts as absent wherever a key may be absent.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from determined_ds.config.names import OF_THE_JSON
+from determined_ds.config.params import HYPERPARAMETERS, OWN_KEYS
+from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
+from determined_ds.documents.plain_fit import fits_plainly
+from determined_ds.documents.text import JSON_TYPES, KINDS, kind_of, type_fix
+from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
+from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
+from determined_ds.experiment.space import invalid_spec
+
+Json = Any
+FOLDER = Path(__file__).with_name("schema_files")
+SEARCHERS = ("single", "random", "grid", "adaptive_asha", "async_halving")
+STORAGES = ("shared_fs", "directory", "s3", "gcs", "azure")
+LARGEST_SEED = 2**32 - 1  # the master keeps it in 32 bits
+MAX_PROBLEMS = 20
+_ASHA_NEEDS = ["max_trials", "metric", "max_time", "time_metric"]
+_IS_GRID = {"properties": {"name": {"const": "grid"}}, "required": ["name"], "type": "object"}
+
+# File -> {place in it -> what is there in fact}. Source: the Go structs that the schemas are read into in
+# determined 0.38.1's ``master/pkg/schemas/expconf``, and ``master/internal/core_experiment.go``.
+EDITS: dict[str, dict[str, Json]] = {
+    "experiment": {  # the master fills in the rest
+        "eventuallyRequired": ["entrypoint", "searcher"],
+        "allOf.0.if": {"properties": {"searcher": _IS_GRID}, "required": ["searcher"]},
+    },
+    "environment": {"eventuallyRequired": []},
+    "environment-image-map": {"eventuallyRequired": []},
+    "reproducibility": {"eventuallyRequired": [], "properties.experiment_seed.maximum": LARGEST_SEED},
+    # The schema takes "8g"; the struct does not. `slots` is for notebooks and commands.
+    "resources": {"properties.shm_size.type": ["integer", "null"], "properties.slots": {"type": "null"}},
+    "devices": {"items.union.items.1.pattern": "^/[^:]*:/[^:]*(:[^:]*)?$"},
+    "azure": {"checks": {}},  # its credentials are judged in _between_sections
+    "searcher-adaptive-asha": {"eventuallyRequired": _ASHA_NEEDS},
+    "searcher-async-halving": {"eventuallyRequired": [*_ASHA_NEEDS, "num_rungs"]},
+    "searcher": {
+        "then.union.items": [
+            {"unionKey": f"const:name={name}", "$ref": f"searcher-{name}"} for name in SEARCHERS
+        ]
+    },
+}
+
+OPTION = "--determined-version"
+# No release is numbered 0.39. Source: ``docs/release-notes.rst`` of the fork WU-CVGL/determined at 0.42.0.
+OLDEST, NEWEST = "0.38.1", "0.42.0"
+# Dotted key -> the first version that takes it, and all that it takes. Source: the fork's resources.json.
+ADDED: dict[str, tuple[str, list[Json]]] = {
+    "resources.prefer_gpu_topology": ("0.42.0", [None, False, "strong", "soft"]),
+}
+
+
+@cache
+def schema(name: str) -> dict[str, Json]:
+    """A schema by its address, or by the name of what it describes, e.g. ``searcher-grid``."""
+    name = name.rpartition("/")[2].removesuffix(".json").replace("_", "-")
+    found: dict[str, Json] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for key in ("$schema", "$id"):  # by `$schema` jsonschema would change to a validator without our keywords
+        del found[key]
+    for place, value in EDITS.get(name, {}).items():
+        path = tuple(int(step) if step.isdigit() else step for step in place.split("."))
+        get_path(found, path[:-1])[path[-1]] = value
+    for dotted_key, (_, values) in ADDED.items():
+        section, _, key = dotted_key.rpartition(".")
+        if section == name:
+            found["properties"][key] = {"enum": values}
+    return found
+
+
+def keys_of(*names: str) -> frozenset[str]:
+    """The keys that the schemas of these names know."""
+    return frozenset(key for name in names for key in schema(name)["properties"])
+
+
+# ------------------------------------------------------------------------------------------------- versions
+
+
+def version_to_check(stated: str | None) -> str:
+    """The master's version to check for: the stated one; "" for that of the ``determined`` installed here.
+
+    Raises:
+        ConfigError: it is not a valid version, or from before 0.38.1.
+    """
+    if stated is None or _release(stated) >= _release(OLDEST):
+        return stated or ""
+    versions = sorted({OLDEST, *(since for since, _ in ADDED.values())}, key=_release)
+    message, fix = f"must be a version of Determined, {OLDEST} or newer", f"write {', '.join(versions)}"
+    raise ConfigError(Problem(key=OPTION, value=stated, message=message, fix=fix, code="determined-version"))
+
+
+def is_newer_than_known(version: str) -> bool:
+    """Whether a version may know more keys than :data:`ADDED`."""
+    return _release(version) > _release(NEWEST)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major, minor and patch; () of what is not a version."""
+    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[.+-]?[a-z].*)?", version)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
+
+
+# ------------------------------------------------------------------------------------------------- judging
+
+
+class Fault(NamedTuple):
+    """What a schema refuses at one place.
+
+    Args:
+        path: Of the value; of a key that is missing, its own.
+        keyword: The schema's; ``missing`` for a key that it requires, ``unknown`` for one that it does not know,
+            ``choice`` for a value that is none of those that decide a union.
+        value: What stands there; None where nothing does.
+        schema: The one that has the keyword; of a key, that of its mapping.
+        detail: The message of a check, the other side of a comparison, the values to choose from.
+        meant: The key beside it that an unknown one was probably meant for; "" where that is not known.
+    """
+
+    path: KeyPath
+    keyword: str
+    value: Json
+    schema: dict[str, Json]
+    detail: Any
+    meant: str = ""
+
+
+def faults_of(document: Document) -> tuple[dict[KeyPath, Fault], Document]:
+    """The fault of each place, and the document as it was meant.
+
+    A misspelt key is judged further as the one that was meant, unless that is given too, so that neither is its value
+    unseen nor the other key missing.
+    """
+    known: tuple[dict[KeyPath, Fault], Document] | None = document.worked_out.get(FOLDER)
+    if known is not None:
+        return known
+    found = _judged(document.data)
+    back: dict[KeyPath, KeyPath] = {}  # path of a key that was meant -> as it is written
+    for path, fault in [item for item in found.items() if item[1].keyword == "unknown"][:MAX_PROBLEMS]:
+        guess = nearest(str(path[-1]), sorted(fault.schema["properties"].keys() - _NOT_ADVISED)) or ""
+        if len(guess) > 3:  # `tpu` was not meant for `cpu`
+            found[path] = fault._replace(meant=guess)
+            right = (*path[:-1], guess)
+            if document.get(right) is None and all(isinstance(step, str) for step in path):
+                back.setdefault(right, path)
+    meant = document
+    for right, path in back.items():
+        changes = [(path, NOT_GIVEN, ""), (right, document.get(path), document.origin(path))]
+        meant = meant.overwritten_all(changes)
+    if back:
+        unknown = {path: fault for path, fault in found.items() if fault.keyword == "unknown"}
+        found = {}
+        for path, fault in _judged(meant.data).items():
+            at = next((end for end in range(len(path), 0, -1) if path[:end] in back), 0)
+            path = (*back[path[:at]], *path[at:]) if at else path
+            found[path] = fault._replace(path=path)
+        found |= unknown
+    document.worked_out[FOLDER] = found, meant
+    return found, meant
+
+
+def _judged(config: dict[str, Json]) -> dict[KeyPath, Fault]:
+    """One fault a place: the last is the most exact, but for an unknown, a missing and a mistyped one."""
+    storage = config.get("checkpoint_storage")
+    if isinstance(storage, dict) and "type" not in storage:
+        # The cluster's own completes it, which is of the type that fits; its nulls stand for the cluster's values.
+        known = keys_of("checkpoint-storage")
+        storage = {key: value for key, value in storage.items() if value is not None or key not in known}
+        storage["type"] = max(STORAGES, key=lambda kind: len(storage.keys() & keys_of(kind)))
+    config = {**config, "checkpoint_storage": storage}
+    if fits_plainly(schema("experiment"), config, named=schema):
+        return {}
+    first = {"unknown": 0, "missing": 1, "type": 2}
+    found: dict[KeyPath, Fault] = {}
+    for error in _validator().iter_errors(config):
+        path = tuple(error.absolute_path)
+        completed = path[:1] == ("checkpoint_storage",) and error.validator_value == "eventually"
+        if completed or (path in found and first.get(found[path].keyword, 3) < first.get(error.validator, 3)):
+            continue
+        found[path] = Fault(path, error.validator, error.instance, error.schema, error.validator_value)
+    return found
+
+
+@cache
+def _validator() -> Any:
+    """Draft 7 with Determined's keywords. Source: determined 0.38.1, ``master/pkg/schemas/extensions``."""
+    from jsonschema import Draft7Validator  # late: it takes 50 ms to load
+    from jsonschema.validators import extend
+
+    def ref(validator: Any, name: str, value: Json, _: Json) -> Iterator[Any]:
+        yield from validator.descend(value, schema(name))
+
+    keywords = {
+        "$ref": ref,
+        "optionalRef": lambda *args: ref(*args) if args[2] is not None else (),
+        "required": _required,
+        "eventuallyRequired": _eventually_required,
+        "additionalProperties": _additional,
+        "union": _union,
+        "checks": _checks,
+        "disallowProperties": _disallowed,
+        "compareProperties": _compared,
+        "pattern": _pattern,
+    }
+    return extend(Draft7Validator, keywords)(schema("experiment"))
+
+
+def _error(keyword: str, schema: Json, value: Json, *path: str, detail: Any = None) -> Any:
+    from jsonschema import ValidationError
+
+    return ValidationError(
+        keyword, validator=keyword, path=path, instance=value, schema=schema, validator_value=detail
+    )
+
+
+def _required(validator: Any, keys: list[str], value: Json, schema: Json) -> Iterator[Any]:
+    known = schema.get("properties", {})
+    for key in keys if isinstance(value, dict) else ():
+        absent = key not in value
+        if absent or (
+            value[key] is None and not validator.evolve(schema=known.get(key, True)).is_valid(None)
+        ):
+            yield _error("missing", schema, value.get(key), key)
+
+
+def _eventually_required(_: Any, keys: list[str], value: Json, schema: Json) -> Iterator[Any]:
+    """What has to be there once the cluster has filled in its defaults."""
+    for key in keys if isinstance(value, dict) else ():
+        if value.get(key) is None:
+            yield _error("missing", schema, None, key, detail="eventually")
+
+
+def _additional(validator: Any, others: Json, value: Json, schema: Json) -> Iterator[Any]:
+    known = schema.get("properties", {})
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if key not in known and others is False:
+            yield _error("unknown", schema, item, key)
+        elif key not in known:
+            yield from validator.descend(item, others, path=key)
+
+
+def _checks(validator: Any, checks: dict[str, Json], value: Json, schema: Json) -> Iterator[Any]:
+    for message, check in checks.items():
+        if "compareProperties" in check:  # it names the key by itself
+            yield from validator.descend(value, check)
+        elif not validator.evolve(schema=check).is_valid(value):
+            yield _error("checks", schema, value, detail=message)
+
+
+def _disallowed(_: Any, messages: dict[str, str], value: Json, schema: Json) -> Iterator[Any]:
+    for key, message in messages.items() if isinstance(value, dict) else ():
+        if key in value:
+            yield _error("checks", schema, value[key], key, detail=message)
+
+
+def _compared(validator: Any, rule: dict[str, str], value: Json, schema: Json) -> Iterator[Any]:
+    if not isinstance(value, dict):
+        return
+    a: Any = value.get(rule["a"])
+    b: Any = value.get(rule["b"])
+    if rule["type"] != "a_is_subdir_of_b":
+        are_numbers = validator.is_type(a, "number") and validator.is_type(b, "number")
+        if are_numbers and not (a < b or (a == b and rule["type"] == "a<=b")):
+            yield _error("compared", schema, b, rule["b"], detail=(rule["type"], rule["a"], a))
+    elif isinstance(a, str) and (b is None or isinstance(b, str)):
+        # As the master has it: a relative path that does not climb, or a string with the parent for its prefix. Go's
+        # filepath.Clean is normpath, but for two leading slashes, which become one.
+        path, parent = (re.sub("^//", "/", posixpath.normpath(text)) for text in (a, b or "/"))
+        if not (path.startswith(parent) if path.startswith("/") else not path.startswith("..")):
+            yield _error("compared", schema, a, rule["a"], detail=(rule["type"], rule["b"], b))
+
+
+def _pattern(_: Any, pattern: str, value: Json, schema: Json) -> Iterator[Any]:
+    """Go's ``$`` is the end; Python's also stands before a last newline."""
+    if isinstance(value, str) and not re.search(pattern.replace("$", r"\Z"), value):
+        yield _error("pattern", schema, value)
+
+
+def _union(validator: Any, union: Json, value: Json, _: Json) -> Iterator[Any]:
+    """Nothing where an item fits; else the errors of the item that was meant, or one of the whole union."""
+    items = [(item["unionKey"], schema(item["$ref"]) if "$ref" in item else item) for item in union["items"]]
+    meant = None
+    for key, item in items:
+        is_meant = _is_meant(validator, key, item, value)
+        if not is_meant and key.startswith("const:"):
+            continue  # it requires the key and its value
+        errors = list(validator.descend(value, item))
+        if not errors:
+            return
+        if is_meant and meant is None:
+            meant = errors
+    if meant is not None:  # if it is not what it is read as, what is in it need not be either
+        yield from [error for error in meant if error.validator == "checks" and not error.path] or meant
+        return
+    schemas = [item for _, item in items]
+    consts = [(key, sub["const"]) for item in schemas for key, sub in item.get("properties", {}).items()
+              if isinstance(sub, dict) and "const" in sub]  # fmt: skip
+    texts = [item["const"] for item in schemas if "const" in item]
+    whole: Json = {"properties": {key: {} for item in schemas for key in item.get("properties", {})}}
+    if isinstance(value, str) and texts:
+        yield _error("choice", whole, value, detail=texts)
+    elif isinstance(value, dict) and consts:
+        key, choices = consts[0][0], [text for _, text in consts]
+        yield _error("choice" if key in value else "missing", whole, value.get(key), key, detail=choices)
+    elif isinstance(value, dict) and (unknown := [key for key in value if key not in whole["properties"]]):
+        yield from (_error("unknown", whole, value[key], key) for key in unknown)
+    else:
+        yield _error("union", whole, value)
+
+
+def _is_meant(validator: Any, key: str, item: Json, value: Json) -> bool:
+    """Whether a value was meant for an item of a union by its ``unionKey``; where that is never, by its type."""
+    kind, _, rest = key.partition(":")
+    fields = value if isinstance(value, dict) else {}
+    if kind == "not":
+        return not _is_meant(validator, rest, item, value)
+    if kind == "const":
+        name, _, wanted = rest.partition("=")
+        return bool(fields.get(name) == wanted)
+    if kind == "never":
+        consts = {name: sub["const"] for name, sub in item.get("properties", {}).items() if "const" in sub}
+        kinds = item.get("type", ())
+        of_kind = any(
+            validator.is_type(value, each) for each in ([kinds] if isinstance(kinds, str) else kinds)
+        )
+        return of_kind and all(fields.get(name) == const for name, const in consts.items())
+    return {
+        "always": True,
+        "type": kind == "type" and validator.is_type(value, rest),
+        "singleproperty": list(fields) == [rest],
+        "hasattr": rest in fields,
+    }[kind]
+
+
+# ------------------------------------------------------------------------------------------------- problems
+
+
+def experiment_problems(document: Document, version: str = OLDEST) -> tuple[list[Problem], list[Problem]]:
+    """(errors, warnings): what a Determined master would refuse, and what it takes but has deprecated.
+
+    Nothing is judged that only a cluster knows. ``checkpoint_storage`` counts as completed by the cluster's own
+    of the same type, so that a bucket or a path may be missing there.
+
+    Args:
+        document: The experiment configuration, as submitted.
+        version: Of the master; "" for that of the ``determined`` installed here.
+
+    Returns:
+        The errors in the order of the file, at most twenty, of which the last then counts the rest; the warnings.
+    """
+    try:
+        faults, _ = faults_of(document)
+    except RecursionError:  # beyond what a reader lets pass
+        message = "is nested too deep to be judged"
+        return [document.problem((), message, "write it more plainly", "invalid")], []
+    found: dict[KeyPath, Fault | Problem] = {**faults}
+    for path, problem in (*_too_new(document, version), *_between_sections(document)):
+        if not any(path[:end] in found for end in range(len(path) + 1)):
+            found[path] = problem
+    errors = in_words(found, document)
+    old = None if any(path[:1] == ("entrypoint",) for path in found) else _deprecated(document)
+    return errors, [old] if old else []
+
+
+def _line(document: Document, path: KeyPath) -> tuple[int, int]:
+    origin = document.origin(path)
+    return origin.line, origin.column
+
+
+def _too_new(document: Document, version: str) -> Iterator[tuple[KeyPath, Problem]]:
+    """The keys that a master does not know yet; it refuses them whatever their value, null included."""
+    for key, (since, _) in ADDED.items():
+        path: KeyPath = tuple(key.split("."))
+        if document.get(path, NOT_GIVEN) is NOT_GIVEN:
+            continue
+        if not version:
+            from importlib import metadata  # late: few experiments need it
+
+            try:
+                version = metadata.version("determined")
+            except metadata.PackageNotFoundError:  # a requirement: where it is broken, the oldest is assumed
+                version = OLDEST
+        if _release(version) < _release(since):
+            message = f"needs Determined {since} or newer, and this is checked for {version}"
+            fix = f"remove it, or check with {OPTION} {since} where the master is that new"
+            yield path, document.problem(path, message, fix, "determined-version")
+
+
+def _between_sections(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
+    """What the master refuses in its code. An empty workspace or project counts as none."""
+    config = document.data
+    for key, other in (("project", "workspace"), ("workspace", "project")):
+        if config.get(other) and not config.get(key):
+            message, fix = f"is given without {key}", f"write {key}: NAME too, or remove {other}"
+            yield (other,), document.problem((other,), message, fix, "missing-key")
+    first: dict[str, int] = {}
+    policies = config.get("log_policies")
+    for index, policy in enumerate(policies if isinstance(policies, list) else ()):
+        name = policy.get("name") if isinstance(policy, dict) else None
+        if isinstance(name, str) and first.setdefault(name, index) != index:
+            path: KeyPath = ("log_policies", index, "name")
+            message, fix = f"is the name of policy {first[name]} too", "give it another name, or remove one"
+            yield path, document.problem(path, message, fix, "duplicate-key")
+    storage = config.get("checkpoint_storage")
+    given = (
+        {key for key, value in storage.items() if value is not None} if isinstance(storage, dict) else set()
+    )
+    if "connection_string" in given and given & {"account_url", "credential"}:
+        path = ("checkpoint_storage", "connection_string")
+        message = f"is given beside {' and '.join(sorted(given & {'account_url', 'credential'}))}"
+        fix = "keep connection_string, or account_url with credential"
+        yield path, document.problem(path, message, fix, "invalid")
+
+
+def _deprecated(document: Document) -> Problem | None:
+    """A warning of an entrypoint in the form of before 0.38, which names a class."""
+    said = document.get(("entrypoint",))
+    try:
+        words = shlex.split(said) if isinstance(said, str) else said if isinstance(said, list) else []
+    except ValueError:
+        return None
+    trial = next((str(word) for word in words if CLASS.fullmatch(str(word))), ENTRYPOINT_FORM.split()[-1])
+    since = "is deprecated by Determined since 0.38"
+    if words == [trial]:
+        # determined/exec/launch.py starts it by torch_distributed, and pytorch/deepspeed/_trainer.py refuses that.
+        why = "on more than one slot a cluster cannot start a DeepSpeedTrial by it"
+        message = f"names a class: that form {since}; {why}"
+    elif "--trial" in words:
+        message = f"--trial {since}"
+    else:
+        return None
+    fix = f"write a script for it, e.g. {' '.join([*ENTRYPOINT_FORM.split()[:-1], trial])}"
+    return document.problem(("entrypoint",), message, fix, "deprecated-key")
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+# A key that is needed, or takes values of several kinds -> an example of its value.
+_EXAMPLES = {
+    "action": "cancel_retries",
+    "base": "10",
+    "bucket": "my-bucket",
+    "container_path": "/data",
+    "devices": "[/dev/infiniband:/dev/infiniband:rwm]",
+    "entrypoint": ENTRYPOINT_FORM,
+    "environment_variables": "[OMP_NUM_THREADS=1]",
+    "host_path": "/data",
+    "image": "determinedai/pytorch-ngc:0.38.1",
+    "log_retention_days": "90",
+    "max_length": "{batches: N}",
+    "max_time": "1000",
+    "max_trials": "16",
+    "maxval": "10",
+    "metric": "validation_loss",
+    "min_checkpoint_period": "{batches: N}",
+    "min_validation_period": "{batches: N}",
+    "minval": "1",
+    "name": "single",
+    "num_rungs": "3",
+    "proxy_port": "8080",
+    "searcher": "{name: single, metric: validation_loss}",
+    "time_metric": "batches",
+    "val": "1",
+    "vals": "[1, 2]",
+}
+# How the messages of the schemas' checks begin -> code and fix.
+_CHECKS = {
+    "host_path must": ("out-of-range", "write /{value}, or where it is"),
+    "container_path must": ("out-of-range", "write the path of a folder, e.g. data"),
+    "prefix cannot": ("out-of-range", "write a prefix without .. in it"),
+    '"name" must': ("missing-key", "write name: ..., beside pattern"),
+    "grid search": ("hyperparameter-spec", "write count: N, the number of values to try"),
+    "pod": ("out-of-range", "remove it"),
+    "container Image is": ("out-of-range", "set environment.image, or give another container another name"),
+    "container": ("out-of-range", "remove it, or give another container another name"),
+    "mixed_precision": ("out-of-range", "write O0, O1, O2 or O3, or leave it out"),
+    "this field": ("unknown-key", "remove it: it is for checkpoint_storage"),
+}
+_BOUNDS = {
+    "minimum": ("must be {} or more", "write {} or more"),
+    "exclusiveMinimum": ("must be more than {}", "write more than {}"),
+    "maximum": ("must be at most {}", "write {} or less"),
+}
+_NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
+_SIZE = re.compile(r"(\d{0,20}\.?\d{1,20}) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+
+
+def in_words(found: Mapping[KeyPath, Fault | Problem], document: Document) -> list[Problem]:
+    """Faults as problems, in the order of the file; at most twenty, of which the last then counts the rest."""
+    problems: list[Problem] = []
+    paths = sorted(found, key=lambda path: _line(document, path))
+    for path in paths if len(paths) <= MAX_PROBLEMS else paths[: MAX_PROBLEMS - 1]:
+        fault = found[path]
+        if isinstance(fault, Fault):
+            code, message, fix = _words(fault, document)
+            whole = fault.keyword == "unknown" and isinstance(fault.value, (dict, list))
+            value = NOT_GIVEN if whole else document.get(path, NOT_GIVEN)
+            fault = document.problem(path, message, fix, code, value=value)
+        problems.append(fault)
+    if len(problems) < len(paths):
+        fix = f"fix these first, and check that {document.name} is the intended file"
+        problems.append(document.problem((), f"{len(paths) - len(problems)} more problems", fix, "more"))
+    return problems
+
+
+def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
+    """Code, message and fix."""
+    path, keyword, value, detail = fault.path, fault.keyword, fault.value, fault.detail
+    key = next((step for step in reversed(path) if isinstance(step, str)), "")
+    if keyword == "unknown":
+        return "unknown-key", *_unknown(fault)
+    example = f"write {key}: {_EXAMPLES.get(key, '...')}"
+    if keyword == "missing":
+        fit = document.get(("hyperparameters", "fit", "max_length"))
+        by_fit = isinstance(fit, dict) and document.get(("searcher", "time_metric")) in (None, *fit)
+        if key == "max_time" and fit and by_fit:
+            example = f"write {key}: {next(iter(fit.values()))}"
+        example = f"write {key}: {detail[0]}" if isinstance(detail, list) else example
+        is_null = document.get(path, NOT_GIVEN) is None
+        return "missing-key", f"{'is null' if is_null else 'missing'}: it is required", example
+    if keyword in ("choice", "enum"):
+        choices = [each if isinstance(each, str) else shown(each) for each in detail if each is not None]
+        message, fix = f"must be one of {', '.join(choices)}", one_of(choices, value)
+        if not isinstance(value, str):
+            return "wrong-type", f"{message}, not {kind_of(value)}", fix
+        return "out-of-range", message, fix
+    if keyword in _BOUNDS:
+        message, fix = _BOUNDS[keyword]
+        number = f"{detail:g}" if detail < 1e6 else str(detail)
+        least = "1" if key == "slots_per_trial" else number  # the master takes 0; nothing is trained on it
+        return "out-of-range", message.format(number), fix.format(least)
+    if keyword == "compared":
+        relation, other, bound = detail
+        if relation == "a_is_subdir_of_b":
+            fix = f"write a relative path without .., or one below {other}"
+            return "out-of-range", f"lies outside {other}", fix
+        if relation == "a<=b":
+            return "out-of-range", f"must not be before {other}, which is {bound:g}", f"write {bound} or more"
+        fix = f"write a number above {bound:g}, or a smaller {other}"
+        return "out-of-range", f"must be more than {other}, which is {bound:g}", fix
+    if keyword == "checks":
+        for beginning, (code, fix) in _CHECKS.items():
+            if detail.startswith(beginning):
+                return code, detail, fix.replace("{value}", str(value))
+        return "hyperparameter-spec", *invalid_spec(value)
+    if keyword == "pattern":
+        return "out-of-range", "names no device on the host and in the container", example
+    if keyword == "union" and isinstance(value, dict):
+        given = " and ".join(sorted(map(str, value))) or "none"
+        return "invalid", f"must be given in one unit, and is in {given}", example
+    if keyword == "union":
+        return "wrong-type", f"cannot be {kind_of(value)}", example
+    kinds = [JSON_TYPES[kind] for kind in ([detail] if isinstance(detail, str) else detail) if kind != "null"]
+    if not kinds:
+        if key == "slots":
+            return "unknown-key", "unknown key in an experiment", "did you mean resources.slots_per_trial?"
+        return "removed-key", "has been removed from Determined", "remove it"
+    message = f"must be {' or '.join(KINDS[kind] for kind in kinds)}, not {kind_of(value)}"
+    return "wrong-type", message, example if len(kinds) > 1 else _type_fix(kinds[0], path, value)
+
+
+def _type_fix(kind: type, path: KeyPath, value: Any) -> str:
+    """How to write a value of the right type. A key that is a string can be named; what is in a list has none."""
+    key, is_number = path[-1] if path else "", isinstance(value, (int, float)) and not isinstance(value, bool)
+    name = f"{key}: " if isinstance(key, str) else ""
+    if key == "shm_size" and isinstance(value, str):
+        found = _SIZE.fullmatch(value)
+        num_bytes = int(float(found[1]) * 1024 ** " kmgtp".index(found[2].lower() or " ")) if found else 0
+        return f"write {num_bytes}" if 0 < num_bytes < 2**63 else "write e.g. 8589934592"
+    if kind is str and "environment_variables" in path and isinstance(value, dict):
+        variable, given = next(iter(value.items()), ("NAME", "VALUE"))
+        return f"write {variable}={given}"
+    if kind is str and isinstance(value, (int, float)):
+        return f'put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
+    if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+        return f"remove the quotes: {value.lower()}"
+    if kind is list:
+        return f"write {name}[{value if is_number or isinstance(value, str) else '...'}]"
+    if kind is dict:
+        example = _EXAMPLES.get(str(key), "{...}")
+        return f"write {name}{example.replace('N', str(value)) if isinstance(value, int) else example}"
+    if kind is int and isinstance(value, float) and abs(value) <= 2**53:
+        return f"write {round(value)}{', or use type: double' if key in ('minval', 'maxval') else ''}"
+    return type_fix(kind, value)
+
+
+def _unknown(fault: Fault) -> tuple[str, str]:
+    """Message and fix."""
+    *above, word = (str(step) for step in fault.path)
+    tag, kinds = {"searcher": ("name", SEARCHERS), "checkpoint_storage": ("type", STORAGES)}.get(
+        dotted(above), ("", ())
+    )
+    keys = {kind: keys_of(f"searcher-{kind}" if tag == "name" else kind) for kind in kinds}
+    having = [kind for kind, known in keys.items() if word in known]
+    own = fault.schema["properties"].get(tag, {})
+    if having and own and own is not True and own.get("const") in kinds:
+        what = "searcher" if tag == "name" else "storage"
+        message = f"unknown key: the {own['const']} {what} does not have it"
+        return message, f"remove it, or use {what} {' or '.join(having)}"
+    place = _elsewhere().get(word, "")
+    guess = fault.meant or nearest(word, sorted(frozenset().union(*keys.values())))
+    if " " in place:
+        return "unknown key", place
+    if place and place.rpartition(".")[0] != dotted(above):
+        at_top = f"write {word} at the top level, beside {above[0]}" if above else ""
+        return "unknown key", f"did you mean {place}?" if "." in place else at_top
+    if guess:
+        return "unknown key", f"did you mean {guess!r}?"
+    return "unknown key", known_here(sorted(fault.schema["properties"].keys() - _NOT_ADVISED))
+
+
+_AS_HYPERPARAMETERS = "write its values as hyperparameters, lengths and periods below hyperparameters.fit"
+_IN_JSON = (
+    "write it in the DeepSpeed JSON that hyperparameters.deepspeed_config names, or below"
+    " hyperparameters.overwrite_deepspeed_args"
+)
+
+
+@cache
+def _elsewhere() -> dict[str, str]:
+    """A key -> where it belongs, or in several words the fix, for those that belong in one place."""
+    sections = (
+        "environment optimizations profiling retention_policy checkpoint_storage reproducibility resources"
+    )
+    below = {
+        key: f"{section}.{key}"
+        for section in sections.split()
+        for key, sub in schema(section)["properties"].items()
+        if sub is not True  # of one type of storage
+    }
+    searchers = keys_of(*(f"searcher-{name}" for name in SEARCHERS)) - {"name"}
+    return {
+        **below,
+        **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
+        **{key: f"searcher.{key}" for key in searchers},
+        "slots": "resources.slots_per_trial",
+        **{key: f"hyperparameters.{real}" for key, real in HYPERPARAMETERS.items()},
+        **{key: f"hyperparameters.{key}" for key in OF_THE_JSON},
+        "deepspeed": "hyperparameters.deepspeed_config",
+        **dict.fromkeys(("training", "model"), _AS_HYPERPARAMETERS),
+        **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), _IN_JSON),
+        **{key: key for key in keys_of("experiment") if key != "name"},
+    }

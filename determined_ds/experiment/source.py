@@ -1,0 +1,604 @@
+"""An author's source, read without importing it: the only reader of one in this package.
+
+A file is a :class:`Source`, a script with the modules that it imports a :class:`Script`, a trial's class with all that
+it extends a :class:`TrialClass`. What a source does not show is None or says so: conditional definitions, decorators,
+computed names, modules from elsewhere. So an error that stands on these answers is never a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib.util
+import sys
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from determined_ds.errors import Origin, Problem
+from determined_ds.experiment.entrypoint import ScriptEntrypoint
+
+LIBRARY = "determined_ds"
+THEIRS = "determined.pytorch.deepspeed"
+# What lies there, and is often imported from determined.pytorch.
+OF_DEEPSPEED = ("DeepSpeedTrial", "DeepSpeedTrialContext", "ModelParallelUnit", "overwrite_deepspeed_config")
+BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library re-exports
+UNKNOWN = ""  # the name of a class that no source shows
+# Stand-ins for the library's classes for trials, and for classes of Python's and unknown ones.
+_hand = type(BY_HAND, (), {})
+_ours = type("ReconciledTrial", (_hand,), {})
+TRIALS = {
+    name: type(name, (_ours,), {}) for name in ("DataParallelTrial", "PipelineTrial", "SeveralEnginesTrial")
+}
+TRIALS |= {BY_HAND: _hand, "ReconciledTrial": _ours}
+KINDS: dict[str, type] = {**TRIALS, "object": object, UNKNOWN: type(UNKNOWN, (), {})}
+# Decorators that leave what a function or class is used for.
+HARMLESS = (
+    *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "staticmethod", "classmethod"),
+    *("typing.override", "typing.final", "typing_extensions.override", "dataclasses.dataclass"),
+    *("abc.abstractmethod", "functools.total_ordering"),
+)
+# What of Determined's module makes a context and a loop, which run on its own clusters alone.
+DRIVERS = ("init", "Trainer")
+OWN_DRIVER = "determined-own"
+# Libraries whose loops name the metrics.
+MAKE_METRICS = ("transformers", "trl", "lightning", "pytorch_lightning")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+SCOPES = (*FUNCTIONS, ast.Lambda, ast.ClassDef)
+Bindings = dict[str, list[tuple[ast.AST, str]]]
+
+
+# ------------------------------------------------------------------------------------------- one file
+
+
+class SourceError(Exception):
+    """Why a file cannot be read as Python; the line is 0 where that is unknown."""
+
+    def __init__(self, reason: str, line: int = 0) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(content: bytes) -> tuple[ast.Module, list[ast.AST]]:
+    """The syntax tree of a module, and every node of it; several questions are asked of one file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the compiler come again where the module is run
+        try:
+            tree = ast.parse(content)
+        except (RecursionError, MemoryError):  # Python itself may run what is nested so deeply
+            tree = ast.parse("from elsewhere import *")
+    return tree, list(ast.walk(tree))
+
+
+class Source:
+    """A file of Python: what it imports, binds and calls.
+
+    Args:
+        file: It.
+        context_dir: The folder with the code, for relative imports; None leaves those out.
+
+    Raises:
+        SourceError: it cannot be read, or is not Python.
+    """
+
+    def __init__(self, file: Path, context_dir: Path | None = None) -> None:
+        self.file = file
+        inside = context_dir is not None and file.is_relative_to(context_dir)
+        self.package = file.relative_to(context_dir).parent.parts if inside and context_dir else ()
+        try:
+            self.tree, self.nodes = _parsed(file.read_bytes())
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror or error}") from None
+        except (SyntaxError, ValueError) as error:
+            reason = f"is not Python: {getattr(error, 'msg', None) or error}"
+            raise SourceError(reason, getattr(error, "lineno", None) or 0) from None
+
+    def imported(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """The names that an import binds, each with the dotted name of what it is; ``*`` with the module."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                yield alias.asname or first, alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            steps = list(self.package[: len(self.package) + 1 - node.level]) if node.level else []
+            is_above = node.level > len(self.package)  # the context directory
+            module = "" if is_above and node.level else ".".join([*steps, *filter(None, [node.module])])
+            for alias in node.names if module else ():
+                yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
+
+    @cached_property
+    def bound(self) -> Bindings:
+        """Name -> all that binds it at the top level, each with the dotted name of what is imported, or ""."""
+        return self.bindings(self.tree.body)
+
+    def bindings(self, body: Iterable[ast.AST]) -> Bindings:
+        """The same of a body of statements; what functions and classes in it bind is theirs."""
+        found: Bindings = defaultdict(list)
+        todo = list(body)
+        while todo:
+            node = todo.pop()
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                for name, target in self.imported(node):
+                    found[name].append((node, target))
+            elif isinstance(node, SCOPES):
+                found[getattr(node, "name", "")].append((node, ""))
+            else:
+                stores = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+                bound = getattr(node, "id" if stores else "name", None) or getattr(node, "rest", None)
+                if isinstance(bound, str):
+                    found[bound].append((node, ""))
+                todo.extend(ast.iter_child_nodes(node))
+        return found
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes at its top level."""
+        return [node.name for node in self.tree.body if isinstance(node, ast.ClassDef)]
+
+    def may_have(self, name: str) -> bool:
+        """Whether a module may have a name: better one too many than to refuse a good one."""
+        if {name, "*", "__getattr__"} & self.bound.keys():
+            return True
+        makes = any(called in ("globals", "locals", "vars", "exec", "setattr") for _, called in self.calls)
+        return makes or any(isinstance(node, ast.Global) and name in node.names for node in self.nodes)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Name -> dotted name of what is imported by it anywhere in the file; without names of two meanings."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in self.nodes:
+            for name, target in self.imported(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+                found[name].add(target)
+        for name, bindings in self.bound.items():
+            found[name].update("" for _, target in bindings if not target)
+        return {
+            name: targets.pop() for name, targets in found.items() if len(targets) == 1 and "" not in targets
+        }
+
+    def imports(self, nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
+        """Dotted names of all that some statements import, each package that these are in included -> the import."""
+        found: dict[str, ast.AST] = {}
+        for node in nodes:
+            names = [target for _, target in self.imported(node)]
+            for name in [alias.name for alias in node.names] if isinstance(node, ast.Import) else names:
+                parts = name.split(".")
+                found |= {".".join(parts[:end]): node for end in range(1, len(parts) + 1)}
+        return found
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """Dotted names of all that it imports anywhere, each package that these are in included."""
+        return set(self.imports(self.nodes))
+
+    def name_of(self, node: ast.AST) -> str:
+        """Dotted name of what an expression like ``optim.SGD`` names; "" for any other expression."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        return ".".join([self.names.get(node.id, node.id), *parts]) if isinstance(node, ast.Name) else ""
+
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, str]]:
+        """Each call with the dotted name of what is called, in the order of the file."""
+        nodes = [node for node in self.nodes if isinstance(node, ast.Call)]
+        nodes.sort(key=lambda node: (node.lineno, node.col_offset))
+        return [(node, self.name_of(node.func)) for node in nodes]
+
+    def calls_of(self, *names: str) -> list[ast.Call]:
+        """The calls of functions by their dotted names."""
+        return [node for node, name in self.calls if name in names]
+
+    def method_calls(self, *names: str) -> Iterator[tuple[ast.Call, str]]:
+        """The calls of methods by these names, each with what it is called on."""
+        for node, _ in self.calls:
+            if isinstance(node.func, ast.Attribute) and node.func.attr in names:
+                yield node, text_of(node.func.value)
+
+    def derived(self, *bases: str) -> list[ast.ClassDef]:
+        """The classes that extend one of these, by dotted names or through another class of the file."""
+        classes = [node for node in self.nodes if isinstance(node, ast.ClassDef)]
+        known = set(bases)
+        for _ in classes:
+            known |= {node.name for node in classes if known & {self.name_of(base) for base in node.bases}}
+        return [node for node in classes if node.name in known]
+
+    @cached_property
+    def targets(self) -> dict[ast.expr, list[str]]:
+        """Value of each assignment -> what it is assigned to, in order."""
+        found: dict[ast.expr, list[str]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign):
+                parts = [getattr(target, "elts", [target]) for target in node.targets]
+                found[node.value] = [text_of(each) for part in parts for each in part]
+        return found
+
+    def problem(self, node: ast.AST, message: str, fix: str, code: str) -> Problem:
+        """A problem of a line."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        origin = Origin(f"{self.file}:{line}", file=str(self.file), line=line, column=column)
+        return Problem(key="", origin=origin, message=message, fix=fix, code=code)
+
+    def wrong_imports(self) -> Iterator[Problem]:
+        """Names of Determined's that are imported, or extended, from where Determined does not have them."""
+        for node in self.tree.body:
+            found = [node] if isinstance(node, ast.ImportFrom) else getattr(node, "bases", [])
+            for each in found:
+                names = [target for _, target in self.imported(each)] or [self.name_of(each)]
+                for module, _, name in (full.rpartition(".") for full in names):
+                    if (
+                        module == "determined.pytorch"
+                        and name in OF_DEEPSPEED
+                        and not isinstance(each, ast.Name)
+                    ):
+                        fix = f"write from {THEIRS} import {name}"
+                        yield self.problem(each, f"{module} has no {name}", fix, "import")
+
+
+def text_of(node: ast.AST) -> str:
+    """An expression as it may be written; shortened where it is nested too deeply to write out."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "..."
+
+
+def keyword(call: ast.Call, *names: str) -> ast.expr | None:
+    """The value of the first keyword argument by one of these names."""
+    return next((each.value for each in call.keywords if each.arg in names), None)
+
+
+def returned(function: ast.AST) -> list[ast.expr | None] | None:
+    """What a function returns in all its return statements; None where it is a generator, or no function.
+
+    A variable that is assigned once stands for its value.
+    """
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    own: list[ast.AST] = []
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        own.append(node := todo.pop())
+        todo.extend(ast.iter_child_nodes(node) if not isinstance(node, SCOPES) else ())
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
+        return None
+    values = {node.targets[0]: node.value for node in function.body if isinstance(node, ast.Assign)}
+    found: list[ast.expr | None] = []
+    for node in own:
+        if isinstance(node, ast.Return):
+            value = node.value
+            if isinstance(value, ast.Name):
+                uses = [each for each in own if isinstance(each, ast.Name) and each.id == value.id]
+                stores = [each for each in uses if not isinstance(each.ctx, ast.Load)]
+                only = len(stores) == 1 and len(uses) == 2  # else it may be changed in between
+                value = values.get(stores[0], value) if only else value
+            found.append(value)
+    return found
+
+
+def string_keys(value: ast.AST | None) -> tuple[str, ...] | None:
+    """The keys of a mapping that is written out; None where they are not all to be seen."""
+    names: list[Any] = [None]
+    if isinstance(value, ast.Dict):
+        names = [getattr(key, "value", None) for key in value.keys]
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+        names = [each.arg for each in value.keywords] + [None for _ in value.args]
+    found = tuple(name for name in names if isinstance(name, str))
+    return found if len(found) == len(names) else None
+
+
+# ------------------------------------------------------------------------------------------- modules
+
+
+def source_of(module: str, context_dir: Path) -> Path | None:
+    """The file of a module of the context directory; None where there is none."""
+    if not module:  # of an entrypoint without a trial
+        return None
+    stem = context_dir.joinpath(*module.split("."))
+    for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
+        if file.is_file():
+            return file
+    return None
+
+
+def installed(package: str) -> ModuleSpec | None:
+    """Where a package is that can be imported; nothing of it is run."""
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # it is loaded already, in an unusual way, such as __main__
+        return ModuleSpec(package, None)
+
+
+def is_inside(package: str, *folders: Path) -> bool:
+    """Whether one of some folders has a package or module, compiled ones included."""
+    if any((folder / package).is_dir() or (folder / f"{package}.py").is_file() for folder in folders):
+        return True
+    return PathFinder.find_spec(package, [str(folder) for folder in folders]) is not None
+
+
+def find_script(script: ScriptEntrypoint, context_dir: Path) -> Path | None:
+    """The file of a script in the context directory; None where it is not there."""
+    if not script.is_module:
+        file = context_dir / script.name
+        return file if file.is_file() else None
+    package = context_dir.joinpath(*script.name.split("."), "__main__.py")
+    return package if package.is_file() else source_of(script.name, context_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script, or a trial's module, and the modules of the context directory that it imports.
+
+    Args:
+        file: It.
+        context_dir: The folder with the code.
+    """
+
+    file: Path
+    context_dir: Path
+
+    @cached_property
+    def sources(self) -> dict[Path, Source]:
+        """Each of them; modules that are not Python are left to the run.
+
+        Raises:
+            SourceError: the file itself is not Python.
+        """
+        return self._closure(lambda source: source.modules)
+
+    def _closure(self, modules: Callable[[Source], Iterable[str]]) -> dict[Path, Source]:
+        found = {self.file: Source(self.file, self.context_dir)}
+        todo = [self.file]
+        while todo:
+            for module in modules(found[todo.pop()]):
+                file = next(filter(None, (source_of(module, folder) for folder in self.path)), None)
+                if file is None or file in found or module.split(".")[0] == LIBRARY:
+                    continue
+                with contextlib.suppress(SourceError):
+                    found[file] = Source(file, self.context_dir)
+                    todo.append(file)
+        return found
+
+    @property
+    def path(self) -> tuple[Path, ...]:
+        """Where Python finds its modules: beside the script first."""
+        return tuple(dict.fromkeys((self.file.parent, self.context_dir)))
+
+    @cached_property
+    def may_use_library(self) -> bool:
+        """Whether it, or a module that it imports, may import this library; code installed in place is not read."""
+        modules = {name for source in self.sources.values() for name in source.modules if "." not in name}
+        called = {name for source in self.sources.values() for _, name in source.calls}
+        by_name = called & {"importlib.import_module", "__import__", "exec"}
+        if LIBRARY in modules or by_name or self._changes_path():
+            return True
+        others = (name for name in modules - sys.stdlib_module_names if not is_inside(name, *self.path))
+        specs = filter(None, map(installed, others))
+        return any("-packages" not in f"{spec.origin} {spec.submodule_search_locations}" for spec in specs)
+
+    def _changes_path(self) -> bool:
+        """Whether modules may be found elsewhere, too."""
+        sources = self.sources.values()
+        return any(
+            each.name_of(node) == "sys.path"
+            for each in sources
+            for node in each.nodes
+            if hasattr(node, "ctx")
+        )
+
+    def names_metric(self, metric: str) -> bool:
+        """Whether a name of a metric may be one that it reports: it is written out, or another library makes names."""
+        names = {metric, metric.removeprefix("validation_"), metric.removeprefix("val_")}
+        for source in self.sources.values():
+            if source.modules & set(MAKE_METRICS):
+                return True
+            for node in source.nodes:
+                stated = node.value if isinstance(node, ast.Constant) else getattr(node, "arg", None)
+                if isinstance(stated, str) and stated in names:
+                    return True
+        return False
+
+    def problems(self) -> list[Problem]:
+        """Wrong imports, and uses of Determined's own context or loop for DeepSpeed, which only its clusters run."""
+        found: list[Problem] = []
+        for source in self.sources.values():
+            found += source.wrong_imports()
+            for node, name in _drivers(source):
+                message = f"{name} trains only on GPUs on a Determined cluster"
+                fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs here too"
+                found.append(source.problem(node, message, fix, OWN_DRIVER))
+        return found
+
+    def missing_packages(self) -> list[Problem]:
+        """Imports at the top level of what is neither in the context directory nor installed, each package once."""
+        if self._changes_path():
+            return []
+        found: dict[str, Problem] = {}
+        for source in self._closure(lambda each: each.imports(each.tree.body)).values():
+            for name, node in source.imports(source.tree.body).items():
+                if "." not in name and installed(name) is None and not is_inside(name, *self.path):
+                    message = f"imports {name}, which is neither in the context directory nor installed here"
+                    fix = f"pip install the package that has {name}"
+                    found.setdefault(name, source.problem(node, message, fix, "missing-package"))
+        return [*found.values()]
+
+
+def _drivers(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Uses of Determined's ``init`` or ``Trainer`` for DeepSpeed; those under a condition are left to the run."""
+    todo: deque[ast.AST] = deque([source.tree])
+    while todo:
+        node = todo.popleft()
+        names = [source.name_of(node)] if isinstance(node, ast.Attribute) else []
+        for name in names or [target for _, target in source.imported(node)]:
+            if name in {f"{THEIRS}.{each}" for each in DRIVERS}:
+                yield node, name
+        is_conditional = isinstance(node, ast.If) and "__name__" not in text_of(node.test)
+        todo.extend(() if isinstance(node, ast.Try) or is_conditional else ast.iter_child_nodes(node))
+
+
+# ------------------------------------------------------------------------------------------- a trial's class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defined:
+    """A class, or what a class binds to a name.
+
+    Args:
+        node: Its definition, or its value; None where the source does not show it.
+        source: The file.
+    """
+
+    node: Any
+    source: Any = field(default=None, compare=False)
+
+
+UNSEEN = Defined(node=None)
+
+
+class TrialClass:
+    """``MODULE:CLASS`` and all that it extends, as far as sources of the context directory show it.
+
+    Args:
+        trial: It.
+        context_dir: The folder with the code.
+    """
+
+    def __init__(self, trial: str, context_dir: Path) -> None:
+        self.trial, self.context_dir = trial, context_dir
+        self.name = trial.partition(":")[2]
+        self._kinds: dict[str, type] = {}
+
+    @cached_property
+    def order(self) -> list[Defined | str]:
+        """Its classes as Python looks names up in them; those of this library by name, :data:`UNKNOWN` before them."""
+        try:
+            kinds = self._kind(self.trial.replace(":", "."), ()).__mro__[:-1]
+        except TypeError:  # Python refuses its bases, too
+            return [UNKNOWN]
+        found: list[Defined | str] = [vars(kind).get("of", kind.__name__) for kind in kinds]
+        if UNKNOWN in found:  # it may extend a class of the library itself
+            first = next(index for index, each in enumerate(found) if isinstance(each, str))
+            found = [each for each in found if each != UNKNOWN]
+            found.insert(first, UNKNOWN)
+        return found
+
+    def _kind(self, dotted: str, below: tuple[str, ...]) -> type:
+        """A class with the same bases, of which Python says in which order it looks names up."""
+        found = UNKNOWN if dotted in below else self._class(dotted)
+        if isinstance(found, str):
+            return KINDS[found]
+        if dotted not in self._kinds:
+            named = [self._resolved(found.source, base) for base in found.node.bases]
+            bases = dict.fromkeys(self._kind(each, (*below, dotted)) for each in named)
+            bases.pop(object, None)  # which stands for Python's classes
+            self._kinds[dotted] = type(found.node.name, tuple(bases), {"of": found})
+        return self._kinds[dotted]
+
+    def _class(self, dotted: str, depth: int = 0) -> Defined | str:
+        """A class by its dotted name; the name of one of the library; ``object`` for one of Python's; or UNKNOWN."""
+        module, _, name = dotted.rpartition(".")
+        package = dotted.split(".")[0]
+        if package == LIBRARY or (package == "determined" and name == BY_HAND):
+            return name if name in TRIALS else UNKNOWN
+        file = source_of(module, self.context_dir)
+        if file is None or depth > 20:
+            return "object" if dotted == "object" or package in sys.stdlib_module_names else UNKNOWN
+        try:
+            source = Source(file, self.context_dir)
+        except SourceError:
+            return UNKNOWN
+        bindings = source.bound.get(name) or [
+            (node, f"{target}.{name}") for node, target in source.bound.get("*", ())
+        ]
+        [(node, target), *more] = bindings or [(source.tree, "")]
+        if target and all(each == target for _, each in more):
+            return self._class(target, depth + 1)
+        if not isinstance(node, ast.ClassDef) or more or not _is_plain(node, source):
+            return UNKNOWN
+        return Defined(node=node, source=source)
+
+    def _resolved(self, source: Source, base: ast.expr) -> str:
+        """The dotted name of a base class."""
+        base = base.value if isinstance(base, ast.Subscript) else base  # Generic[...]
+        named = source.name_of(base)
+        root = next((node.id for node in ast.walk(base) if isinstance(node, ast.Name)), "")
+        if root in source.names or (named == "object" and named not in source.bound):
+            return named
+        module = ".".join(source.file.relative_to(self.context_dir).with_suffix("").parts)
+        return UNKNOWN if "." in named else f"{module.removesuffix('.__init__')}.{named}"
+
+    @property
+    def library(self) -> str:
+        """The class of this library that it extends first; :data:`UNKNOWN` where its source does not show it."""
+        return next((each for each in self.order if isinstance(each, str)), UNKNOWN)
+
+    @cached_property
+    def _own(self) -> list[Defined]:
+        return [each for each in self.order if isinstance(each, Defined)]
+
+    @cached_property
+    def _set(self) -> set[str]:
+        """Attributes that code of its classes, or beside them, sets; ``*`` where that may be any."""
+        found: set[str] = set()
+        names = {each.node.name for each in self._own}
+        for kind in self._own:
+            inside = set(ast.walk(kind.node))
+            for node in kind.source.nodes:
+                owner, name = None, "*"
+                if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                    owner, name = node.value, node.attr
+                elif isinstance(node, ast.Call) and text_of(node.func) == "setattr" and len(node.args) == 3:
+                    owner, name = node.args[0], getattr(node.args[1], "value", "*")
+                named = getattr(owner, "id", "")
+                here = node in inside and (name != "*" or named == "self")
+                if owner is not None and (named in names or here):
+                    found.add(name)
+        return found
+
+    def member(self, name: str) -> Defined | None:
+        """The nearest definition of a method, or value of an attribute; None where it is the library's, if any's."""
+        if {name, "*"} & self._set:
+            return UNSEEN
+        for each in self.order:
+            if isinstance(each, str):
+                return UNSEEN if each == UNKNOWN else None
+            body = [
+                node for node in each.node.body if getattr(node, "value", node) is not None
+            ]  # no bare annotation
+            bindings = each.source.bindings(body).get(name, ())
+            if not bindings:
+                continue
+            stated: dict[str, ast.AST] = {}
+            for node in body if len(bindings) == 1 else ():
+                if isinstance(node, FUNCTIONS) and _is_plain(node, each.source):
+                    stated[node.name] = node
+                elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                    target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                    stated[getattr(target, "id", "")] = node.value
+            return Defined(node=stated.get(name), source=each.source)
+        return None
+
+    def mentions(self, *names: str, everywhere: bool = False) -> bool:
+        """Whether code of its classes uses or defines such a name; or all that its module imports, too."""
+        sources = {each.source.file: each.source for each in self._own}
+        file = source_of(self.trial.partition(":")[0], self.context_dir)
+        if everywhere and file is not None and file in sources:
+            sources |= Script(file=file, context_dir=self.context_dir).sources
+        nodes = (node for source in sources.values() for node in source.nodes)
+        return any({getattr(node, "attr", None), getattr(node, "name", None)} & {*names} for node in nodes)
+
+
+def _is_plain(node: ast.AST, source: Source) -> bool:
+    """Whether a class or a function is what is written: no decorator or metaclass makes another of it."""
+    keywords = getattr(node, "keywords", ())
+    if any(text_of(each.value) not in ("ABCMeta", "abc.ABCMeta") for each in keywords):
+        return False
+    used = [each.func if isinstance(each, ast.Call) else each for each in getattr(node, "decorator_list", ())]
+    return all(source.name_of(each) in HARMLESS for each in used)

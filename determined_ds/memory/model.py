@@ -1,0 +1,286 @@
+"""What a model is, as far as the memory of its training depends on it: its sizes, and of a pipeline its layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory.units import divisors, format_count
+
+DEFAULT_VOCAB_SIZE = 50257  # GPT-2's tokenizer
+DEFAULT_SEQUENCE_LENGTH = 1024
+
+# (parameters, layers) of published transformers; a model of which only the size is known is assumed to be as deep as
+# the nearest. Source: table 2.1 of the GPT-3 paper, arXiv 2005.14165, and OPT's 66B, arXiv 2205.01068.
+PUBLISHED = (
+    *((125e6, 12), (350e6, 24), (760e6, 24), (1.3e9, 24), (2.7e9, 32)),
+    *((6.7e9, 32), (13e9, 40), (66e9, 64), (175e9, 96)),
+)
+
+
+class LayerBytes(NamedTuple):
+    """Bytes of a micro-batch in a layer of a pipeline, as in :class:`determined_ds.pipe.bytes_held.PartBytes`.
+
+    Args:
+        inputs: What it takes.
+        outputs: What it hands on.
+        kept: From its forward to its backward pass; with its outputs, unless only the loss takes them.
+        unsaved: Outputs that only the loss takes, as far as neither saves them.
+        forward: At the peak of its forward pass.
+        backward: At the peak of its backward pass, beside the gradient of its outputs.
+        split: Between the passes for its inputs and for its weights, where a backward pass is in two, its outputs not
+            counted.
+        gradients: What the pass for the inputs leaves for the other one.
+        input_pass: At the peak of the one, as ``backward``.
+        weight_pass: At the peak of the other.
+    """
+
+    inputs: int = 0
+    outputs: int = 0
+    kept: int = 0
+    unsaved: int = 0
+    forward: int = 0
+    backward: int = 0
+    split: int = 0
+    gradients: int = 0
+    input_pass: int = 0
+    weight_pass: int = 0
+
+
+NOTHING = LayerBytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """A layer of a pipeline.
+
+    Args:
+        name: Of its class or function.
+        num_parameters: All of them.
+        num_trainable_parameters: Those with a gradient.
+        tied_key: Layers of one key share all their parameters; "" of a layer by itself.
+        fixed: Bytes that do not depend on the samples of a micro-batch.
+        per_sample: Bytes that each sample adds.
+    """
+
+    name: str
+    num_parameters: int = 0
+    num_trainable_parameters: int = 0
+    tied_key: str = ""
+    fixed: LayerBytes = NOTHING
+    per_sample: LayerBytes = NOTHING
+
+    def of(self, samples: int) -> LayerBytes:
+        """Bytes of a micro-batch of so many samples."""
+        return LayerBytes(*(a + samples * b for a, b in zip(self.fixed, self.per_sample, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredActivations:
+    """What a forward and a backward pass held beside the parameters and their gradients.
+
+    Args:
+        bytes_per_sample: Bytes that each further sample of a micro-batch takes at the peak.
+        fixed_bytes: Bytes at the peak that do not depend on the micro-batch.
+        element_bytes: Width of the model's floats in that pass: 2 or 4.
+        is_checkpointed: Whether the model computed its blocks again in that pass, so that these are the bytes left.
+    """
+
+    bytes_per_sample: int
+    fixed_bytes: int = 0
+    element_bytes: int = 2
+    is_checkpointed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The sizes of a model. Of a shape only ``num_parameters`` must be known; 0 elsewhere means unknown.
+
+    Args:
+        num_parameters: All of them, a shared one counted once.
+        num_trainable_parameters: Those with a gradient; all of them, if None.
+        num_layers: Transformer blocks.
+        hidden_size: Width of the residual stream.
+        num_heads: Attention heads; they divide ``hidden_size``.
+        vocab_size: Width of the logits; 0 for a model without a vocabulary.
+        sequence_length: Tokens of a sample.
+        largest_layer_parameters: Parameters of the largest module that owns any itself, such as an embedding:
+            what ZeRO 3 holds whole at least.
+        stage_parameters: Parameters of each pipeline stage, where they were counted in its engines.
+        layers: Of a pipeline, where they are known one by one.
+        layer_element_bytes: Width of their floats as they were measured: 2 or 4.
+        partition_method: How a ``PipelineTrial`` shares them out.
+        num_expert_parameters: Those of a mixture of experts' experts, which expert parallel divides.
+        checkpoint_interval: Layers that a ``PipelineTrial`` has DeepSpeed compute again together; 0: none.
+        activations: Measured on the model; estimated from the sizes above, if None.
+        assumptions: Sizes that were assumed, in words.
+    """
+
+    num_parameters: int
+    num_trainable_parameters: int | None = None
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_heads: int = 0
+    vocab_size: int = 0
+    sequence_length: int = 0
+    largest_layer_parameters: int = 0
+    stage_parameters: tuple[int, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    layer_element_bytes: int = 2
+    partition_method: str = "parameters"
+    num_expert_parameters: int = 0
+    checkpoint_interval: int = 0
+    activations: MeasuredActivations | None = None
+    assumptions: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        assert self.num_parameters >= 1, self
+        assert 0 <= self.trainable <= self.num_parameters, self
+
+    @property
+    def trainable(self) -> int:
+        """Parameters that have a gradient and an optimizer state."""
+        known = self.num_trainable_parameters
+        return self.num_parameters if known is None else known
+
+    @property
+    def largest_layer(self) -> int:
+        """Parameters of the largest layer: as stated, else from the sizes, else all of them."""
+        largest = self.largest_layer_parameters
+        if not largest and self.hidden_size:
+            largest = self.hidden_size * max(self.vocab_size, 4 * self.hidden_size + 4)
+        return min(largest or self.num_parameters, self.num_parameters)
+
+    @property
+    def knows_activations(self) -> bool:
+        """Whether enough is known of the model to tell its activations."""
+        by_sizes = self.num_layers and self.hidden_size and self.sequence_length
+        return self.activations is not None or bool(by_sizes)
+
+    def at_sequence_length(self, sequence_length: int) -> ModelShape:
+        """The same model trained on samples of another length; measured activations scale with it."""
+        measured, layers = self.activations, self.layers
+        if self.sequence_length:
+            longer = [
+                [n * sequence_length // self.sequence_length for n in each.per_sample] for each in layers
+            ]
+            layers = tuple(
+                replace(each, per_sample=LayerBytes(*own)) for each, own in zip(layers, longer, strict=True)
+            )
+            if measured is not None:
+                per_sample = measured.bytes_per_sample * sequence_length // self.sequence_length
+                measured = replace(measured, bytes_per_sample=max(1, per_sample))
+        return replace(self, sequence_length=sequence_length, activations=measured, layers=layers)
+
+
+def transformer_parameters(
+    *, num_layers: int, hidden_size: int, vocab_size: int = 0, num_positions: int = 0
+) -> int:
+    """Parameters of a GPT-2: blocks of 12 h² + 13 h, embeddings of tokens and positions, a final norm; head tied.
+
+    Source: ``GPT2LMHeadModel`` of transformers 5; Megatron-LM, arXiv 2104.04473, equation 2, has the same terms.
+    """
+    block = 12 * hidden_size**2 + 13 * hidden_size
+    return num_layers * block + (vocab_size + num_positions) * hidden_size + 2 * hidden_size
+
+
+def shape_from_sizes(
+    *,
+    num_parameters: int | None = None,
+    num_layers: int | None = None,
+    hidden_size: int | None = None,
+    num_heads: int | None = None,
+    vocab_size: int | None = None,
+    sequence_length: int | None = None,
+) -> ModelShape:
+    """A transformer of which some sizes are known; the others are derived, and listed as assumptions.
+
+    Args:
+        num_parameters: Derived from layers and width, if None.
+        num_layers: Derived from ``num_parameters``, if None.
+        hidden_size: Derived from ``num_parameters``, if None.
+        num_heads: As many as make heads of 64, or of 128 from a width of 2048 on, if None.
+        vocab_size: GPT-2's, if None.
+        sequence_length: 1024, if None.
+
+    Raises:
+        ConfigError: too little is known, or the sizes do not fit together; every reason.
+    """
+    problems = []
+    if hidden_size and num_heads and hidden_size % num_heads:
+        possible = divisors(hidden_size)
+        near = [heads for heads in possible if heads < num_heads][-1:]
+        near += [heads for heads in possible if heads > num_heads][:1]
+        more = -(-hidden_size // num_heads) * num_heads
+        fix = f"use --heads {' or '.join(map(str, near))}, or --hidden {more}"
+        message = f"must be divisible by {num_heads} heads"
+        problems.append(Problem(key="--hidden", value=hidden_size, message=message, fix=fix, code="heads"))
+    missing = [flag for flag, value in (("--layers", num_layers), ("--hidden", hidden_size)) if value is None]
+    if num_parameters is None and missing:
+        are = "are" if missing[1:] else "is"
+        message = f"missing, as {are} {' and '.join(missing)}: the model has no size"
+        fix = "write e.g. --parameters 6B, or --layers 32 --hidden 4096"
+        problems.append(Problem(key="--parameters", message=message, fix=fix, code="model-size"))
+        raise ConfigError(problems)
+    vocab = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
+    length = DEFAULT_SEQUENCE_LENGTH if sequence_length is None else sequence_length
+    layers, hidden = _depth_and_width(num_parameters, num_layers, hidden_size, vocab)
+    blocks = 12 * layers * hidden**2
+    # Grouped queries and a narrow feed-forward halve a block; experts multiply it.
+    if num_parameters is not None and num_parameters < blocks // 4:
+        message = f"{layers:,} layers of width {hidden:,} alone have about {format_count(blocks)}"
+        fix = f"use --parameters {format_count(blocks)}, fewer --layers or a smaller --hidden"
+        if len(missing) == 2:
+            number = format_count(num_parameters)
+            message, fix = "are too few for a transformer", f"write {number}B or {number}M if that is meant"
+        key, code = "--parameters", "model-size"
+        problems.append(Problem(key=key, value=num_parameters, message=message, fix=fix, code=code))
+    if problems:
+        raise ConfigError(problems)
+    assumptions = []
+    if vocab_size is None:
+        assumptions.append(f"a vocabulary of {vocab:,} (GPT-2's; --vocab)")
+    if sequence_length is None:
+        assumptions.append(f"samples of {length:,} tokens (--sequence-length)")
+    if missing:
+        assumptions.append(f"{layers:,} layer{'s' * (layers > 1)} of width {hidden:,} (--layers, --hidden)")
+    if num_parameters is None:
+        num_parameters = transformer_parameters(
+            num_layers=layers, hidden_size=hidden, vocab_size=vocab, num_positions=length
+        )
+        number = format_count(num_parameters)
+        assumptions.append(f"{number} parameters, as a GPT-2 of these sizes has (--parameters)")
+    if num_heads is None:
+        most = max(1, hidden // (128 if hidden >= 2048 else 64))
+        num_heads = next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
+    return ModelShape(
+        num_parameters=num_parameters,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=num_heads,
+        vocab_size=vocab,
+        sequence_length=length,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _depth_and_width(
+    num_parameters: int | None, num_layers: int | None, hidden_size: int | None, vocab_size: int
+) -> tuple[int, int]:
+    """Layers and width, those that are not stated by the parameters: 12 L h² + V h = P."""
+    if num_layers is not None and hidden_size is not None:
+        return num_layers, hidden_size
+    assert num_parameters is not None
+    if hidden_size is not None:
+        in_blocks = num_parameters - vocab_size * hidden_size
+        return max(1, round(in_blocks / (12 * hidden_size**2))), hidden_size
+    if num_layers is None:
+        depth = min(PUBLISHED, key=lambda row: abs(math.log(row[0] / num_parameters)))[1]
+        # Below the smallest, depth shrinks with width.
+        num_layers = max(1, round(depth * min(1.0, num_parameters / PUBLISHED[0][0]) ** (1 / 3)))
+    a, b = 12 * num_layers, vocab_size
+    width = (math.sqrt(b * b + 4 * a * num_parameters) - b) / (2 * a)
+    step = 128 if width >= 512 else 8
+    return num_layers, max(step, round(width / step) * step)

@@ -1,0 +1,370 @@
+"""Bytes that a rank needs at the peak of a step: model states, activations, buffers; what is offloaded, on the host.
+
+**Model states.** For Ψ parameters trained by Adam in mixed precision, ZeRO (arXiv 1910.02054, sections 3.1 and 5)
+counts 2 Ψ of parameters, 2 Ψ of gradients and 12 Ψ of fp32 copy, momentum and variance, of which N replicas keep
+4 Ψ + 12 Ψ/N at stage 1, 2 Ψ + 14 Ψ/N at stage 2 and 16 Ψ/N at stage 3. In bf16 and fp16 that is what deepspeed
+0.19.8 holds when the backward pass ends, and what is counted here. Where it holds something else, so does this::
+
+    fp32, stages 1-2  8 Ψ + 12 Ψ/N and 4 Ψ + 16 Ψ/N: the optimizer's partition is cloned
+                      (runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups); at stage 0 it is not
+    fp32, stage 3     20 Ψ/N: the branch that would share the storage compares a torch.device with a string
+                      (runtime/zero/stage3.py, _create_fp32_partitions)
+    grad_accum_dtype  gradients are of its width. Of bf16 parameters with fp32 gradients stage 1 keeps both widths
+                      whole, 2 Ψ + 4 Ψ (runtime/bf16_optimizer.py, fp32_groups_gradients_flat), unless
+                      bf16.immediate_grad_update; stage 2 keeps a partition in fp32
+                      (stage_1_and_2.py, _build_compact_grad_partition_buffer)
+    bf16 pipelines    divide the optimizer states among the replicas at stage 0 too (Strategy.uses_bf16_optimizer)
+    tensor parallel   the embedding is whole on each rank; of Ψ that are cut, one of T ranks has Ψ/T
+    ZeRO++ (hpz)      a second copy of the parameters, divided among few ranks
+                      (runtime/zero/partition_parameters.py, ds_secondary_tensor)
+    offload           the optimizer's partition, its fp32 gradient and a copy in the parameters' width are on the
+                      host (stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups)
+
+Flat buffers are padded to a multiple of 2 N elements (stage_1_and_2.py, nccl_start_alignment_factor).
+
+**Activations** of a model that was built are measured (``ModelShape.activations``). Else they follow "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), sections 4.1 and 4.2.1, for one block, s
+tokens, b samples, width h, elements of e bytes, of which T ranks that share each layer divide 12 e sbh::
+
+    attention     5 e sbh + sbh      its input; queries, keys, values; its output's input; a dropout mask
+    feed-forward  9 e sbh + sbh      its input, 4 h before and 4 h after the nonlinearity; a dropout mask
+    two norms     2 e sbh
+
+Its 5 a s² b for the scores of a heads is left out: torch's ``scaled_dot_product_attention`` and FlashAttention (arXiv
+2205.14135) compute them again, and keep one float a head and token. Ranks that share a sequence keep a slice of it
+each, and of attention all tokens of a part of the heads, which is as much (arXiv 2309.14509). The head keeps logits,
+their log-softmax and a gradient of that size: (e + 4 + 4) sbv. What is computed in tiles of the sequence keeps its
+input alone (arXiv 2506.13996, section 3), and one tile of one feed-forward, or of the logits, is whole at a time.
+
+**Two peaks.** As the backward pass begins, all model states, all activations and the communication buckets are there.
+As the optimizer steps, the activations are gone, and gradients are there a second time, flattened and widened to fp32.
+What the second needs beyond the first is counted as buffers, so that the parts add up to the peak.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from determined_ds.config.strategy import ELEMENT_BYTES, Strategy
+from determined_ds.memory.model import LayerShape, ModelShape
+from determined_ds.memory.parts import bounds, part_bytes, rank_parameters
+from determined_ds.pipe.bytes_held import PartBytes, most_bytes
+
+ALIGNMENT = 2  # elements a rank
+# DeepSpeedEngine.buffered_allreduce_fallback's elements_per_buffer (deepspeed 0.19.8 runtime/engine.py).
+ALLREDUCE_ELEMENTS = 500_000_000
+# Of what a block keeps for its backward pass, the gradients that zb-h1 keeps until the weights' pass: those of the
+# outputs of its products, 9 of 16 sbh, and of its norms, 2. Measured on GPT-2: tests/memory/test_schedules.py.
+GRADIENTS_BETWEEN = 11 / 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one rank.
+
+    Args:
+        parameters_bytes: Parameters, in the precision that the model computes in.
+        gradients_bytes: Gradients.
+        optimizer_states_bytes: The optimizer's copy of the parameters, and its states.
+        activations_bytes: What the forward pass keeps for the backward pass.
+        buffers_bytes: Buckets of communication, parameters that ZeRO 3 gathers, copies that the step makes.
+        host_bytes: Host memory of this rank; every other field is of the device.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_states_bytes: int
+    activations_bytes: int = 0
+    buffers_bytes: int = 0
+    host_bytes: int = 0
+
+    @property
+    def model_states_bytes(self) -> int:
+        """Parameters, gradients and optimizer states, on the device."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_states_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All on the device, at the peak."""
+        return self.model_states_bytes + self.activations_bytes + self.buffers_bytes
+
+
+def memory_per_rank(shape: ModelShape, strategy: Strategy) -> Memory:
+    """Bytes of the rank that needs most.
+
+    What a CUDA context and the allocator's fragments take is not in it: see
+    :func:`determined_ds.memory.fitting.usable_bytes`.
+    """
+    return max(memory_of_stages(shape, strategy), key=lambda each: (each.total_bytes, each.host_bytes))
+
+
+def memory_of_stages(shape: ModelShape, strategy: Strategy) -> list[Memory]:
+    """Bytes of a rank of each pipeline stage, by its schedule; of one rank without a pipeline."""
+    found = []
+    # temp_grad_buffer_for_cpu_offload of runtime/zero/stage_1_and_2.py
+    copied = strategy.offload_optimizer and strategy.zero_stage in (1, 2)
+    host_buffer = strategy.element_bytes * _largest_parameter(shape, strategy) if copied else 0
+    for stage, activations in enumerate(_activations(shape, strategy)):
+        states = model_states(shape, strategy, stage)
+        in_backward, in_step = _buffers(shape, strategy, stage)
+        found.append(
+            replace(
+                states,
+                activations_bytes=activations,
+                buffers_bytes=in_backward + max(0, in_step - in_backward - activations),
+                host_bytes=states.host_bytes + host_buffer,
+            )
+        )
+    return found
+
+
+def checkpoint_copies_bytes(shape: ModelShape, strategy: Strategy) -> int:
+    """Host memory of a rank for checkpoints that are written while training continues: two copies of its share.
+
+    All ranks together write each weight and each optimizer state once.
+    """
+    in_all, trainable = _parameters(shape, strategy)
+    weights = 0 if strategy.zero_stage == 3 else strategy.element_bytes * in_all
+    return 2 * -(-(weights + _optimizer_bytes(strategy) * trainable) // strategy.shards)
+
+
+# ------------------------------------------------------------------------------------------- parameters of a rank
+
+
+def stage_parameters(shape: ModelShape, strategy: Strategy) -> list[tuple[int, int]]:
+    """(parameters, trainable ones) of each stage of a pipeline, with its copies of tied layers."""
+    pipe = strategy.pipeline
+    if len(shape.layers) >= pipe.parts:
+        cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, pipe.parts)
+        own: list[list[LayerShape]] = [[] for _ in range(pipe.ranks)]
+        for part, (start, end) in enumerate(itertools.pairwise(cut)):
+            own[pipe.rank_of(part)] += shape.layers[start:end]
+        return [rank_parameters(layers) for layers in own]
+    counted = shape.stage_parameters
+    if len(counted) != pipe.ranks:
+        # Blocks are spread evenly. Embedding and head are tied and sit at either end; a copy is on both.
+        embedding = min(shape.vocab_size * shape.hidden_size, shape.num_parameters)
+        layers = shape.num_layers or pipe.ranks
+        most = (shape.num_parameters - embedding) * -(-layers // pipe.ranks) // layers
+        ends = (pipe.rank_of(0), pipe.rank_of(pipe.parts - 1))
+        counted = tuple(most + (embedding if rank in ends else 0) for rank in range(pipe.ranks))
+    return [(each, -(-each * shape.trainable // shape.num_parameters)) for each in counted]
+
+
+def _parameters(shape: ModelShape, strategy: Strategy, stage: int | None = None) -> tuple[int, int]:
+    """(parameters, trainable ones) that a rank of a pipeline stage would hold without ZeRO; of the largest, if None.
+
+    Of ranks that share layers each holds a part of each matrix, and the embedding whole; of experts, those of its own.
+
+    Source: DeepSpeedEngine._apply_autotp_partitioning with vocab_parallel_lm_head false, which config/fill
+    fills (deepspeed 0.19.8 runtime/engine.py): a head that is not tied to the embedding is cut as the others;
+    module_inject/auto_ep_layer.py AutoEPMoELayer.
+    """
+    in_all, trainable = shape.num_parameters, shape.trainable
+    if strategy.pipe_parallel_size > 1:
+        stages = stage_parameters(shape, strategy)
+        in_all, trainable = max(stages) if stage is None else stages[stage]
+    held = in_all
+    if strategy.model_parallel_size > 1:
+        embedding = min(shape.vocab_size * shape.hidden_size, in_all)
+        held = embedding - (embedding - in_all) // strategy.model_parallel_size
+    held -= _experts_elsewhere(shape, strategy)
+    return held, trainable if held == in_all else -(-held * trainable // in_all)
+
+
+def _experts_elsewhere(shape: ModelShape, strategy: Strategy) -> int:
+    """Parameters of experts that other ranks hold."""
+    return shape.num_expert_parameters - -(-shape.num_expert_parameters // strategy.expert_parallel_size)
+
+
+def _partition(held: int, shape: ModelShape, strategy: Strategy) -> int:
+    """Elements of ZeRO's part of what a rank would hold without it, padding included.
+
+    Fewer ranks have the same experts: ZeRO divides those among them, so of each expert a rank has as much as without
+    expert parallel.
+    """
+    padded = ALIGNMENT * strategy.shards
+    return -(-(held + _experts_elsewhere(shape, strategy)) // padded) * ALIGNMENT
+
+
+def _largest_parameter(shape: ModelShape, strategy: Strategy) -> int:
+    return -(-shape.largest_layer // strategy.model_parallel_size)
+
+
+# ------------------------------------------------------------------------------------------------- model states
+
+
+def model_states(shape: ModelShape, strategy: Strategy, pipe_stage: int | None = None) -> Memory:
+    """Model states of a rank when a backward pass ends, and nothing else: no activations, no buffers.
+
+    Args:
+        shape: The model.
+        strategy: How it is trained.
+        pipe_stage: Of the rank; of the one that holds most, if None.
+    """
+    in_all, trainable = _parameters(shape, strategy, pipe_stage)
+    element, gradient = strategy.element_bytes, ELEMENT_BYTES[strategy.grad_dtype]
+    zero, partition, host = strategy.zero_stage, _partition(trainable, shape, strategy), 0
+    parameters = element * (_partition(in_all, shape, strategy) if zero == 3 else in_all)
+    if zero == 3 and strategy.offload_param:
+        parameters, host = 0, parameters
+    if zero == 3 and strategy.hpz_partition_size > 1:
+        parameters += element * -(-in_all // strategy.hpz_partition_size)
+    if zero and strategy.offload_optimizer:
+        # The copy that is stepped, its states, and its gradient.
+        host += partition * (_optimizer_bytes(strategy) + ELEMENT_BYTES[strategy.master_dtype])
+        gradients = 0
+        if zero == 3:
+            host += gradient * partition  # grad_partitions_flat_buffer is on the host as well
+        else:
+            host += element * partition
+            if zero == 1:
+                gradients = gradient * trainable
+            elif gradient != element:
+                gradients = gradient * partition
+            elif strategy.accumulation > 1:
+                host += element * partition  # accumulated_grads_in_cpu
+        return Memory(
+            parameters_bytes=parameters,
+            gradients_bytes=gradients,
+            optimizer_states_bytes=0,
+            host_bytes=host,
+        )
+    gradients = gradient * (trainable if zero <= 1 else partition)
+    if strategy.uses_bf16_optimizer and not strategy.immediate_grad_update:
+        gradients += element * trainable
+    is_divided = zero or strategy.uses_bf16_optimizer
+    return Memory(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_states_bytes=_optimizer_bytes(strategy) * (partition if is_divided else trainable),
+        host_bytes=host,
+    )
+
+
+def _optimizer_bytes(strategy: Strategy) -> int:
+    """Bytes of optimizer states a parameter: the copy that is stepped, where there is one, and Adam's two."""
+    states = strategy.num_optimizer_states * ELEMENT_BYTES[strategy.optimizer_state_dtype]
+    if strategy.precision == "fp32" and strategy.zero_stage == 0:
+        return states
+    return states + ELEMENT_BYTES[strategy.master_dtype]
+
+
+def _buffers(shape: ModelShape, strategy: Strategy, pipe_stage: int) -> tuple[int, int]:
+    """Bytes of buffers in the backward pass; bytes beyond the model states while the optimizer steps.
+
+    The second is less than 0 where gradients were let go before. Source: deepspeed 0.19.8. Buckets are
+    ``reduce_bucket_size`` long however small the model is (runtime/zero/stage_1_and_2.py setup_buckets;
+    runtime/zero/stage3.py _setup_for_real_optimizer), and two where communication overlaps; ZeRO 3 has one all the
+    time, and gathers up to ``max_live_parameters`` (runtime/zero/partitioned_param_coordinator.py). Of the step: step
+    in runtime/zero/stage_1_and_2.py and runtime/fp16/fused_optimizer.py, _prepare_fp32_grad_for_sub_group in
+    runtime/zero/stage3.py, allreduce_bucket in runtime/engine.py.
+    """
+    zero, element = strategy.zero_stage, strategy.element_bytes
+    gradient, master = ELEMENT_BYTES[strategy.grad_dtype], ELEMENT_BYTES[strategy.master_dtype]
+    in_all, trainable = _parameters(shape, strategy, pipe_stage)
+    partition = _partition(trainable, shape, strategy)
+    widening = 0 if gradient == master else master
+    if strategy.uses_bf16_optimizer:
+        return 0, widening * partition
+    if zero == 0:
+        reduced = element * min(trainable, ALLREDUCE_ELEMENTS) if strategy.shards > 1 else 0
+        widened = 0 if strategy.precision == "fp32" else 2 * 4 * trainable  # one by one, then flat
+        return 0, max(reduced, widened)
+    at_most = min(trainable, strategy.reduce_bucket_size)
+    bucket = strategy.reduce_bucket_size if strategy.contiguous_gradients else at_most
+    if zero == 3:
+        live = max(shape.largest_layer, strategy.max_live_parameters) + strategy.prefetch_bucket_size
+        # A bucket's gradients are laid out anew, a part for each rank, to be reduced and scattered.
+        in_backward = element * (min(in_all, live) + bucket + at_most)
+        if strategy.offload_optimizer:
+            return in_backward, 0
+        stays = element * bucket if strategy.contiguous_gradients else 0
+        return in_backward, stays + (gradient + widening) * min(partition, strategy.sub_group_size)
+    in_backward = (gradient if zero == 1 else element) * bucket * (2 if strategy.overlap_comm else 1)
+    if strategy.offload_optimizer:
+        # temp_grad_buffer_for_gpu_offload
+        return in_backward + element * _largest_parameter(shape, strategy), 0
+    if zero == 2 and strategy.accumulation > 1 and strategy.grad_dtype == strategy.precision:
+        in_backward += element * partition  # the sum so far, beside the newest
+    let_go = gradient * (trainable - partition) if zero == 1 else 0
+    return in_backward, (gradient + widening) * partition - let_go
+
+
+# -------------------------------------------------------------------------------------------------- activations
+
+
+def _activations(shape: ModelShape, strategy: Strategy) -> list[int]:
+    """Bytes of activations at the peak, on a rank of each pipeline stage; of one rank without a pipeline.
+
+    Of a pipeline they are those of the micro-batches that its schedule has under way on a rank, in parts of the sizes
+    that the layers have, where these were measured, else in parts of one size: :mod:`determined_ds.pipe.bytes_held`.
+    """
+    pipe = strategy.pipeline
+    are_measured = any(layer.of(1).kept for layer in shape.layers)
+    if strategy.pipe_parallel_size > 1 and are_measured and len(shape.layers) >= pipe.parts:
+        return most_bytes(pipe, _measured_parts(shape, strategy))
+    element, measured = strategy.element_bytes, shape.activations
+    tokens = strategy.micro_batch_size * -(-shape.sequence_length // strategy.sequence_parallel_size)
+    width = tokens * shape.hidden_size * element  # of one tensor of the residual stream
+    head = _tile(shape, strategy, strategy.tiled_loss) * shape.vocab_size * (element + 8)
+    if measured is not None:
+        blocks = measured.bytes_per_sample * element // measured.element_bytes * strategy.micro_batch_size
+        blocks = max(0, -(-blocks // strategy.sequence_parallel_size) - head)
+    else:
+        of_each = tokens * shape.hidden_size * (16 * element + 2) + 4 * tokens * shape.num_heads
+        blocks = shape.num_layers * of_each + 2 * width
+        if strategy.tiled_mlp > 1:
+            untiled = shape.num_layers * tokens - _tile(shape, strategy, strategy.tiled_mlp)
+            blocks -= untiled * shape.hidden_size * (8 * element + 1)
+    sharing = strategy.model_parallel_size
+    blocks = -(-blocks * ((4 * element + 2) * sharing + 12 * element) // ((16 * element + 2) * sharing))
+    fixed = measured.fixed_bytes * element // measured.element_bytes if measured is not None else 0
+    seen = measured is not None and measured.is_checkpointed
+    if strategy.activation_checkpointing and not seen and shape.num_layers:
+        # Full recomputation (the paper's section 4.2 ff.): a block's input is kept, and one block at a time is whole.
+        blocks = min(blocks, shape.num_layers * width + blocks // shape.num_layers)
+    if strategy.pipe_parallel_size == 1:
+        return [fixed + blocks + head]
+    parts = []
+    for part in range(pipe.parts):
+        own = blocks // pipe.parts + (head if part == pipe.parts - 1 else 0)
+        at_once = own + (fixed if part == 0 else 0)
+        split = int(own * (1 + GRADIENTS_BETWEEN))
+        parts.append(
+            PartBytes(
+                inputs=width if part else 0,
+                kept=own,
+                forward=at_once,
+                backward=at_once,
+                split=split,
+                input_pass=split,
+                weight_pass=split,
+            )
+        )
+    return most_bytes(pipe, parts)
+
+
+def _measured_parts(shape: ModelShape, strategy: Strategy) -> list[PartBytes]:
+    """What a micro-batch takes in each part of a pipeline whose layers were measured."""
+    interval = shape.checkpoint_interval or int(strategy.activation_checkpointing)
+    if shape.activations is not None and shape.activations.is_checkpointed:
+        interval = 0
+    cut = bounds(shape.layers, strategy.partition_method or shape.partition_method, strategy.pipeline.parts)
+    found = []
+    for part, (start, end) in enumerate(itertools.pairwise(cut)):
+        own = part_bytes(
+            shape.layers[start:end],
+            strategy.micro_batch_size,
+            recomputed=interval,
+            waits_for_nothing=part == 0,
+        )
+        found.append(own.scaled(strategy.element_bytes, shape.layer_element_bytes))
+    return found
+
+
+def _tile(shape: ModelShape, strategy: Strategy, tiles: int) -> int:
+    """Tokens of one of so many tiles of a rank's sequences."""
+    slices = -(-shape.sequence_length // strategy.sequence_parallel_size)
+    return strategy.micro_batch_size * -(-slices // tiles)
