@@ -15,6 +15,7 @@ import os
 import secrets
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,23 +24,27 @@ import hypothesis
 import psutil
 import pytest
 
-from tests import forked, short_cases
-from tests.machines import Machine, two_machines, why_no_machines
-from tests.ranks import ROOT, Ranks, compile_nothing
+from tests import short_cases
+from tests.harness import forked, required
+from tests.harness.browser import CHROMIUM
+from tests.harness.machines import Machine, two_machines, why_no_machines
+from tests.harness.ranks import ROOT, Ranks, compile_nothing
 
-# The same examples each time. How long one takes says nothing of whether it is right.
-for profile, max_examples in (("few", 25), ("many", 200)):
+# `make test` tries the same examples each time, and can be relied on; `make test-all` explores: new ones each time, and
+# it says how to try one again. How long an example takes says nothing of whether it is right.
+for profile, max_examples, same_ones in (("few", 25, True), ("explore", 200, False)):
     hypothesis.settings.register_profile(
         profile,
         deadline=None,
-        derandomize=True,
+        derandomize=same_ones,
+        print_blob=True,
         max_examples=max_examples,
         suppress_health_check=[
             hypothesis.HealthCheck.too_slow,
             hypothesis.HealthCheck.function_scoped_fixture,
         ],
     )
-hypothesis.settings.load_profile("few")  # make test-all: --hypothesis-profile=many
+hypothesis.settings.load_profile("few")  # make test-all: --hypothesis-profile=explore
 
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -84,8 +89,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("long")
         if mark is not None and not (len(mark.args) == 1 and isinstance(mark.args[0], str)):
             raise pytest.UsageError(f"{item.nodeid}: write long(reason): what it proves beyond a short test")
+    _choose_long_tests(config, items)
     if hasattr(config, "workerinput"):
         items.sort(key=_place)
+
+
+def _choose_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of ``--long-tenth=N``: keep the long tests of that tenth, 0 to 9; each of them belongs to one, by its name."""
+    tenth = config.getoption("--long-tenth")
+    if tenth is None:
+        return
+    kept = [item for item in items if item.get_closest_marker("long") and _tenth(item) == tenth % 10]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def _tenth(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode()) % 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of this project."""
+    parser.addoption("--long-tenth", type=int, default=None, help="run a tenth of the long tests, 0 to 9")
 
 
 def pytest_sessionstart() -> None:
@@ -114,8 +139,15 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many long tests were left out, and how to run them."""
-    if total := sum(_left_out.values()):
+    """Say what was not tested: for want of something, with what to install, and because it takes long."""
+    missing: collections.Counter[str] = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        name = reason.removeprefix("Skipped: ").partition(":")[0]
+        missing[name] += name in required.INSTALL
+    for name, count in (+missing).most_common():
+        terminalreporter.write_line(f"{count} tests not run for want of {name}: {required.INSTALL[name]}")
+    if (total := sum(_left_out.values())) and terminalreporter.config.getoption("--long-tenth") is None:
         rooms = ", ".join(f"{room} {count}" for room, count in _left_out.most_common())
         terminalreporter.write_line(f"{total} long tests left out, run them with make test-all: {rooms}")
 
@@ -128,7 +160,7 @@ BYTES_A_WORKER = 2**30
 # a worker grows to twice its size. Those wait for one another (see `programs`), so that others stand between them.
 FIRST = (
     "tests/gpu/",
-    "tests/runtime/test_resume.py",
+    "tests/interrupted/",
     "tests/cluster/test_follow.py",
     "tests/runtime/loop/test_stopping.py",
     "tests/cli/test_run_as_rank.py",
@@ -139,6 +171,7 @@ FIRST = (
     "tests/model_defs/",
     "tests/launch/",
     "tests/trial/",
+    "tests/checkpoints/",
     "tests/runtime/",
     "tests/cli/",
     "tests/search/",
@@ -168,7 +201,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
         profile = config.getoption("--hypothesis-profile")
         forked.address([f"--hypothesis-profile={profile}"] * bool(profile) + config.args)
-        python = f"{sys.executable} {ROOT / 'tests/worker.py'}"
+        python = f"{sys.executable} {ROOT / 'tests/harness/worker.py'}"
         config.option.tx = [
             f"popen//python={python}" if spec == "popen" else spec for spec in config.option.tx
         ]
@@ -219,18 +252,39 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     """Two machines, joined by a cable (see ``machines.py``). As root only."""
     if reason := why_no_machines():
-        pytest.skip(reason)
+        required.skip_or_fail("machines", reason)
     with two_machines(tmp_path / "machines") as both:
         yield both
 
 
 @pytest.fixture(scope="session")
+def browser() -> None:
+    """Chromium is installed."""
+    if CHROMIUM is None:
+        required.skip_or_fail("browser", "no Chromium is installed")
+
+
+@pytest.fixture(scope="session")
 def s3() -> Iterator[dict[str, Any]]:
     """``checkpoint_storage`` of an S3 server on this machine (see ``object_storage.py``)."""
-    from tests.object_storage import s3_server
+    from tests.harness.object_storage import s3_server
 
     with s3_server() as storage:
         yield storage
+
+
+@pytest.fixture
+def storage_of(s3: dict[str, Any], tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """``storage_of("s3")``: a ``checkpoint_storage`` of that type (``gcs``, ``azure``), empty."""
+
+    def storage(kind: str) -> dict[str, Any]:
+        return {
+            "s3": {**s3, "prefix": tmp_path.name},
+            "gcs": {"type": "gcs", "bucket": "checkpoints", "prefix": "some/where"},
+            "azure": {"type": "azure", "container": "checkpoints", "connection_string": "a folder"},
+        }[kind]
+
+    return storage
 
 
 @pytest.fixture(scope="session")
@@ -255,7 +309,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            pytest.skip(f"a disk that can be full takes a mount, as root: {done.stderr.strip()}")
+            required.skip_or_fail("disk", done.stderr.strip())
         mounted.append(folder)
         return folder
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds import devices
-from determined_ds.config.accelerator import Accelerator
+from determined_ds import Accelerator, devices
 from determined_ds.launch.ranks.run_ranks import environment_of_ranks
+from determined_ds.protocol.launches import machine_facts
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -34,8 +34,9 @@ def test_a_container_has_no_more_cores_than_it_is_granted(
     files = [tmp_path / f"file{index}" for index in range(len(quota or ["none"]))]
     for file, text in zip(files, quota or [], strict=False):
         file.write_text(text)
-    monkeypatch.setattr(devices, "CPU_QUOTAS", (tuple(map(str, files)),))
+    monkeypatch.setattr("determined_ds.protocol.cores.CPU_QUOTAS", (tuple(map(str, files)),))
     assert devices.num_cores() == cores
+    assert machine_facts(Accelerator(name="cpu", num_devices=1, bf16=False, fp16=False))["cores"] == cores
     assert devices.threads_per_rank(1) == cores
     assert devices.threads_per_rank(cores + 1) == 1
 
@@ -118,14 +119,3 @@ def test_gpus_that_cuda_does_not_show_do_not_count(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = devices.detect_without_torch()
     assert (found and found.num_devices) == count
-
-
-def test_without_a_driver_that_answers_they_are_left_to_torch(gpus: Path) -> None:
-    assert devices.detect_without_torch() is None
-    gpus.write_text("#!/bin/sh\nexit 9\n")
-    gpus.chmod(0o755)
-    assert devices.detect_without_torch() is None
-
-
-def test_a_cpu_is_the_same_either_way(gpus: Path) -> None:
-    assert devices.detect_without_torch("cpu") == devices.detect_accelerator("cpu")

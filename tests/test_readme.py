@@ -1,20 +1,19 @@
 """README.md and docs/: every command runs, every block of code or configuration is what it claims to be.
 
-Conventions of the documents: each line of a ``sh`` block is a command. A block whose first line is a comment with a
-path is a file of that name, which the commands may use. ``text`` blocks are output or schemas.
+Conventions of the documents: each line of a ``sh`` block is a command; ``text`` blocks are output or schemas. A block
+may be a file, which the commands may use (see ``harness/documented.py``).
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import shlex
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from determined.cli.cli import all_args_description, make_parser
 
 import determined_ds
 from determined_ds.cli.main import main
-from tests.command import DET_DS, ROOT, det_ds
+from tests.harness.command import DET_DS, ROOT, det_ds
+from tests.harness.documented import BLOCKS, FILES, PAGES, Block, blocks_of, context_of
+from tests.package import own_hyperparameters
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Commands that no test runs from here, and what stands for them.
 ELSEWHERE = {
     "make": "the targets exist (below); make itself is what runs the tests",
@@ -41,23 +41,6 @@ ELSEWHERE = {
 TIMEOUT_S = 1800.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A fenced block.
-
-    Args:
-        page: The document.
-        language: The word after the fence.
-        text: What is in it, without the line that names a file.
-        file: The name of the file that it is; "" where it has none.
-    """
-
-    page: Path
-    language: str
-    text: str
-    file: str
-
-
 def commands_of(block: Block) -> list[str]:
     """Of a ``sh`` block. A line that ends with a backslash continues on the next."""
     if block.language != "sh":
@@ -65,18 +48,6 @@ def commands_of(block: Block) -> list[str]:
     return [line for line in re.sub(r"\\\n *", "", block.text).splitlines() if line]
 
 
-def blocks_of(page: Path) -> Iterator[Block]:
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-        named = re.match(r"# ([\w/]+\.\w+)\n", text)
-        yield Block(
-            page=page,
-            language=language,
-            text=text[named.end() :] if named else text,
-            file=named[1] if named else "",
-        )
-
-
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 COMMANDS = sorted({command for block in BLOCKS for command in commands_of(block)})
 # Within a sentence or a table, with the number of an experiment as ID.
 INLINE = sorted(
@@ -99,18 +70,6 @@ def is_run(command: str) -> bool:
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
-
-
-def context_of(folder: Path) -> Path:
-    """A context directory with our experiments and models, and the files that the pages have."""
-    for name in ("experiments", "model_defs", "launch"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / ".detignore", folder)
-    for block in BLOCKS:
-        if block.file:
-            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.file).write_text(block.text)
-    return folder
 
 
 def run_commands(page: Path, folder: Path) -> None:
@@ -157,7 +116,7 @@ def test_a_command_has_arguments_that_its_program_takes(
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / word).touch()
     if program == "det-ds":
-        subcommand = main.commands[words[0]]
+        subcommand = main.get_command(click.Context(main), words[0])
         context = click.Context(subcommand, info_name=words[0], token_normalize_func=str)
         subcommand.make_parser(context).parse_args(words[1:])
     elif program == "det":
@@ -168,9 +127,6 @@ def test_a_command_has_arguments_that_its_program_takes(
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:
         assert program in {*ELSEWHERE, "torchrun", "python3"}
-
-
-FILES = {block.file: block.text for block in BLOCKS}
 
 
 def test_your_own_model_runs_without_a_compiler(tmp_path: Path) -> None:
@@ -308,6 +264,20 @@ def test_every_page_is_in_the_navigation_and_every_public_name_in_the_reference(
     assert [name for name in determined_ds.__all__ if name not in reference] == []
 
 
+def test_every_hyperparameter_is_in_its_reference() -> None:
+    """With its section, type, default and meaning."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs/hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = hooks.on_page_markdown((ROOT / "docs/hyperparameters.md").read_text())
+    rows = {line.split("`")[1]: line.split(" | ") for line in page.splitlines() if line.startswith("| `")}
+    assert rows.keys() == set(own_hyperparameters())
+    assert [name for name, row in rows.items() if len(row) != 4 or not all(row)] == []
+    assert "## `logging.wandb`" in page
+
+
 @pytest.mark.long("the site, built as make docs does, from every docstring of the public names")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     mkdocs = DET_DS.with_name("mkdocs")
@@ -320,3 +290,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "load_model_from_checkpoint_path" in (tmp_path / "api" / "index.html").read_text()
+    assert "fit.max_length" in (tmp_path / "hyperparameters" / "index.html").read_text()

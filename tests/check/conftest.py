@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import ROOT
+from tests.harness.command import ROOT
 
 
 @pytest.fixture

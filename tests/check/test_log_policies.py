@@ -1,34 +1,34 @@
-"""``check`` warns of an experiment whose failures a master would start again for nothing."""
+"""``check`` notes where failures that no restart can help would be started again, as the experiment asks."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from determined_ds.check.log_policies import missing_policies
-from determined_ds.cluster_log import LOG_POLICIES
-from determined_ds.documents.document import Document
+from tests.harness.checked import Found, report_of
+from tests.package import LOG_POLICIES
 
 OURS, OUT_OF_MEMORY = LOG_POLICIES
 
 
-def warned(**config: Any) -> list[str]:
-    return [str(problem) for problem in missing_policies(Document(name="a.yaml", data=config))]
+def noted(folder: Path, **config: Any) -> list[Found]:
+    report = report_of(folder, **{"max_restarts": 2, **config})
+    found = [each for each in report["findings"] if each.code == "log-policies"]
+    assert {each.severity for each in found} <= {"note"}
+    return found
 
 
-def test_a_yaml_without_the_policies_gets_the_lines_to_paste() -> None:
-    [warning] = warned(max_restarts=2)
-    assert warning.startswith("log_policies: a failure that no restart can help")
-    assert "runs 3 times on a cluster" in warning
-    assert yaml.safe_load(warning.partition("fix: add ")[2]) == {"log_policies": list(LOG_POLICIES)}
-    assert "runs 6 times" in warned()[0]  # by the master's default
-
-
-def test_what_is_there_is_not_asked_for() -> None:
-    [warning] = warned(log_policies=[OURS, {"name": "CUDA OOM"}])
-    assert yaml.safe_load(warning.partition("fix: add to it: ")[2]) == [OUT_OF_MEMORY]
+def test_an_experiment_that_asks_for_restarts_gets_the_lines_to_paste(tmp_path: Path) -> None:
+    (note,) = noted(tmp_path)
+    assert "runs 3 times on a cluster" in note.message
+    pasted = yaml.safe_load(note.fix.removeprefix("add "))
+    assert pasted == {"log_policies": list(LOG_POLICIES)}
+    assert noted(tmp_path, **pasted) == []
+    (rest,) = noted(tmp_path, log_policies=[OURS, {"name": "CUDA OOM"}])
+    assert yaml.safe_load(rest.fix.removeprefix("add to it: ")) == [OUT_OF_MEMORY]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,14 @@ def test_what_is_there_is_not_asked_for() -> None:
             ]
         },
         {"max_restarts": 0},
-        {"max_restarts": "two"},  # said already
+        {"max_restarts": None},  # a draft, such as the README's: nobody has asked for restarts
+        {"max_restarts": "two"},  # reported already
     ],
 )
-def test_nothing_is_said_where_nothing_would_be_started_again(config: dict[str, Any]) -> None:
-    assert warned(**config) == []
+def test_nothing_is_said_where_nothing_would_be_started_again(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert noted(tmp_path, **config) == []
 
 
-@pytest.mark.parametrize(
-    "policy", [{**OURS, "action": "exclude_node"}, {**OURS, "pattern": "("}, {"name": "a"}, "a"]
-)
-def test_a_policy_that_ends_nothing_does_not_count(policy: Any) -> None:
-    assert len(warned(log_policies=[OUT_OF_MEMORY, policy])) == 1
+def test_a_policy_that_ends_nothing_does_not_count(tmp_path: Path) -> None:
+    for policy in ({**OURS, "action": "exclude_node"}, {**OURS, "pattern": "("}, {"name": "a"}):
+        assert len(noted(tmp_path, log_policies=[OUT_OF_MEMORY, policy])) == 1

@@ -1,98 +1,112 @@
-"""What a check makes of a whole experiment: which problems it tells, how severe they are, and which it does not."""
+"""What a check makes of a whole experiment: a script, another's trial, a flag, a launcher, stored checkpoints."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from determined_ds.check.inputs import check_files
-from determined_ds.check.output import Report
+from tests.harness.checked import findings, report_of
 
 CONST = "experiments/gpt2/const.yaml"
 SEARCH = "experiments/gpt2/search.yaml"
+DETERMINEDS = "python3 -m determined.launch.deepspeed python3 -m determined_ds.train trial:T"
 
 
-def report(file: str, *overrides: str) -> Report:
-    return check_files([Path(file)], overrides=overrides)[0]
-
-
-def told(found: Report) -> list[tuple[str, str, str]]:
-    return [(finding.severity, finding.problem.code, finding.problem.key) for finding in found.findings]
+def told(file: str, *overrides: str) -> list[tuple[str, str, str]]:
+    options = [word for override in overrides for word in ("--set", override)]
+    return [(each.severity, each.code, each.key) for each in findings(file, *options)]
 
 
 @pytest.mark.parametrize("entrypoint", ["python3 train.py", "[python3, train.py]"])
 def test_of_a_script_what_the_experiment_states_is_checked(project: Path, entrypoint: str) -> None:
     (project / "train.py").write_text("import deepspeed\nmetrics = dict(validation_loss=0)\n")
     script = f"entrypoint={entrypoint}"
-    found = report(CONST, script, "hyperparameters.global_batch_size=33", "hyperparameters.fit=null")
-    assert told(found) == [("error", "batch", "hyperparameters.global_batch_size")]
-    (note,) = report(CONST, script, "hyperparameters.deepspeed_config=null").findings
-    assert (note.severity, note.problem.code) == ("note", "left-open")
-    assert report(CONST, script, "resources.slots_per_trial=0").count("error") == 0
+    found = told(CONST, script, "hyperparameters.global_batch_size=33", "hyperparameters.fit=null")
+    assert found == [("error", "batch", "hyperparameters.global_batch_size")]
+    ((severity, code, _),) = told(CONST, script, "hyperparameters.deepspeed_config=null")
+    assert (severity, code) == ("note", "left-open")
     (project / "train.py").write_text("import deepspeed\n")
-    assert "metric-unknown" in {code for _, code, _ in told(report(CONST, script))}
-    (missing,) = report(CONST, script.replace("train.py", "trian.py")).findings
-    assert missing.problem.fix == "did you mean train.py?"
+    assert "metric-unknown" in {code for _, code, _ in told(CONST, script)}
+    (missing,) = findings(CONST, "--set", script.replace("train.py", "trian.py"))
+    assert missing.fix == "did you mean train.py?"
 
 
 def test_a_trial_in_determineds_own_form_is_checked_like_ours(project: Path) -> None:
     """Its length is that of the searcher, and its periods are read."""
     trial = "entrypoint=python3 -m determined.launch.deepspeed --trial model_defs.gpt2.trial:GPT2Trial"
     length = ("hyperparameters.fit=null", "searcher.max_length.batches=7", "min_validation_period.batches=3")
-    found = report(CONST, trial, *length)
-    assert {code for _, code, _ in told(found)} == {"deprecated-key"}
-    assert ("error", "max-length", "hyperparameters.fit.max_length") in told(report(CONST, trial, length[0]))
+    assert {code for _, code, _ in told(CONST, trial, *length)} == {"deprecated-key"}
+    assert ("error", "max-length", "hyperparameters.fit.max_length") in told(CONST, trial, length[0])
 
 
-def test_another_command_is_left_to_determined(project: Path) -> None:
-    found = report(CONST, "entrypoint=python3 -m determined.launch.x", "hyperparameters.global_batch_size=33")
-    assert [(severity, key) for severity, _, key in told(found)] == [("warning", "entrypoint")]
+@pytest.mark.parametrize(
+    ("entrypoint", "batch", "severity"),
+    [
+        ("python3 -m determined.launch.x", 33, "warning"),  # another command is left to Determined
+        ("python3 -m determined_ds.trian model_defs.gpt2.trial:GPT2Trial", 32, "error"),
+    ],
+)
+def test_a_command_that_trains_nothing(project: Path, entrypoint: str, batch: int, severity: str) -> None:
+    found = told(CONST, f"entrypoint={entrypoint}", f"hyperparameters.global_batch_size={batch}")
+    assert [(each, key) for each, _, key in found] == [(severity, "entrypoint")]
 
 
-def test_a_slip_in_our_own_entrypoint_is_an_error(project: Path) -> None:
-    found = report(CONST, "entrypoint=python3 -m determined_ds.trian model_defs.gpt2.trial:GPT2Trial")
-    assert told(found) == [("error", "entrypoint", "entrypoint")]
+def test_what_a_flag_made_is_said_to_be_the_flags(project: Path) -> None:
+    override = "hyperparameters.fit.max_lenght.batches=4"
+    (finding,) = findings(CONST, "--set", override)
+    assert finding.origin == f"--set {override}"
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "resources", "warns"),
+    [
+        (DETERMINEDS, {"slots_per_trial": 9}, True),
+        (DETERMINEDS.split(), {"slots_per_trial": 16}, True),
+        (DETERMINEDS, {"slots_per_trial": 16, "is_single_node": True}, False),
+        (DETERMINEDS, {"slots_per_trial": 8}, False),
+        (DETERMINEDS.replace("deepspeed", "torch_distributed", 1), {"slots_per_trial": 16}, False),
+    ],
+)
+def test_determineds_launcher_of_deepspeed_is_warned_of_where_a_trial_spans_machines(
+    tmp_path: Path, entrypoint: Any, resources: dict[str, Any], warns: bool
+) -> None:
+    batch = {"global_batch_size": 144}
+    report = report_of(tmp_path, entrypoint=entrypoint, resources=resources, hyperparameters=batch)
+    assert [each.code for each in report["findings"]] == ["launcher-machines"] * warns
+
+
+@pytest.mark.parametrize(
+    ("storage", "limit", "key"),
+    [
+        ({"save_trial_best": 2}, 5, "save_trial_best"),
+        ({"save_experiment_best": 2}, 5, "save_experiment_best"),
+        ({"save_trial_latest": 3}, 2, "save_trial_latest"),
+        ({"save_trial_latest": 3}, 3, None),
+        ({"save_trial_best": 2}, None, None),
+    ],
+)
+def test_a_limit_that_may_delete_what_is_to_be_kept_is_a_warning(
+    tmp_path: Path, storage: dict[str, Any], limit: int | None, key: str | None
+) -> None:
+    """While training, only the best and the newest are sure to be kept."""
+    fit = {"max_length": {"batches": 64}, **({"save_total_limit": limit} if limit else {})}
+    report = report_of(tmp_path, checkpoint_storage=storage, hyperparameters={"fit": fit})
+    assert [each.key for each in report["findings"]] == ([f"checkpoint_storage.{key}"] if key else [])
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        "hyperparameters.learning_rate={type: log, minval: -2, maxval: -3, base: 10}",
-        "hyperparameters.global_batch_size={type: categorical, vals: 32}",
-        "searcher.name=adaptive_simple",
+        "hyperparameters=3",
+        "hyperparameters.fit=3",
+        "hyperparameters.global_batch_size=many",
+        "searcher=3",
+        "entrypoint=3",
+        "log_policies=3",
     ],
 )
-def test_a_mistake_is_told_once_and_not_what_follows_from_it(project: Path, override: str) -> None:
-    found = report(SEARCH, override)
-    assert len(found.findings) == 1
-    assert found.count("error") == 1
-
-
-def test_what_a_flag_made_is_said_to_be_the_flags(project: Path) -> None:
-    override = "hyperparameters.fit.max_lenght.batches=4"
-    (finding,) = report(CONST, override).findings
-    assert finding.problem.origin == f"--set {override}"
-
-
-def test_the_context_is_the_folder_that_has_trial_and_json(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The current folder has the trial too, but not the JSON that the experiment in the other names."""
-    other = tmp_path_factory.mktemp("other")
-    for folder in ("model_defs", "experiments"):
-        shutil.copytree(project / folder, other / folder)
-    (other / "experiments/deepspeed/zero1.json").rename(other / "experiments/deepspeed/mine.json")
-    config = other / CONST
-    config.write_text(config.read_text().replace("zero1.json", "mine.json"))
-    assert check_files([config])[0].findings == ()
-
-
-def test_slices_are_refused_for_a_trial_of_whole_sequences(project: Path) -> None:
-    split = "hyperparameters.sequence_parallel_size=2"
-    assert report(CONST, split).count("error") == 0
-    trial = project / "model_defs" / "gpt2" / "trial.py"
-    trial.write_text(trial.read_text().replace("    sequence_parallel = True\n", ""))
-    expected = ("error", "sequence-trial", "hyperparameters.sequence_parallel_size")
-    assert told(report(CONST, split)) == [expected]
+def test_of_a_section_that_is_none_only_that_is_said(project: Path, override: str) -> None:
+    ((severity, code, key),) = told(SEARCH, override)
+    assert (severity, code, key) == ("error", "wrong-type", override.partition("=")[0])

@@ -1,46 +1,53 @@
-"""Each planted mistake is named on its line, with a fix that fixes it."""
+"""Each planted mistake is found, once, on its line, with a fix that works."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from determined_ds.check.inputs import check_files
-from determined_ds.check.output import Finding, place
 from tests.check.planted import PLANTED, Mistake
+from tests.harness.checked import Found, findings
 
 
-def findings(file: str) -> list[Finding]:
-    return [finding for report in check_files([Path(file)]) for finding in report.findings]
-
-
-def write_over(path: Path, old: str, new: str) -> str:
+def write_over(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path}"
-    text = text.replace(old, new)
-    path.write_text(text)
-    return text
+    path.write_text(text.replace(old, new))
 
 
-def test_there_are_as_many_as_were_promised() -> None:
-    assert len(PLANTED) >= 40
+def found_in(project: Path, mistake: Mistake) -> tuple[Found, list[Found]]:
+    """The finding on the line of the mistake, and the others."""
+    checked = mistake.checked or mistake.file
+    assert findings(checked) == []
+    write_over(project / mistake.file, mistake.right, mistake.wrong)
+    at = (mistake.at or mistake.wrong.splitlines()[0]).strip()
+    named_in = mistake.named_in or mistake.file
+    lines = (project / named_in).read_text().splitlines()
+    line = next(number for number, content in enumerate(lines, 1) if at in content)
+    every = findings(checked)
+    (there,) = [each for each in every if (each.file, each.line) == (named_in, line)]
+    return there, [each for each in every if each is not there]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 @pytest.mark.parametrize("mistake", PLANTED.values(), ids=PLANTED.keys())
-def test_it_is_named_on_its_line_and_the_fix_is_right(project: Path, mistake: Mistake) -> None:
-    file, checked = project / mistake.file, mistake.checked or mistake.file
-    assert findings(checked) == []
+def test_it_is_found_once_on_its_line_and_its_fix_works(project: Path, mistake: Mistake) -> None:
+    """What is found besides is another mistake, which the case names."""
+    there, others = found_in(project, mistake)
+    assert sorted(each.code for each in others) == sorted(mistake.also)
+    assert mistake.says in there.fix
+    for edit in mistake.fix():
+        new = words(edit.new) - words(edit.old) - words(mistake.wrong) - words(mistake.chosen)
+        assert new <= words(there.fix), f"a user cannot know {new} from: {there.fix}"
+        write_over(project / edit.file, edit.old, edit.new)
+    assert findings(mistake.checked or mistake.file) == []
 
-    text = write_over(file, mistake.right, mistake.wrong)
-    at = (mistake.at or next(iter(mistake.wrong.splitlines()), "")).strip()
-    named_in = mistake.named_in or mistake.file
-    lines = enumerate((project / named_in).read_text().splitlines(), 1)
-    line = next(number for number, content in lines if at in content)
-    found = {place(finding, checked)[:2]: finding.problem.fix for finding in findings(checked)}
-    assert (named_in, line) in found, found
-    assert mistake.says in found[named_in, line]
 
-    good = text.replace(mistake.wrong, mistake.right if mistake.fixed is None else mistake.fixed, 1)
-    file.write_text(good)
-    assert findings(checked) == []
+def test_a_search_is_as_long_as_the_fix_says(project: Path) -> None:
+    there, _ = found_in(project, PLANTED["a search without its length"])
+    assert "write max_time: 200" in there.fix

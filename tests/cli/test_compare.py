@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from determined_ds import load_results
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.launch.interrupts import Interrupts
-from determined_ds.report.results import (
-    CANNOT_RUN,
-    MEASURED,
-    OUT_OF_MEMORY,
-    STOPPED,
-    Results,
-    load_results,
-)
-from determined_ds.tune.compare import prepare_comparison
-from determined_ds.tune.workbench import Request
-from tests.command import det_ds
+from tests.harness.command import det_ds
 
 FILES = ("report.html", "results.json", "results.csv")
 # ZeRO 3 finds no memory, once it trains.
@@ -61,9 +52,9 @@ def test_a_report_of_what_runs_and_what_does_not(own_model: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     results = load_results(run_dir / "results.json")
     assert [(row.name, row.status) for row in results.rows] == [
-        ("zero0", MEASURED),
-        ("zero3", OUT_OF_MEMORY),
-        ("zeropp", CANNOT_RUN),
+        ("zero0", "measured"),
+        ("zero3", "out of memory"),
+        ("zeropp", "cannot run"),
     ]
     measured, greedy_one, impossible = results.rows
     assert (measured.num_steps, len(measured.losses), measured.slots) == (3, 4, 1)
@@ -75,7 +66,7 @@ def test_a_report_of_what_runs_and_what_does_not(own_model: Path, tmp_path: Path
     assert sum(measured.parts.values()) == pytest.approx(1)
     assert {"forward", "backward", "optimizer"} <= set(measured.parts)
     assert "  step: " in done.stdout
-    assert "0.0 samples/s" not in done.stdout
+    assert not re.search(r"\b0\.0 samples/s", done.stdout)
     for told in ("1/1  zero0 x1", "out of memory: MemoryError: no room for it", "cannot run: ", *FILES):
         assert told in done.stdout
 
@@ -107,32 +98,8 @@ def test_where_nothing_can_be_measured_it_fails(own_model: Path, tmp_path: Path)
     assert code == 1
     assert "error: none of the strategies could be measured" in output
     results = load_results(tmp_path / "run" / "results.json")
-    assert [row.status for row in results.rows] == [CANNOT_RUN, CANNOT_RUN]
+    assert [row.status for row in results.rows] == ["cannot run", "cannot run"]
     assert "TinyTrial has no stages" in results.rows[1].reason
-
-
-def test_interrupted_before_it_begins_it_reports_that(own_model: Path, tmp_path: Path) -> None:
-    """Nothing is started; every row says that it was not measured yet."""
-    request = Request(
-        config=own_model / "experiment.yaml",
-        context_dir=own_model,
-        steps=3,
-        warmup=1,
-        run_dir=tmp_path / "run",
-        accelerator="cpu",
-    )
-    comparison = prepare_comparison(request, strategies=["zero0", "zero1"], slots=[1, 2], repeat=2)
-    interrupts = Interrupts("")
-    interrupts.signals.append(2)
-    results: Results = comparison.run(interrupts)
-    assert [(row.name, row.slots) for row in results.rows] == [
-        ("zero0", 1),
-        ("zero0", 2),
-        ("zero1", 1),
-        ("zero1", 2),
-    ]
-    assert {(row.status, row.reason) for row in results.rows} == {(STOPPED, "not measured yet")}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, ".lock"}
 
 
 # ------------------------------------------------------------------------------------------------ bad input

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
-from determined_ds.errors import CheckpointError, ConfigError, TrialError
-from tests.command import det_ds
+from determined_ds.cli.main import main
+from determined_ds.errors import EXIT_CONFIG, CheckpointError
+from tests.harness.command import det_ds
+from tests.package import checkpoints
 
 TRIAL = """
 import torch
@@ -125,11 +128,72 @@ def test_the_average_is_had_in_python_too(trained: Path) -> None:
         load_state_dict_from_checkpoint_path(last, average="other")
 
 
-def test_a_trial_without_predict_and_a_pipeline_are_refused() -> None:
-    from determined_ds.runtime.loop.predicting import check_predicts
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        (("--evaluate", "last", "--run-dir", "run"), 6),
+        (("--evaluate", "OLDER", "--run-dir", "run"), 3),
+        (("--evaluate", "OLDER"), 3),
+        (("--evaluate", "run"), 6),
+        (("--evaluate", "run/checkpoints/OLDER", "--run-dir", "new"), 3),
+    ],
+)
+def test_a_checkpoint_is_named_by_its_uuid_or_its_path(
+    given: tuple[str, ...], batch: int, trained: Path, tmp_path: Path
+) -> None:
+    """By its uuid alone, too, where the current folder has the run."""
+    older = checkpoints(trained / "run")[1]
+    shutil.copytree(trained, tmp_path / "there", symlinks=True)
+    words = [word.replace("OLDER", older.name) for word in given]
+    if words == ["--evaluate", older.name]:
+        (tmp_path / "there/runs/mine").mkdir(parents=True)
+        (tmp_path / "there/run").rename(tmp_path / "there/runs/mine/now")
+    done = det_ds("run", "mine.yaml", ".", *words, "--slots", "1", cwd=tmp_path / "there")
+    assert done.returncode == 0, done.stderr
+    assert f"validation  batch {batch}  validation_loss" in done.stdout
+    assert (tmp_path / "there/new/result.json").is_file() == ("new" in words)
 
-    alone = SimpleNamespace(topology=SimpleNamespace(sequence_parallel_size=1))
-    with pytest.raises(TrialError, match="is not defined; expected a method predict"):
-        check_predicts(object(), SimpleNamespace(use_pipeline_parallel=False, resolved=alone))
-    with pytest.raises(ConfigError, match="stages of a pipeline"):
-        check_predicts(object(), SimpleNamespace(use_pipeline_parallel=True))
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--evaluate", "nowhere"), "there is no such checkpoint"),
+        (("--evaluate", "best", "--run-dir", "elsewhere"), "there is no such checkpoint"),
+        (("--predict", "p.jsonl"), "needs the weights of a checkpoint"),
+        (("--evaluate", "best", "--test"), "together with --test"),
+        (("--evaluate", "best", "--predict", "p.csv"), "together with --predict"),
+        (("--predict", "p.txt", "--run-dir", "run"), "must end in .jsonl"),
+        (("--predict", "nowhere/p.csv", "--run-dir", "run"), "its folder does not exist"),
+        (("--checkpoint", "best"), "is for --predict"),
+        (
+            ("--evaluate", "last", "--run-dir", "run", "--set", "entrypoint=python3 trial.py"),
+            "runs trials",
+        ),
+        (
+            ("--predict", "p.csv", "--run-dir", "run", "--set", "hyperparameters.pipe_parallel_size=2"),
+            "pipeline",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    words: tuple[str, ...], said: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    done = CliRunner().invoke(main, ["run", "mine.yaml", ".", *words, "--accelerator", "cpu"])
+    assert done.exit_code == EXIT_CONFIG, done.output
+    assert said in done.stderr
+    assert "fix:" in done.stderr
+
+
+def test_a_damaged_checkpoint_and_a_trial_without_predict_are_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "there", symlinks=True)
+    trial = tmp_path / "there/trial.py"
+    trial.write_text(trial.read_text().replace("def predict(", "def other("))
+    done = run(tmp_path / "there", "--predict", "p.csv", "--checkpoint", "last")
+    assert done.returncode != 0
+    assert "expected a method predict" in done.stderr
+    newest = checkpoints(tmp_path / "there/run")[0]
+    (newest / "trial_state.json").write_text("{}")
+    done = run(tmp_path / "there", "--evaluate", newest.name)
+    assert done.returncode == EXIT_CONFIG
+    assert "cannot be loaded: trial_state.json has 2 bytes" in done.stderr

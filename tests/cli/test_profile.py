@@ -1,4 +1,4 @@
-"""``det-ds profile``: a run that records, its parts, and traces from elsewhere."""
+"""``det-ds profile``: a run that is recorded, its parts, and what it cannot read."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from determined_ds.protocol.recorded_step import read_step
-from tests.command import det_ds
-from tests.profile.written_trace import mark, written
+from tests.harness.command import det_ds
 
 SMALL = ("--set", "hyperparameters.global_batch_size=8", "--set", "hyperparameters.sequence_length=32")
 WITHIN = 0.02
@@ -36,44 +34,21 @@ def recorded(config: str, run_dir: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long("runtime/profiling records steps, and profile/ takes them apart")
 def test_a_pipeline_is_recorded_without_checkpoints_and_its_step_taken_apart(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     found = recorded("experiments/gpt2/pipeline.yaml", run_dir, *SMALL)
     assert found["pipe_parallel_size"] == 2
     assert [rank["pipe_stage"] for rank in found["ranks"]] == [0, 1]
     assert all(found["seconds"][part] for part in ("data", "forward", "backward", "pipeline", "optimizer"))
-    names = sorted(path.name for path in (run_dir / "profile").iterdir())
-    pictures = ["memory.png", "operators.png"]
-    traces = ["rank0.json.gz", "rank1.json.gz"]
-    assert names == [*pictures, "profile.json", "profile.png", *traces, "schedule.png"]
-    step = read_step(run_dir / "pipeline_step.json")
-    assert (step.schedule, step.ranks, step.micro_batches) == ("1f1b", 2, 8)
+    files = {path.name for path in (run_dir / "profile").iterdir()}
+    assert files >= {"profile.json", "profile.png", "schedule.png", "rank0.json.gz", "rank1.json.gz"}
 
     moved = tmp_path / "brought"
     shutil.copytree(run_dir / "profile", moved)
-    shown = det_ds("profile", moved)
-    assert "*.mlp.c_fc (2 modules)" in shown.stdout
     again = det_ds("profile", moved, "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["step_s"] == found["step_s"]
-
-
-@pytest.mark.long("runtime/profiling/test_capture.py has smaller models, and a pipeline is above")
-@pytest.mark.parametrize("slots", ["1", "2"])
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [
-        *(("experiments/gpt2/const.yaml", (f"hyperparameters.zero_stage={stage}",)) for stage in range(4)),
-        ("experiments/gpt2/zero3_offload.yaml", ()),
-        ("experiments/vit/const.yaml", ()),
-        ("experiments/hf_trainer/const.yaml", ()),
-    ],
-)
-def test_parts_add_up_to_the_step(config: str, options: tuple[str, ...], slots: str, tmp_path: Path) -> None:
-    words = [word for option in options for word in ("--set", option)]
-    found = recorded(config, tmp_path, *words, "--slots", slots)
-    assert all(found["seconds"][part] for part in ("data", "forward", "backward", "optimizer"))
-    assert (found["seconds"]["communication"] > 0) >= (slots == "2")
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
@@ -81,27 +56,3 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "holds no traces" in done.stderr
     assert "fix: record some" in done.stderr
-
-
-def test_under_another_launcher_it_is_refused(tmp_path: Path) -> None:
-    names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
-    env = {
-        **dict.fromkeys(names, "0"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
-        "TORCHELASTIC_RUN_ID": "x",
-    }
-    env |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
-    done = det_ds("profile", "experiments/gpt2/const.yaml", ".", "--run-dir", tmp_path / "run", env=env)
-    assert done.returncode == 2, done.stderr
-    assert "torchrun has started this process as one" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_traces_that_cannot_be_written_beside_are_still_read(tmp_path: Path) -> None:
-    written(tmp_path, [mark("data", 0, 10)], [(0, 100)])
-    (tmp_path / "profile.json").mkdir()  # in its place
-    done = det_ds("profile", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written to" in done.stderr
-    assert "data" in done.stdout

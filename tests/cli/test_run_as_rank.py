@@ -1,4 +1,7 @@
-"""``det-ds run`` as one rank of torchrun, on two machines: two network namespaces with a cable between them."""
+"""``det-ds run`` as one rank of torchrun, mpirun or deepspeed: what it trains, and what it is told by its launcher.
+
+Two machines are two network namespaces with a cable between them.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from determined_ds import load_state_dict_from_checkpoint_path
-from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.conclusion import read_result
-from determined_ds.protocol.run_dir import RunDir
-from tests.cli.conftest import OWN_MODEL
-from tests.command import det_ds
-from tests.machines import Machine
-from tests.ranks import ROOT, free_port
+from tests.cli.own_runs import LOSS, OWN_MODEL, at, edit, same_weights, steps
+from tests.harness.command import det_ds
+from tests.harness.machines import Machine
+from tests.harness.ranks import ROOT, free_port
+from tests.harness.required import skip_or_fail
+from tests.package import checkpoints
 
 TIMEOUT_S = 200.0  # a guard against hangs
 # Of the rank, and of nothing else: which is not the same in two trainings of the same.
@@ -82,8 +81,25 @@ def reports(run_dir: Path) -> list[Any]:
     return records
 
 
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_state_dict_from_checkpoint_path(checkpoints_in(run_dir / "checkpoints")[0].path)
+def result(run_dir: Path) -> Any:
+    """Without the names of checkpoints, which are others in each run."""
+    found = json.loads((run_dir / "result.json").read_text())
+    assert found["best"].pop("checkpoint")
+    assert found["checkpoint"].pop("uuid")
+    return {key: value for key, value in found.items() if key != "continued_by"}
+
+
+def program(*words: str | Path, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """A launcher to its end; its ranks are programs."""
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
 
 
 def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
@@ -100,18 +116,8 @@ def test_torchrun_on_two_machines_trains_what_one_machine_trains_bit_for_bit(
     assert one.returncode == 0, one.stderr
 
     assert reports(run_dir) == reports(tmp_path / "one")
-    trained, expected = weights(run_dir), weights(tmp_path / "one")
-    assert trained.keys() == expected.keys()
-    assert all(torch.equal(trained[name], expected[name]) for name in expected)
-    result, expected_result = (read_result(RunDir(folder)) for folder in (run_dir, tmp_path / "one"))
-    assert result is not None
-    assert expected_result is not None
-    for each in (result, expected_result):  # other names of the same checkpoints
-        assert each.best
-        assert each.checkpoint
-        assert each.best.pop("checkpoint")
-        assert each.checkpoint.pop("uuid")
-    assert replace(result, continued_by=None) == replace(expected_result, continued_by=None)
+    assert same_weights(checkpoints(run_dir)[0], checkpoints(tmp_path / "one")[0])
+    assert result(run_dir) == result(tmp_path / "one")
     there = {path.name for path in (run_dir).iterdir()}
     assert there == {path.name for path in (tmp_path / "one").iterdir()}  # no token is left
     for environment in seen:  # as under our own launcher, before torch was loaded
@@ -152,7 +158,6 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_training(
 def test_a_rank_that_is_killed_is_started_again_by_torchrun_and_the_run_goes_on(
     own_model: Path, tmp_path: Path
 ) -> None:
-    trial = own_model / "trial.py"
     die = """
         import os, signal
         from pathlib import Path
@@ -162,51 +167,61 @@ def test_a_rank_that_is_killed_is_started_again_by_torchrun_and_the_run_goes_on(
         if self.batches == 5 and os.environ["RANK"] == "1" and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        inputs_B4, targets_B1 = batch"""
-    text = trial.read_text().replace("\n        inputs_B4, targets_B1 = batch", die)
-    trial.write_text(text)
+"""
+    edit(own_model / "trial.py", LOSS, die + LOSS)
     words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1"]
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
-    words += ["-m", "determined_ds.cli", "run", str(own_model / "experiment.yaml"), str(own_model)]
-    words += ["--run-dir", str(tmp_path / "run"), "--accelerator", "cpu"]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env={**os.environ, "KILLED": str(tmp_path / "killed")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    words += ["-m", "determined_ds.cli", "run", own_model / "experiment.yaml", own_model]
+    words += ["--run-dir", tmp_path / "run", "--accelerator", "cpu"]
+    done = program(sys.executable, *words, KILLED=str(tmp_path / "killed"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
     assert "resume     batch " in done.stdout
-    steps = [
-        record["steps_completed"] for record in reports(tmp_path / "run") if record["group"] == "training"
-    ]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
-def test_two_ranks_of_mpirun_train_what_our_own_launcher_has_two_train(
-    own_model: Path, tmp_path: Path
+@pytest.mark.programs
+def test_where_torchrun_restarts_an_earlier_checkpoint_is_not_named(copied: Path) -> None:
+    """It would be named again, and what was trained since would be superseded."""
+    words = ["-m", "torch.distributed.run", "--nproc_per_node", "1", "--max_restarts", "1"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
+    words += ["-m", "determined_ds.cli", "run", copied / "own_model/experiment.yaml", copied / "own_model"]
+    words += ["--run-dir", copied / "run", "--resume", at(copied / "run", 2).name, "--accelerator", "cpu"]
+    done = program(sys.executable, *words)
+    assert "leave --max-restarts out" in done.stderr
+    assert "exitcode: 2" in done.stderr
+    assert steps(copied / "run") == [1, 2, 3, 4, 5, 6]
+    assert not (copied / "run/superseded").exists()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "mpirun",
+        pytest.param(
+            "deepspeed", marks=pytest.mark.long("mpirun, and launch/test_as_a_rank.py for its variables")
+        ),
+    ],
+)
+def test_two_ranks_of_another_launcher_train_what_our_own_has_two_train(
+    launcher: str, own_model: Path, trained: Path, tmp_path: Path
 ) -> None:
-    if not shutil.which("mpirun"):
-        pytest.skip("there is no mpirun here")
-    words = ["run", str(own_model / "experiment.yaml"), str(own_model)]
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    rank = [sys.executable, "-m", "determined_ds.cli", *words, "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        ["mpirun", *as_root, "--oversubscribe", "-np", "2", *rank, "--accelerator", "cpu"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "mpirun: 2 ranks on 1 machine" in done.stdout
-    one = det_ds(*words, "--run-dir", tmp_path / "one")
-    assert one.returncode == 0, one.stderr
-    assert reports(tmp_path / "run") == reports(tmp_path / "one")
+    run_dir = tmp_path / "run"
+    words = ["run", own_model / "experiment.yaml", own_model, "--run-dir", run_dir, "--accelerator", "cpu"]
+    if launcher == "mpirun":
+        if not shutil.which("mpirun"):
+            skip_or_fail("mpi", "there is no mpirun here")
+        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        start = ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, "-m"]
+    else:
+        (tmp_path / "hosts").write_text("localhost slots=2\n")
+        start = [str(Path(sys.executable).with_name("deepspeed")), "-H", str(tmp_path / "hosts")]
+        start += ["--no_ssh_check", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+        start += ["--no_local_rank", "--module"]
+    done = program(*start, "determined_ds.cli", *words, DS_ACCELERATOR="cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"launcher   {launcher}: 2 ranks on 1 machine" in done.stdout
+    assert reports(run_dir) == reports(trained / "run")
+    assert same_weights(checkpoints(run_dir)[0], checkpoints(trained / "run")[0])

@@ -9,22 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG, EXIT_TRAINING_FAILED
-from determined_ds.protocol.checkpoint_files import MANIFEST, checkpoints_in
-from determined_ds.protocol.conclusion import RunResult, read_result
-from determined_ds.protocol.metrics_file import read_records
-from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.results import read_row
-from determined_ds.search.methods import Create
-from determined_ds.search.setup import prepare_search
-from tests.command import Started, det_ds
+from tests.cli.own_runs import OWN_SCRIPT, at, losses, steps, steps_of
+from tests.harness.command import Started, det_ds
+from tests.package import checkpoints, damage
 
-OWN_SCRIPT = Path(__file__).with_name("own_script")
 STEPS = 8
-GROUPS = ("training", "validation")
 
 
 def words(folder: Path, arguments: str, *options: str, run_dir: str = "run") -> list[str]:
@@ -50,47 +44,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, done.stdout
 
 
-def losses(run_dir: Path) -> dict[int, float]:
-    """Loss by step; each step is reported once."""
-    found = read_records(RunDir(run_dir).metrics, "training")
-    steps = [record["steps_completed"] for record in found]
-    assert steps == list(range(1, STEPS + 1))
-    return {record["steps_completed"]: record["metrics"]["loss"] for record in found}
-
-
-def result_of(run_dir: Path) -> RunResult:
-    found = read_result(RunDir(run_dir))
-    assert found is not None
-    return found
+def result_of(run_dir: Path) -> Any:
+    return json.loads((run_dir / "result.json").read_text())
 
 
 def test_a_script_finds_its_trial_and_reports_to_the_run_directory(trained: tuple[Path, str]) -> None:
     folder, printed = trained
     info = json.loads(printed.split("INFO ")[1].splitlines()[0])
     assert (info["hparams"], info["slots"], info["latest"]) == ({"learning_rate": 0.01}, [0, 1], None)
-    assert info["id"] == RunDir(folder / "run").trial_id() > 0
+    assert info["id"] > 0
     assert "batch      decided by the script" in printed
-    assert len(losses(folder / "run")) == STEPS
+    assert list(losses(folder / "run")) == list(range(1, STEPS + 1))
     result = result_of(folder / "run")
-    assert (result.status, result.steps_completed) == ("completed", STEPS)
-    assert result.best is not None
-    assert result.best["checkpoint"] == result.checkpoint["uuid"] if result.checkpoint else None
-    assert all((found.path / MANIFEST).is_file() for found in checkpoints_in(folder / "run/checkpoints"))
+    assert (result["status"], result["steps_completed"]) == ("completed", STEPS)
+    assert result["best"]["checkpoint"] == result["checkpoint"]["uuid"]
+    for checkpoint in checkpoints(folder / "run"):
+        assert (checkpoint / "manifest.json").is_file()
+        assert damage(checkpoint) is None
     assert list((folder / "run/tensorboard").glob("events*"))
-
-
-def test_at_its_end_its_checkpoints_are_pruned_as_the_experiment_says(own_script: Path) -> None:
-    done = det_ds(*words(own_script, "", "--set", "checkpoint_storage.save_trial_latest=0"))
-    assert done.returncode == 0, done.stderr
-    result = result_of(own_script / "run")
-    kept = checkpoints_in(own_script / "run" / "checkpoints")
-    assert result.deleted
-    assert {each["uuid"] for each in result.deleted}.isdisjoint(each.uuid for each in kept)
-    assert len(kept) == 1
-    assert result.best is not None
-    assert result.best["steps_completed"] == kept[0].steps_completed
-    for name in ("best", "last"):
-        assert (own_script / "run" / name).resolve() == kept[0].path.resolve()
 
 
 def test_after_a_crash_it_resumes_from_its_checkpoint(own_script: Path, trained: tuple[Path, str]) -> None:
@@ -105,22 +76,20 @@ def test_another_runs_checkpoint_is_continued_as_the_same_trial(
     own_script: Path, trained: tuple[Path, str]
 ) -> None:
     whole = trained[0] / "run"
-    origin = checkpoints_in(whole / "checkpoints")[-1]
-    assert origin.steps_completed == 4
+    origin = at(whole, 4)
     rate = ["--set", "hyperparameters.learning_rate=0.01"]
-    done = det_ds(*words(own_script, "", *rate, "--resume", str(origin.path)))
+    done = det_ds(*words(own_script, "", *rate, "--resume", str(origin)))
     assert done.returncode == 0, done.stderr
-    info = json.loads(done.stdout.split("INFO ")[1].splitlines()[0])
-    assert (info["latest"], info["id"]) == (origin.uuid, RunDir(whole).trial_id())
-    found = read_records(RunDir(own_script / "run").metrics, "training")
-    again = {record["steps_completed"]: record["metrics"]["loss"] for record in found}
-    assert again == {step: loss for step, loss in losses(whole).items() if step > 4}
+    first, again = (json.loads(said.split("INFO ")[1].splitlines()[0]) for said in (trained[1], done.stdout))
+    assert (again["latest"], again["id"]) == (origin.name, first["id"])
+    expected = {step: loss for step, loss in losses(whole).items() if step > 4}
+    assert losses(own_script / "run") == expected
 
 
 def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     slow = words(own_script, f"train.py --steps {STEPS} --sleep 0.3", "--slots", "1")
     started = Started(*slow, merged=True)
-    metrics = RunDir(own_script / "run").metrics
+    metrics = own_script / "run/metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
         assert started.poll() is None
     started.send_signal(signal.SIGTERM)
@@ -128,12 +97,12 @@ def test_a_signal_is_its_preemption_and_it_resumes(own_script: Path) -> None:
     assert started.wait(10) == 0
     assert "  resume      det-ds run" in said
     result = result_of(own_script / "run")
-    assert result.status == "stopped"
-    assert result.checkpoint is not None
-    assert result.checkpoint["steps_completed"] == result.steps_completed < STEPS
+    assert result["status"] == "stopped"
+    assert result["checkpoint"]["steps_completed"] == result["steps_completed"] < STEPS
+    assert steps_of(checkpoints(own_script / "run")[0]) == result["steps_completed"]
     done = det_ds(*words(own_script, "", "--slots", "1", "--resume"))
     assert done.returncode == 0, done.stderr
-    assert len(losses(own_script / "run")) == STEPS
+    assert list(losses(own_script / "run")) == list(range(1, STEPS + 1))
 
 
 def test_without_a_context_the_first_signal_ends_it(own_script: Path) -> None:
@@ -162,7 +131,7 @@ def test_how_it_ends_is_how_the_run_ends(own_script: Path, arguments: str, code:
     done = det_ds(*words(own_script, arguments, "--slots", "1"))
     assert done.returncode == code, done.stderr
     assert said in done.stderr
-    assert said in (result_of(own_script / "run").reason or "")
+    assert said in (result_of(own_script / "run")["reason"] or "")
 
 
 def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None:
@@ -178,30 +147,8 @@ def test_the_librarys_loop_in_a_script_goes_by_the_run(own_script: Path) -> None
     assert "resumed at batch 4 of 4" in done.stdout
 
 
-def test_the_librarys_loop_in_a_script_is_measured(own_script: Path) -> None:
-    sets = ["--set", "hyperparameters.global_batch_size=8", "--slots", "1"]
-    sets += ["--set", "hyperparameters.deepspeed_config={type: const, val: {optimizer: {type: Adam}}}"]
-    done = det_ds(*words(own_script, "by_trainer.py", *sets, "--measure", "3", "--warmup", "2"))
-    assert done.returncode == 0, done.stderr
-    row = read_row(RunDir(own_script / "run").measured)
-    assert row.is_measured
-    assert (row.num_steps, len(row.losses), row.samples_per_step) == (3, 5, 8)
-
-
-def test_a_script_whose_steps_nobody_sees_fails_when_it_ends(own_script: Path) -> None:
-    """It imports the library, and trains without it."""
-    script = own_script / "train.py"
-    script.write_text("import determined_ds\n" + script.read_text())
-    done = det_ds(*words(own_script, "train.py", "--slots", "1", "--measure", "3"))
-    assert done.returncode == EXIT_CONFIG
-    assert "train.py trains without determined_ds.session() or DetCallback" in done.stderr
-    assert "fix: train by determined_ds.session()" in done.stderr
-    assert not RunDir(own_script / "run").measured.exists()
-
-
-@pytest.mark.parametrize("entrypoint", ["model_def:OwnTrial"])
 def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_says(
-    own_script: Path, entrypoint: str
+    own_script: Path,
 ) -> None:
     keys = {
         "searcher.max_length": "{batches: 4}",
@@ -210,39 +157,28 @@ def test_a_trial_in_determineds_own_form_is_trained_as_long_as_its_experiment_sa
     }
     sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
     there = [str(own_script / "experiment.yaml"), str(own_script), "--run-dir", str(own_script / "run")]
-    command = ["run", *there, "--slots", "1", "--set", f"entrypoint={entrypoint}", *sets]
+    command = ["run", *there, "--slots", "1", "--set", "entrypoint=model_def:OwnTrial", *sets]
     done = det_ds(*command)
     assert done.returncode == 0, done.stderr
     assert "batch      decided by the trial" in done.stdout
     assert "ignored" not in done.stderr
-    metrics = RunDir(own_script / "run").metrics
-    steps = {group: [each["steps_completed"] for each in read_records(metrics, group)] for group in GROUPS}
-    assert steps == {"training": [1, 2, 3, 4], "validation": [2, 4]}
+    assert steps(own_script / "run") == [1, 2, 3, 4]
+    assert steps(own_script / "run", "validation") == [2, 4]
     given = json.loads((own_script / "run/deepspeed_config.json").read_text())
     assert given["train_batch_size"] == 8  # its engine's
 
 
-@pytest.mark.long("test_the_search_of_a_script_leaves_to_it_what_it_decides runs no trial")
-def test_a_search_runs_a_script_at_each_point(own_script: Path) -> None:
+def test_a_search_runs_a_script_at_each_point_and_leaves_to_it_what_it_decides(own_script: Path) -> None:
     rates = "hyperparameters.learning_rate={type: categorical, vals: [0.1, 0.01]}"
-    there = [str(own_script / "experiment.yaml"), str(own_script), "--run-dir", str(own_script / "search")]
-    done = det_ds("search", *there, "--slots", "1", "--set", rates, "--set", "searcher.name=grid")
+    searcher = "searcher={name: grid, metric: validation_loss, max_length: {epochs: 3}}"
+    there = [own_script / "experiment.yaml", own_script, "--run-dir", own_script / "search"]
+    done = det_ds("search", *there, "--slots", "1", "--set", rates, "--set", searcher)
     assert done.returncode == 0, done.stderr
     assert "2 trials: 2 completed" in done.stdout
-
-
-def test_the_search_of_a_script_leaves_to_it_what_it_decides(own_script: Path) -> None:
-    overrides = [
-        "hyperparameters.learning_rate={type: categorical, vals: [0.1, 0.01]}",
-        "searcher={name: grid, metric: validation_loss, max_length: {epochs: 3}}",
-    ]
-    plan = prepare_search(own_script / "experiment.yaml", own_script, overrides=overrides, accelerator="cpu")
-    assert not any("decides" in warning for warning in plan.warnings)
-    create = next(event for event in plan.search().start() if isinstance(event, Create))
-    assert plan.judge(create) is None
-    trial = plan.trial_document(create)
-    assert trial.get(("searcher", "max_length")) == {"epochs": 3}
-    assert trial.get(("hyperparameters", "learning_rate")) in (0.1, 0.01)
+    assert "decides" not in done.stderr
+    trials = [yaml.safe_load(path.read_text()) for path in own_script.glob("search/trials/*/experiment.yaml")]
+    assert {trial["hyperparameters"]["learning_rate"] for trial in trials} == {0.1, 0.01}
+    assert all(trial["searcher"]["max_length"] == {"epochs": 3} for trial in trials)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +186,8 @@ def test_the_search_of_a_script_leaves_to_it_what_it_decides(own_script: Path) -
     [
         (("autotune",), "trains without determined_ds.session() or DetCallback, so no step is measured"),
         (("compare", "--strategies", "zero1"), "so no step is measured"),
-        (("estimate",), "the script decides batch and strategy"),
-        (("render",), "the script decides batch and strategy"),
+        (("check", "--memory"), "the script decides batch and strategy"),
+        (("check", "--explain"), "the script decides batch and strategy"),
     ],
 )
 def test_a_script_that_tells_a_command_too_little_is_refused(
@@ -272,13 +208,6 @@ def test_a_script_that_tells_a_command_too_little_is_refused(
     ("line", "arguments", "said", "fix"),
     [
         ("", ("--test",), "a loop of its own", "determined_ds.session"),
-        (
-            "",
-            ("--measure", "5"),
-            "without determined_ds.session() or DetCallback",
-            "train by determined_ds.session()",
-        ),
-        ("", ("--engine", "ddp"), "train.py makes its engines itself", "leave ddp out"),
         (
             "from determined.pytorch import deepspeed as det_ds\ndet_ds.init()\n",
             (),

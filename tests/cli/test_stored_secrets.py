@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import yaml
 
 from determined_ds import ConfigError, load_model_from_checkpoint_path
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.protocol.checkpoint_files import checkpoints_in
-from tests.cli.conftest import OWN_MODEL
-from tests.command import det_ds
+from tests.cli.own_runs import OWN_MODEL
+from tests.harness.command import det_ds
+from tests.package import checkpoints
 
 # What the trial is to find: in its environment, and in the configuration.
 TRIAL = """
@@ -23,12 +24,19 @@ class SecretiveTrial(TinyTrial):
 
         if hasattr(self.context, "wrap_model_engine"):
             assert os.environ["HF_TOKEN"] == "s3cret-1", os.environ.get("HF_TOKEN")
+            assert os.environ["DB_PASSWORD"] == "s3cret-4 and s3cret-5"
+            given = self.context.get_experiment_config()["environment"]["environment_variables"]
+            assert given["cuda"] == ["HF_TOKEN=s3cret-7"]
         assert self.context.get_data_config()["api_key"] == "s3cret-2"
         assert self.context.get_hparams()["hub"]["password"] == "s3cret-3"
 """
 GIVEN = {
     "HF_TOKEN": "s3cret-1",
+    "DB_PASSWORD": "s3cret-4 and s3cret-5",
+    "SMTP_PASS": "s3cret-6",
+    "HF_TOKEN_2": "s3cret-7",  # of another device
     "DET_DS_DATA_API_KEY": "s3cret-2",
+    "DET_DS_DATA_SMTP_PASS": "s3cret-8 and s3cret-9",
     "DET_DS_HYPERPARAMETERS_HUB_PASSWORD": "s3cret-3",
 }
 LONGER = ("--set", "hyperparameters.fit.max_length.batches=8")
@@ -44,8 +52,9 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load((folder / "experiment.yaml").read_text())
     config["entrypoint"] = config["entrypoint"].replace("TinyTrial", "SecretiveTrial")
     config["resources"]["slots_per_trial"] = 1
-    config["environment"] = {"environment_variables": ["HF_TOKEN=s3cret-1"]}
-    config["data"] = {"api_key": "s3cret-2"}
+    of_cpu = ["HF_TOKEN=s3cret-1", "DB_PASSWORD=s3cret-4 and s3cret-5", "SMTP_PASS=s3cret-6"]
+    config["environment"] = {"environment_variables": {"cpu": of_cpu, "cuda": ["HF_TOKEN=s3cret-7"]}}
+    config["data"] = {"api_key": "s3cret-2", "smtp_pass": "s3cret-8 and s3cret-9"}
     config["hyperparameters"]["hub"] = {"password": "s3cret-3"}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(config))
     return folder
@@ -55,7 +64,8 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(secretive: Path) -> Path:
     """Of a run to its end."""
     path = secretive.parent / "run"
-    done = det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path)
+    typed = ("--set", "data.smtp_pass=s3cret-8 and s3cret-9")
+    done = det_ds("run", secretive / "experiment.yaml", secretive, "--run-dir", path, *typed)
     assert done.returncode == 0, done.stderr
     return path
 
@@ -65,8 +75,10 @@ def files_with_secrets(folder: Path) -> list[Path]:
 
 
 def test_no_file_of_a_run_has_a_secret_in_clear(run_dir: Path) -> None:
-    assert checkpoints_in(run_dir / "checkpoints")
+    assert checkpoints(run_dir)
     assert files_with_secrets(run_dir) == []
+    [launch] = (run_dir / "launches.jsonl").read_text().splitlines()
+    assert "data.smtp_pass=***" in json.loads(launch)["command"]
 
 
 def test_a_resumed_run_takes_them_from_the_environment(run_dir: Path, secretive: Path) -> None:
@@ -91,7 +103,7 @@ def test_or_from_the_configuration_that_has_them(run_dir: Path, secretive: Path)
 def test_so_does_a_model_that_is_loaded(
     run_dir: Path, secretive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoints_in(run_dir / "checkpoints")[0].path
+    path = checkpoints(run_dir)[0]
     with pytest.raises(ConfigError, match="export DET_DS_DATA_API_KEY="):
         load_model_from_checkpoint_path(path, context_dir=secretive)
     for name, value in GIVEN.items():

@@ -6,14 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from determined_ds.cli.main import main
-from determined_ds.errors import EXIT_CONFIG
-from tests.command import det_ds
-
-BUILDS = "        return torch.nn.Linear(4, 1)\n"
-PLACE = "        inputs_B4, targets_B1 = batch\n"
+from tests.cli.own_runs import LOSS, edit
+from tests.harness.command import det_ds
 
 
 def run(context: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -23,10 +18,7 @@ def run(context: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 def broken(folder: Path, line: str) -> Path:
     """The context directory with a line more in ``loss``."""
-    file = folder / "trial.py"
-    text = file.read_text()
-    assert text.count(PLACE) == 1
-    file.write_text(text.replace(PLACE, f"{PLACE}        {line}\n"))
+    edit(folder / "trial.py", LOSS, f"{LOSS}        {line}\n")
     return folder
 
 
@@ -42,6 +34,12 @@ def test_a_traceback_begins_at_the_authors_line(own_model: Path) -> None:
     kept = context / "run" / "logs" / "traceback-rank0.txt"
     assert f"full traceback: {kept}" in shown
     assert "determined_ds/train.py" in kept.read_text()
+
+
+def test_a_misspelt_hyperparameter_is_answered_with_the_nearest(own_model: Path) -> None:
+    done = run(broken(own_model, "self.args.global_batch_sise"))
+    assert done.returncode == 1
+    assert "there is no hyperparameter global_batch_sise; did you mean global_batch_size?" in done.stderr
 
 
 def test_with_debug_all_of_a_traceback_is_shown(own_model: Path) -> None:
@@ -66,13 +64,3 @@ def test_a_trial_that_exits_has_not_completed(own_model: Path, line: str, call: 
     assert f"the trial called {call} at trial.py:" in done.stderr
     assert ", in loss: training had not ended" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_model_that_is_forgotten_is_said_by_an_estimate_too(own_model: Path) -> None:
-    file = own_model / "trial.py"
-    file.write_text(file.read_text().replace(BUILDS, BUILDS.replace("return ", "")))
-    words = ["estimate", str(own_model / "experiment.yaml"), str(own_model), "--gpu-memory", "1GiB"]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == EXIT_CONFIG
-    assert "TinyTrial.build_model (trial.py:" in result.output
-    assert "returned None; expected a torch.nn.Module" in result.output

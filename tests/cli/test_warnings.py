@@ -1,4 +1,4 @@
-"""Warnings of keys that are not looked at: beside errors, once for many runs, and not where they are looked at."""
+"""Warnings of keys that are not looked at: beside errors, once, and not where they are looked at."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from click.testing import CliRunner
 
 from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
-from determined_ds.experiment.experiment import load_experiment
-from determined_ds.launch.trial_process import TrialProcess
 
 GIVEN = ("resources.resource_pool=a100", "min_validation_period.batches=3")
 POOL = "resources.resource_pool (--set resources.resource_pool=a100)"
@@ -58,32 +56,12 @@ def test_warnings_are_shown_beside_errors(own_model: Path, command: str) -> None
         assert output.count(told) == 1
 
 
-def test_an_experiment_that_cannot_be_read_has_its_warnings_too(own_model: Path) -> None:
-    code, output = invoked("run", own_model, "searcher.name=grids")
-    assert code == EXIT_CONFIG
-    assert COMPACT in output
-    assert "error: searcher.name = 'grids'" in output
-
-
 def test_check_has_a_cluster_in_mind(own_model: Path) -> None:
-    """Where a pool is a pool, and a period that no trial reads is said to be deprecated, once."""
+    """Where a pool is a pool, and a period that no trial reads is said to be ignored, once."""
     code, output = invoked("check", own_model, "checkpoint_policy=all")
     assert code == 0
     assert "resource_pool" not in output
     assert output.count(PERIOD) == 1
-    assert "ignored unless the entrypoint names a class" in output
+    assert "reads it only for entrypoints that name a class" in output
     assert "checkpoint_policy = 'all'" in output
     assert "write hyperparameters.fit.checkpoint_policy" in output
-
-
-def test_a_run_shows_them_and_one_of_many_does_not(own_model: Path, tmp_path: Path) -> None:
-    """Whoever starts many runs has said it once."""
-    overrides = [*GIVEN, "hyperparameters.fit.max_length.batches=1", "resources.slots_per_trial=1"]
-    experiment = load_experiment(own_model / "experiment.yaml", overrides)
-    process = TrialProcess(
-        experiment=experiment.document, context_dir=own_model, run_dir=tmp_path / "one", accelerator="cpu"
-    )
-    process.start()
-    assert process._process is not None
-    assert process._process.wait() == 0, process.output()
-    assert "ignored here" not in process.output()

@@ -7,6 +7,7 @@ harness expects, and leaves nothing behind. Its processes are known by ``DET_ALL
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -21,17 +22,17 @@ from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from tests import forked
 from tests.cluster.state import Allocation, Experiment, Trial
 from tests.cluster.trial_api import resources_id
-from tests.machines import Machine
-from tests.ranks import ROOT, free_port
+from tests.harness import forked
+from tests.harness.machines import Machine
+from tests.harness.ranks import ROOT, free_port
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 CONTAINER = Path(__file__).with_name("container.sh")
-WORKER = Path(__file__).parents[1] / "worker.py"
+WORKER = Path(__file__).parents[1] / "harness" / "worker.py"
 BIN = Path(sys.executable).parent
 HIDDEN = ("/run/", "/tmp/")
 # The namespaces of a container: with the right to mount, or with a user namespace that gives it.
@@ -215,17 +216,9 @@ def seen_all_the_same() -> list[str]:
     return sorted(folder for folder in folders if folder.startswith(HIDDEN))
 
 
-_found: list[list[str] | str] = []
-
-
+@functools.cache
 def way_to_isolate() -> list[str] | str:
     """The command that gives a process a mount namespace of its own; else a sentence why there is none."""
-    if not _found:
-        _found.append(_look())
-    return _found[0]
-
-
-def _look() -> list[str] | str:
     reasons = []
     for way in WAYS:
         with tempfile.TemporaryDirectory() as folder:

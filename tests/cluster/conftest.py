@@ -1,76 +1,71 @@
-"""One cluster for all tests here; they skip, and say why, where a container cannot be had."""
+"""The cluster of the scenarios: ours, or the real one that ``DET_MASTER`` names; and the same trainings without one."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.agent import why_not
-from tests.cluster.cluster import Cluster, alike
-from tests.command import det_ds
-
-# A template cut short: what is started takes longer than what it trains.
-SHORT = (
-    "hyperparameters.sequence_length=32",
-    "hyperparameters.fit.max_length.batches=10",
-    "hyperparameters.fit.validation_period.batches=5",
-    "hyperparameters.fit.checkpoint_period.batches=5",
-    "hyperparameters.fit.reporting_period.batches=2",
-    "data.max_validation_sequences=64",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHere:
-    """A run without a cluster.
-
-    Args:
-        run_dir: Its run directory.
-        metrics: Group -> (steps, metrics), as ``Cluster.metrics`` says of a trial.
-        seed: The trial's.
-    """
-
-    run_dir: Path
-    metrics: dict[str, list[tuple[int, dict[str, Any]]]]
-    seed: int
+from tests.cluster.client import RealCluster
+from tests.cluster.fake import FakeCluster
+from tests.cluster.protocol import Cluster
+from tests.cluster.scenarios import REAL
+from tests.harness.command import ROOT, det_ds
+from tests.harness.required import skip_or_fail
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of two CPU slots."""
+    """A cluster of two CPU slots; or a real one, on which all that the tests have created is deleted at the end."""
+    if REAL:
+        real = RealCluster(REAL)
+        try:
+            yield real
+        finally:
+            real.delete_all()
+        return
     if reason := why_not():
-        pytest.skip(reason)
-    with Cluster(tmp_path_factory.mktemp("cluster")) as made:
+        skip_or_fail("cluster", reason)
+    with FakeCluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
     assert not made.master.server.errors, made.master.server.errors
 
 
 @pytest.fixture(scope="session")
-def run_here(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunHere]:
-    """``run_here(config)``: an experiment, cut short, by ``det-ds run``; once a session."""
-    known: dict[str, RunHere] = {}
+def fake(cluster: Cluster) -> FakeCluster:
+    """Ours alone, for what no real master lets a test do or see."""
+    if not isinstance(cluster, FakeCluster):
+        pytest.skip("only our cluster injects faults and shows what its master was asked")
+    return cluster
 
-    def run(config: str) -> RunHere:
-        if config not in known:
-            run_dir = tmp_path_factory.mktemp("here") / "run"
-            words = [word for override in SHORT for word in ("--set", override)]
-            done = det_ds("run", config, ".", *words, "--run-dir", run_dir)
+
+@pytest.fixture(scope="session")
+def real(cluster: Cluster) -> RealCluster:
+    """A real one alone, for what ours does not do."""
+    if not isinstance(cluster, RealCluster):
+        skip_or_fail("real-cluster", "no DET_MASTER: the address of a real Determined master")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def run_here(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``run_here(config, *overrides, context=ROOT)``: the run directory of ``det-ds run``, once a session.
+
+    A real cluster has to have CPU slots, as there are here: only on the same kind of device are numbers the same.
+    """
+    if isinstance(cluster, RealCluster) and len(cluster.slots("TYPE_CPU")) != len(cluster.slots()):
+        pytest.skip("the cluster's slots are not CPUs, and det-ds run here is on CPUs")
+    known: dict[tuple[str, ...], Path] = {}
+
+    def run(config: str | Path, *overrides: str, context: Path = ROOT) -> Path:
+        key = (str(config), *overrides)
+        if key not in known:
+            known[key] = tmp_path_factory.mktemp("here") / "run"
+            words = [word for override in overrides for word in ("--set", override)]
+            done = det_ds("run", config, context, *words, "--run-dir", known[key])
             assert done.returncode == 0, done.stderr
-            seed = json.loads((run_dir / "result.json").read_text())["trial_seed"]
-            known[config] = RunHere(run_dir=run_dir, metrics=_metrics_of(run_dir), seed=seed)
-        return known[config]
+        return known[key]
 
     return run
-
-
-def _metrics_of(run_dir: Path) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {
-        group: [(line["steps_completed"], alike(line["metrics"])) for line in lines if line["group"] == group]
-        for group in ("training", "validation")
-    }

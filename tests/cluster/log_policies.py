@@ -9,16 +9,21 @@ import re
 
 from tests.cluster.state import Json
 
-RANK = re.compile(r" ?\[rank=\d+\] ?")
-LEVEL = re.compile(r" ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?")
+# The rank, the level and the rest of a line.
+SHIPPED = re.compile(r"(?: ?\[rank=(\d+)\] ?)?(?: ?(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
 # The master passes over the line that has an experiment's configuration.
 CONFIGURATION = '"log_policies":'
 
 
+def taken_apart(line: str) -> tuple[str, str, str]:
+    """The rank and the level of a line, empty where it has none, and the rest, which the log shipper sends."""
+    rank, level, text = SHIPPED.fullmatch(line).groups("")  # type: ignore[union-attr]  # it matches any line
+    return rank, level, text
+
+
 def shipped(line: str) -> str:
     """A line as the log shipper sends it, its rank and its level taken off."""
-    line = line[found.end() :] if (found := RANK.match(line)) else line
-    return line[found.end() :] if (found := LEVEL.match(line)) else line
+    return taken_apart(line)[2]
 
 
 def policies_met(config: dict[str, Json], line: str) -> list[dict[str, Json]]:

@@ -14,12 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tests.cluster.client_api import ClientApi
 from tests.cluster.configs import as_go
 from tests.cluster.log_policies import policies_met
-from tests.cluster.registry_api import RegistryApi
 from tests.cluster.searchers import Reason, Searcher, Wanted
 from tests.cluster.server import Refused, Server
 from tests.cluster.state import (
@@ -35,19 +34,12 @@ from tests.cluster.state import (
 )
 from tests.cluster.trial_api import TrialApi
 from tests.cluster.unmanaged_api import UnmanagedApi
-from tests.machines import Machine
+from tests.harness.machines import Machine
 
+if TYPE_CHECKING:
+    from tests.cluster.agent import Agent
 
-class Agent(Protocol):
-    """What starts the containers."""
-
-    slots: int
-
-    def start(self, experiment: Experiment, trial: Trial, allocation: Allocation) -> None:
-        """Start a trial's container; its end is told to :meth:`Master.exited`."""
-
-    def kill(self, allocation: Allocation) -> None:
-        """End every process of a container."""
+MANY_SLOTS = 64  # of a master without an agent, whose trials run as far as it knows
 
 
 class Master:
@@ -55,9 +47,6 @@ class Master:
 
     Args:
         storage: ``checkpoint_storage`` of the cluster.
-        check: Judges a config: what the master refuses, and the config with defaults filled in. See
-            :mod:`tests.cluster.configs`.
-        signals_stops: Whether a trial that its searcher stops is preempted, too, as other versions may do.
         machine: Where it runs, as far as the network can tell; None: here.
     """
 
@@ -65,13 +54,9 @@ class Master:
         self,
         *,
         storage: dict[str, Json],
-        check: Callable[[Json, dict[str, Json]], tuple[list[str], Json]],
-        signals_stops: bool = False,
         machine: Machine | None = None,
     ) -> None:
         self.storage = storage
-        self.check = check
-        self.signals_stops = signals_stops
         self.cluster_id = str(uuid.uuid4())
         self.started_at = now()
         self.changed = threading.Condition(threading.RLock())
@@ -81,8 +66,7 @@ class Master:
         self.tokens: dict[str, str] = {}  # of users, token -> name
         self._searches: dict[int, Searcher] = {}
         self.agent: Agent | None = None
-        self.registry = RegistryApi(self)
-        apis = [ClientApi(self), TrialApi(self), UnmanagedApi(self), self.registry]
+        apis = [ClientApi(self), TrialApi(self), UnmanagedApi(self)]
         self.server = Server(apis, self.who, machine)
 
     @contextmanager
@@ -236,15 +220,14 @@ class Master:
 
     def schedule(self) -> None:
         """Start every trial that there are slots for, the oldest first."""
-        if self.agent is None:
-            return
+        most = self.agent.slots if self.agent else MANY_SLOTS
         used = sum(running.slots for trial in self.trials.values() if (running := trial.running) is not None)
         for trial in list(self.trials.values()):
             experiment = self.experiments[trial.experiment_id]
             slots = experiment.slots_per_trial
             if trial.state != "ACTIVE" or experiment.state != "ACTIVE" or trial.running is not None:
                 continue
-            if used + slots > self.agent.slots:
+            if used + slots > most:
                 return
             used += slots
             trial.run_id += 1
@@ -252,7 +235,8 @@ class Master:
                 id=f"{trial.task_id}.{trial.run_id}", token=f"task-{uuid.uuid4()}", slots=slots
             )
             trial.allocations.append(allocation)
-            self.agent.start(experiment, trial, allocation)
+            if self.agent is not None:
+                self.agent.start(experiment, trial, allocation)
 
     def _preempt(self, trial: Trial) -> None:
         """Ask a trial's processes to stop; before they have met there is nothing to ask."""
@@ -277,19 +261,14 @@ class Master:
             self._close(trial, STOPPING[state])
         elif state in ("STOPPING_KILLED", "STOPPING_ERROR"):
             self._kill(trial.running)
-        elif state == "STOPPING_CANCELED" or self.signals_stops:
+        elif state == "STOPPING_CANCELED":
             self._preempt(trial)
-
-    def kill_trial(self, trial: Trial) -> None:
-        """End one trial."""
-        self._stop(trial, "STOPPING_KILLED")
-        self.schedule()
 
     def exited(self, allocation: Allocation, exit_code: int) -> None:
         """A trial's container has ended: that was its end, or it is started again, or later."""
         with self.lock():
             trial, _ = self.allocation(allocation.id)
-            allocation.exit_code, allocation.ended_s = exit_code, time.monotonic()
+            allocation.end_time, allocation.exit_code = now(), exit_code
             failed = exit_code != 0 and not allocation.killed and not allocation.acked
             self.log(trial, f"Trial {trial.id} was terminated: exit code {exit_code}")
             if trial.state in STOPPING:
@@ -328,7 +307,6 @@ class Master:
         with self.lock():
             self.log(trial, line)
             for policy in policies_met(self.experiments[trial.experiment_id].config, line):
-                trial.log_policy = policy.get("name") or trial.log_policy
                 trial.dont_retry |= policy.get("action") == "cancel_retries"
 
     def report(self, trial: Trial, new: Report) -> None:

@@ -22,13 +22,7 @@ Reason = Literal["INVALID_HP", "ERRORED", "CANCELED"]
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A trial to create.
-
-    Args:
-        hparams: Its point.
-        seed: Its seed.
-        bracket: The part of the search that asks for it.
-    """
+    """A trial to create, for a part of the search."""
 
     hparams: dict[str, Json]
     seed: int

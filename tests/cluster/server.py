@@ -17,9 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 
 from tests.cluster.state import Call, Json
-from tests.machines import Machine
+from tests.harness.machines import Machine
 
-LONGEST_HANG_S = 120.0
 # The codes of gRPC, from which a master makes its statuses.
 GRPC = {
     400: (3, "InvalidArgument"),
@@ -30,16 +29,11 @@ GRPC = {
     500: (13, "Internal"),
     501: (12, "Unimplemented"),
 }
-FaultKind = Literal["500", "close", "close after", "hang"]
+FaultKind = Literal["500", "close", "close after", "hang", "answer", "answer after"]
 
 
 class Refused(Exception):
-    """What the master refuses; raised by a handler.
-
-    Args:
-        status: Of HTTP.
-        message: The reason, which Determined's client shows.
-    """
+    """What a handler refuses: a status of HTTP, and the reason, which Determined's client shows."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -49,28 +43,21 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault of the master, met by calls of one kind.
+    """A fault of the master, met by calls of tasks of one kind.
 
-    Args:
-        kind: ``500``; ``close``: the connection is closed unanswered; ``close after``: the same, when the call has
-            been obeyed; ``hang``: the answer comes late.
-        method: Of the calls.
-        path: A regular expression that the whole path matches.
-        times: How many calls meet it.
-        skip: How many calls of the kind are let through before.
-        seconds: How long it hangs.
-        gate: It hangs until this is set, instead.
-        task: Of which task's processes; None: whoever calls.
+    ``close`` closes the connection unanswered, ``close after`` does it when the call has been obeyed; ``hang`` answers
+    late; ``answer`` and ``answer after`` give another answer than ours.
     """
 
     kind: FaultKind
     method: str
-    path: str
-    times: int = 1
-    skip: int = 0
-    seconds: float = 0.0
-    gate: threading.Event | None = None
-    task: str | None = None
+    path: str  # a regular expression that the whole path matches
+    times: int = 1  # how many calls meet it
+    skip: int = 0  # how many are let through before
+    seconds: float = 0.0  # how long it hangs
+    status: int = 200  # of another answer
+    body: Json = None
+    task: str | None = None  # whose processes call; None: any task's
     met: int = field(default=0, init=False)
 
     def meets(self, call: Call) -> bool:
@@ -79,29 +66,12 @@ class Fault:
             self.met >= self.times
             or self.method != call.method
             or re.fullmatch(self.path, call.path) is None
-            or (self.task is not None and not (call.allocation or "").startswith(f"{self.task}."))
+            or call.allocation is None
+            or not call.allocation.startswith(f"{self.task}." if self.task else "")
         ):
             return False
         self.skip -= 1
         return self.skip < 0
-
-    def hang(self) -> None:
-        """Let the call wait."""
-        if self.gate is None:
-            time.sleep(self.seconds)
-        else:
-            self.gate.wait(LONGEST_HANG_S)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A call as a handler sees it."""
-
-    user: str | None
-    allocation: str | None
-    query: dict[str, str]
-    body: Json
-    repeated: dict[str, list[str]] = field(default_factory=dict)
 
 
 Handler = Callable[..., Any]
@@ -113,7 +83,11 @@ class Server:
     Args:
         handlers: Objects whose methods are routes, see :func:`route`.
         who: Token -> (user, allocation), one of them None; None where the token is not good.
-        machine: In whose network it answers, at its address; None: in this process's, at loopback.
+        machine: In whose network it answers, too, at its address; at loopback it always does.
+
+    Attributes:
+        here: Where it answers this process.
+        url: Where it answers a trial.
     """
 
     def __init__(
@@ -133,25 +107,25 @@ class Server:
         class OneConnection(_Connection):
             owner = server
 
-        self._host = machine.address if machine else "127.0.0.1"
-
-        def listening() -> _Http:
-            return _Http((self._host, 0), OneConnection)
-
-        self._http = machine.in_network(listening) if machine else listening()
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Where it answers."""
-        return f"http://{self._host}:{self._http.server_address[1]}"
+        self._listening = [_Http(("127.0.0.1", 0), OneConnection)]
+        if machine:
+            self._listening.append(machine.in_network(lambda: _Http((machine.address, 0), OneConnection)))
+        self.here, self.url = (
+            "http://{}:{}".format(*self._listening[index].server_address[:2]) for index in (0, -1)
+        )
+        self._threads = [
+            threading.Thread(target=each.serve_forever, args=(0.05,), daemon=True) for each in self._listening
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Stop answering."""
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
+        for each in self._listening:
+            each.shutdown()
+            each.server_close()
+        for thread in self._threads:
+            thread.join()
 
     def inject(self, fault: Fault) -> Fault:
         """Have the next calls of a kind meet a fault."""
@@ -184,14 +158,7 @@ class Server:
         if not is_open and call.user is None and call.allocation is None:
             raise Refused(401, "invalid credentials")
         arguments = {name: int(text) if name.endswith("_id") else text for name, text in parts.items()}
-        request = Request(
-            user=call.user,
-            allocation=call.allocation,
-            query=call.query,
-            body=call.body,
-            repeated=call.repeated,
-        )
-        return handler(request, **arguments)
+        return handler(call, **arguments)
 
 
 def route(method: str, path: str, *, is_open: bool = False) -> Callable[[Handler], Handler]:
@@ -246,23 +213,22 @@ class _Connection(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         posted = self.rfile.read(length)
         call = Call(
-            at_s=time.monotonic(),
             method=self.command,
             path=url.path,
             query={name: values[-1] for name, values in parse_qs(url.query).items()},
             repeated=parse_qs(url.query),
-            body=None,
         )
         call.user, call.allocation = self.owner._who(self._token()) or (None, None)
         self.owner.calls.append(call)
         fault = self.owner._fault_for(call)
         if fault is not None:
-            call.fault = fault.kind
             if fault.kind == "close":
                 return self._hang_up()
             if fault.kind == "500":
                 return self._refuse(call, 500, "an injected fault")
-            fault.hang()
+            if fault.kind == "answer":
+                return self._send(call, fault.status, json.dumps(fault.body).encode())
+            time.sleep(fault.seconds)
         try:
             call.body = json.loads(posted) if posted else None
             call.rank = self._find_rank()
@@ -274,6 +240,8 @@ class _Connection(BaseHTTPRequestHandler):
             return self._refuse(call, 500, f"{type(error).__name__}: {error}")
         if fault is not None and fault.kind == "close after":
             return self._hang_up()
+        if fault is not None and fault.kind == "answer after":
+            return self._send(call, fault.status, b"")
         if isinstance(answer, Iterator):
             return self._stream(call, answer)
         return self._send(call, 200, json.dumps({} if answer is None else answer).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -29,46 +29,22 @@ def now() -> str:
 
 @dataclass(kw_only=True)
 class Call:
-    """A call that the master was sent.
+    """A call that the master was sent, by a user or by a task."""
 
-    Args:
-        at_s: When it came, by the monotonic clock.
-        method: ``GET`` ...
-        path: Without the query.
-        query: The query's parameters.
-        repeated: All values of each.
-        body: What was posted, from JSON; None where nothing was.
-        user: The user, or None where a task called.
-        allocation: The allocation whose task called, or None.
-        rank: ``RANK`` of the process that called; None where it is not known or has none.
-        status: What was answered; None where no answer was given.
-        fault: The fault that it met, if any.
-    """
-
-    at_s: float
     method: str
-    path: str
+    path: str  # without the query
     query: dict[str, str]
-    body: Json
-    repeated: dict[str, list[str]] = field(default_factory=dict)
+    repeated: dict[str, list[str]]  # all values of each of the query's parameters
+    body: Json = None  # what was posted, from JSON
     user: str | None = None
-    allocation: str | None = None
-    rank: int | None = None
-    status: int | None = None
-    fault: str | None = None
+    allocation: str | None = None  # whose task called
+    rank: int | None = None  # ``RANK`` of the process that called, where it has one
+    status: int | None = None  # None where no answer was given
 
 
 @dataclass(kw_only=True)
 class Report:
-    """Metrics that were accepted.
-
-    Args:
-        group: ``training`` or ``validation``, or a name of the user's.
-        steps: ``steps_completed``.
-        metrics: Name -> value.
-        run_id: The run of the trial that reported them.
-        archived: They were overtaken by the reports of a later run, which began before them.
-    """
+    """Metrics that were accepted. ``archived``: a later run, which began before them, has overtaken them."""
 
     group: str
     steps: int
@@ -80,47 +56,28 @@ class Report:
 
 @dataclass(kw_only=True)
 class Allocation:
-    """One run of a trial's container.
+    """One run of a trial's container."""
 
-    Args:
-        id: ``<task id>.<run id>``.
-        token: By which its processes are known.
-        slots: How many it has.
-        addresses: Of its machines, which have as many slots each.
-        port: At which its ranks meet.
-        ready: Its rendezvous is done; until then it can only be killed.
-        preempted: It has been asked to stop.
-        acked: It has said that it will.
-        killed: It was killed by the master.
-        exit_code: Of its main process; None while it runs.
-        start_time: By the clock of the day.
-        started_s: By the monotonic clock.
-        ended_s: The same.
-    """
-
-    id: str
-    token: str
+    id: str  # ``<task id>.<run id>``
+    token: str  # by which its processes are known
     slots: int
-    addresses: tuple[str, ...] = ("127.0.0.1",)
-    port: int = 0
-    ready: bool = False
-    preempted: bool = False
-    acked: bool = False
-    killed: bool = False
-    exit_code: int | None = None
+    addresses: tuple[str, ...] = ("127.0.0.1",)  # of its machines, which have as many slots each
+    port: int = 0  # at which its ranks meet
+    ready: bool = False  # its rendezvous is done; until then it can only be killed
+    preempted: bool = False  # it has been asked to stop
+    acked: bool = False  # it has said that it will
+    killed: bool = False  # by the master
+    exit_code: int | None = None  # None while it runs
     start_time: str = field(default_factory=now)
-    started_s: float = field(default_factory=time.monotonic)
-    ended_s: float | None = None
-
-    @property
-    def wall_clock_s(self) -> float:
-        """How long it has run."""
-        return (self.ended_s or time.monotonic()) - self.started_s
+    end_time: str | None = None
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """A trial. ``allocations`` are its runs, of which the last one may be running."""
+    """A trial. ``allocations`` are its runs, of which the last one may be running.
+
+    ``gate``: from its report of that batch on it waits, in the call after it, until the event is set.
+    """
 
     id: int
     experiment_id: int
@@ -136,15 +93,13 @@ class Trial:
     stopped_by_searcher: bool = False
     closed: bool = False
     dont_retry: bool = False  # by a log policy
-    log_policy: str = ""  # the name of the last one that its log has met
     progress: float = 0.0
     start_time: str = field(default_factory=now)
     end_time: str | None = None
     allocations: list[Allocation] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
-    profiled: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # group -> what the Profiler tab shows
+    profiled: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # group -> the Profiler tab's
+    gate: tuple[int, threading.Event] | None = None
     logs: list[tuple[str, str]] = field(default_factory=list)  # time, line
 
     @property
@@ -167,17 +122,12 @@ class Experiment:
     config: dict[str, Json]
     original_config: str
     context_tgz: bytes
-    context_files: dict[str, int]  # path -> bytes
     state: str
     username: str
     job_id: str
-    parent_id: int | None = None
-    archived: bool = False
     start_time: str = field(default_factory=now)
     end_time: str | None = None
     failures: int = 0
-    labels: list[str] = field(default_factory=list)
-    description: str = ""
     name: str = ""
 
     @property
@@ -202,6 +152,7 @@ class Checkpoint:
     steps: int
     body: dict[str, Json]
     state: str = "COMPLETED"
+    at: str = field(default_factory=now)
 
     @property
     def size_bytes(self) -> int:

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import requests
 import yaml
 
-from tests.cluster import configs
 from tests.cluster.master import Master
-from tests.cluster.state import USERNAME, Allocation, Experiment, Json, Trial
-
-
-class StillAgent:
-    """An agent of many slots, whose containers do nothing."""
-
-    slots = 64
-
-    def start(self, experiment: Experiment, trial: Trial, allocation: Allocation) -> None:
-        """It says nothing, and never ends by itself."""
-
-    def kill(self, allocation: Allocation) -> None:
-        """There are no processes."""
+from tests.cluster.state import USERNAME, Experiment, Json
 
 
 @contextmanager
-def still_master(**options: Any) -> Iterator[Master]:
-    """A master with such an agent; the options are those of :class:`Master`."""
-    master = Master(storage={"type": "shared_fs", "host_path": "/storage"}, check=configs.check, **options)
-    master.agent = StillAgent()
+def still_master() -> Iterator[Master]:
+    """A master without an agent."""
+    master = Master(storage={"type": "shared_fs", "host_path": "/storage"})
     try:
         yield master
         assert not master.server.errors
@@ -39,11 +24,7 @@ def still_master(**options: Any) -> Iterator[Master]:
 
 
 class User:
-    """A user of a master, logged in.
-
-    Args:
-        master: Which answers.
-    """
+    """A user of a master, logged in."""
 
     def __init__(self, master: Master) -> None:
         self._master = master

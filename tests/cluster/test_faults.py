@@ -1,14 +1,13 @@
-"""A master that fails for a while at any one call costs no metric and no checkpoint that it had accepted."""
+"""A master that fails for a while, or answers oddly, costs a trial nothing; one that rejects a report ends it."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cluster.cluster import Cluster
-from tests.cluster.server import FaultKind
-from tests.cluster.state import Trial
-
-pytestmark = pytest.mark.long("a fault at every call of a trial; test_odd_masters has each kind of call")
+from tests.cluster.fake import FakeCluster
+from tests.cluster.protocol import Trial
+from tests.cluster.scenarios import CONST, tiny
+from tests.cluster.server import Fault, FaultKind
 
 TRIAL = r"/api/v1/trials/[0-9]+/"
 ALLOCATION = r"/api/v1/allocations/[^/]+/"
@@ -18,13 +17,14 @@ PREPARING = [
     ("POST", ALLOCATION + "acceleratorData"),
     ("GET", ALLOCATION + r"resources/[^/]+/rendezvous"),
 ]
+BEST = "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"
 TRAINING = [
     ("POST", "/api/v1/runs/start"),
     ("GET", ALLOCATION + "signals/preemption"),
     ("POST", TRIAL + "runner/metadata"),
     ("POST", TRIAL + "metrics"),
     ("POST", TRIAL + "progress"),
-    ("GET", "/api/v1/experiments/[0-9]+/searcher/best_searcher_validation_metric"),
+    ("GET", BEST),
     ("POST", "/api/v1/checkpoints"),
 ]
 # What meets each trial's calls, one after the other, and the restarts that this costs.
@@ -32,71 +32,88 @@ FAULTS: list[tuple[list[FaultKind], int]] = [
     (["close", "hang"], 1),
     (["500", "close after"], len(PREPARING) + 1),
 ]
-SHORT = (
-    "resources.slots_per_trial=1",
-    "hyperparameters.global_batch_size=16",
-    "hyperparameters.sequence_length=16",
-    "hyperparameters.fit.max_length.batches=4",
-    "hyperparameters.fit.validation_period.batches=2",
-    "hyperparameters.fit.checkpoint_period.batches=2",
-    "hyperparameters.fit.reporting_period.batches=1",
-    "data.max_validation_sequences=64",
-    "max_restarts=5",
+
+
+def trained(fake: FakeCluster, number: int, faults: list[Fault], length: int) -> Trial:
+    """The trial of an experiment that has met all these faults, once it has ended with every report and checkpoint."""
+    [trial] = fake.wait(number)
+    assert [fault.met for fault in faults] == [1] * len(faults)
+    assert [steps for steps, _ in fake.reports(trial, "training")] == list(range(1, length + 1))
+    saved = list(range(2, length + 1, 2))
+    assert [steps for steps, _ in fake.reports(trial, "validation")] == saved
+    assert [checkpoint.batch for checkpoint in fake.checkpoints(trial)] == saved
+    kept = fake.kept(trial)
+    assert not any(report.archived for report in kept.reports)
+    for found in (each for each in fake.master.checkpoints.values() if each.trial_id == trial.id):
+        assert (fake.storage / found.uuid / "manifest.json").exists()
+        # A trial that is killed just then would go on from the checkpoint, and its metrics would never be sent.
+        assert all(
+            report.at <= found.at for report in kept.of_group("training") if report.steps <= found.steps
+        )
+    return trial
+
+
+def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
+    """Nor do nulls in the configuration for what was not said."""
+    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    config = fake.master.experiments[number].config
+    config.update(description=None, labels=None, bind_mounts=None)
+    config["searcher"].update(max_length=None, smaller_is_better=None, source_trial_id=None)
+    met = [
+        # The report was taken, and its answer lost: sent again, a master refuses it even where it is the same.
+        fake.inject("close after", "POST", f"{TRIAL}metrics"),
+        fake.inject("answer after", "POST", "/api/v1/checkpoints", status=204),
+        fake.inject("close after", "POST", "/api/v1/checkpoints"),
+        fake.inject("hang", "POST", f"{TRIAL}metrics", skip=4, seconds=1.0),
+        fake.inject("answer", "POST", f"{TRIAL}progress", status=501, body={"error": "not implemented"}),
+        fake.inject("answer", "POST", f"{TRIAL}runner/metadata", status=404),
+        *(
+            fake.inject("answer", "GET", BEST, body=body)
+            for body in ({}, {"metric": None}, {"metric": "NaN"})
+        ),
+    ]
+    fake.activate(number)
+    trained(fake, number, met, 6)
+
+
+@pytest.mark.long("a whole trial; odd answers are short")
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        (f"{TRIAL}metrics", 400, "invalid run id, 1 (reported) != 2 (expected)"),
+        pytest.param(
+            "/api/v1/checkpoints",
+            500,
+            "the disk is full",
+            marks=pytest.mark.long("a checkpoint is tried again for 15 seconds; metrics are refused at once"),
+        ),
+    ],
+    ids=["metrics", "checkpoint"],
 )
+def test_a_report_that_is_rejected_ends_the_trial_and_its_log_says_why(
+    fake: FakeCluster, path: str, status: int, message: str
+) -> None:
+    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
+    body = {"error": {"error": message}}
+    fake.inject("answer", "POST", path, trial=fake.trial(number), times=1000, status=status, body=body)
+    fake.activate(number)
+    [trial] = fake.wait(number, "ERROR")
+    assert message in fake.log(trial)
 
 
-@pytest.fixture(scope="module")
-def trials(cluster: Cluster) -> list[Trial]:
-    """Two trials, each on a slot of its own; every call of theirs fails twice, in different ways."""
+@pytest.mark.long("a fault at every call of a trial; the odd answers have each kind of call")
+def test_a_fault_at_every_call_costs_nothing(fake: FakeCluster) -> None:
+    """Of two trials every call fails twice, in different ways. Before there are ranks it may cost a restart."""
     created = []
     for kinds, restarts in FAULTS:
-        number = cluster.create("experiments/gpt2/const.yaml", *SHORT, paused=True)
-        trial = cluster.trial(number)
+        number = fake.create(CONST, *tiny(4), "max_restarts=5", paused=True)
         faults = [
-            cluster.inject(kind, method, path, seconds=0.5 if kind == "hang" else 0.0, trial=trial)
+            fake.inject(kind, *call, seconds=0.5 * (kind == "hang"), trial=fake.trial(number))
             for kind in kinds
-            for method, path in [*PREPARING, *TRAINING]
+            for call in [*PREPARING, *TRAINING]
         ]
-        cluster.activate(number)
-        created.append((trial, faults, restarts))
-    for trial, faults, restarts in created:
-        cluster.wait(trial.experiment_id)
-        assert [fault.met for fault in faults] == [1] * len(faults)
-        assert trial.restarts == restarts
-    return [trial for trial, _, _ in created]
-
-
-def test_a_fault_at_every_call_costs_nothing(cluster: Cluster, trials: list[Trial]) -> None:
-    """Only before the trial's own processes are there may it cost a restart."""
-    for trial in trials:
-        assert_all_is_there(cluster, trial)
-    for group in ("training", "validation"):
-        assert cluster.metrics(trials[0], group) == cluster.metrics(trials[1], group)
-
-
-def test_one_goes_on_and_another_starts_from_it(cluster: Cluster, trials: list[Trial]) -> None:
-    """``det experiment continue`` goes on counting; an experiment that starts from a checkpoint counts anew."""
-    trial, before = trials[0], trials[1]
-    source = cluster.checkpoints(before)[-1].uuid
-    override = f"searcher.source_checkpoint_uuid={source}"
-    fork = cluster.create("experiments/gpt2/const.yaml", *SHORT, override)
-    longer = "hyperparameters.fit.max_length.batches=6"
-    cluster.det("experiment", "continue", str(trial.experiment_id), "--config", longer)
-    cluster.wait(trial.experiment_id)
-    assert [report.steps for report in trial.of_group("training")] == [1, 2, 3, 4, 5, 6]
-    cluster.wait(fork)
-    forked = cluster.trial(fork)
-    assert [report.steps for report in forked.of_group("training")] == [1, 2, 3, 4]
-    first, started_from = forked.of_group("validation")[0], before.of_group("validation")[-1]
-    assert first.metrics["validation_loss"] < started_from.metrics["validation_loss"]
-
-
-def assert_all_is_there(cluster: Cluster, trial: Trial) -> None:
-    """Every report once, and every checkpoint, reported and stored."""
-    assert [report.steps for report in trial.of_group("training")] == [1, 2, 3, 4]
-    assert [report.steps for report in trial.of_group("validation")] == [2, 4]
-    assert not any(report.archived for report in trial.reports)
-    checkpoints = cluster.checkpoints(trial)
-    assert [checkpoint.steps for checkpoint in checkpoints] == [2, 4]
-    for checkpoint in checkpoints:
-        assert (cluster.storage / checkpoint.uuid / "manifest.json").exists()
+        fake.activate(number)
+        created.append((number, faults, restarts))
+    trials = [trained(fake, number, faults, 4) for number, faults, _ in created]
+    assert [trial.restarts for trial in trials] == [restarts for _, _, restarts in created]
+    assert fake.metrics(trials[0]) == fake.metrics(trials[1])

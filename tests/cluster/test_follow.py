@@ -14,88 +14,79 @@ import pytest
 import torch
 
 from determined_ds import load_model_from_checkpoint_path
-from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import SHORT, RunHere
-from tests.cluster.state import Experiment, Trial
-from tests.command import ROOT
+from tests.cluster.client import metrics_of
+from tests.cluster.fake import FakeCluster
+from tests.cluster.protocol import Cluster, Trial
+from tests.cluster.scenarios import CONST, LENGTH, LONG_ENOUGH, REAL
+from tests.harness.command import ROOT
 
 pytestmark = pytest.mark.programs
-CONST = "experiments/gpt2/const.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """An experiment that was followed to its end.
+    """An experiment whose log was followed to its end."""
 
-    Args:
-        experiment: As the master knows it.
-        trial: Its trial.
-        shown: What ``det experiment create -f`` has shown.
-        stopped_at: The batch at which it was paused.
-        here: The same without a cluster, and never paused.
-    """
-
-    experiment: Experiment
+    number: int
     trial: Trial
-    shown: str
-    stopped_at: int
-    here: RunHere
+    shown: str  # by ``det trial logs -f``
+    stopped_at: int  # the batch at which it was paused
+    here: Path  # the run directory of the same without a cluster, and never paused
 
 
 @pytest.fixture(scope="module")
-def followed(cluster: Cluster, run_here: Callable[[str], RunHere]) -> Followed:
+def followed(cluster: Cluster, run_here: Callable[..., Path]) -> Followed:
     """``const.yaml``, cut short; paused at its first report, while its log is followed, and activated."""
-    words = [word for override in SHORT for word in ("--config", override)]
+    number = cluster.create(CONST, *LONG_ENOUGH, paused=True)
+    assert (cluster.trial(number).state, cluster.num_starts(cluster.trial(number))) == ("PAUSED", 0)
     with ThreadPoolExecutor(1) as pool:
-        number = len(cluster.master.experiments) + 1
-        following = pool.submit(
-            cluster.det, "experiment", "create", CONST, ".", *words, "-f", timeout_s=900.0
-        )
-        cluster.wait_for(lambda: number in cluster.master.experiments)
-        trial = cluster.trial(number)
-        held = cluster.hold_at_report(trial, 1)
-        cluster.wait_for_report(trial, "training", 2)
-        cluster.inject("500", "POST", ".*/signals/ack_preemption")
-        cluster.pause(number, held)
-        assert (cluster.experiment(number).state, trial.state) == ("PAUSED", "PAUSED")
-        stopped_at = cluster.checkpoints(trial)[-1].steps
+        following = pool.submit(cluster.det, "trial", "logs", "-f", cluster.trial(number).id)
+        if isinstance(cluster, FakeCluster):
+            cluster.inject("500", "POST", ".*/signals/ack_preemption")
+        stopped_at = cluster.stop(number, at=2)
         cluster.activate(number)
-        here = run_here(CONST)
-        experiment = cluster.wait(number)
+        here = run_here(CONST, *LONG_ENOUGH)
+        [trial] = cluster.wait(number)
         shown = following.result(timeout=60).stdout
-    return Followed(experiment=experiment, trial=trial, shown=shown, stopped_at=stopped_at, here=here)
+    return Followed(number=number, trial=trial, shown=shown, stopped_at=stopped_at, here=here)
 
 
 def test_it_is_followed_to_its_end(followed: Followed) -> None:
     """The log of both runs is shown, and it ends when the trial does."""
-    assert f"Created experiment {followed.experiment.id}\n" in followed.shown
-    assert f"stopped     batch {followed.stopped_at} of 10, as requested" in followed.shown
-    assert f"resumed at batch {followed.stopped_at} of 10" in followed.shown
-    assert re.search(r"\[rank=0\] validation  batch 10/10  validation_loss [0-9.]+", followed.shown)
-    assert "Trial log stream ended" in followed.shown
+    assert f"stopped     batch {followed.stopped_at} of {LENGTH}, as requested" in followed.shown
+    assert f"resumed at batch {followed.stopped_at} of {LENGTH}" in followed.shown
+    end = rf"\[rank=0\].* validation  batch {LENGTH}/{LENGTH}  validation_loss [0-9.]+"
+    assert re.search(end, followed.shown)
 
 
 def test_paused_and_activated_it_ends_as_if_it_never_was(cluster: Cluster, followed: Followed) -> None:
-    """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; see also ``test_pause``."""
-    trial = followed.trial
-    assert (trial.state, trial.run_id, trial.restarts, trial.progress) == ("COMPLETED", 2, 0, 1.0)
-    assert [allocation.exit_code for allocation in trial.allocations] == [0, 0]
-    assert [allocation.acked for allocation in trial.allocations] == [True, False]
-    assert trial.seed == followed.here.seed == 441365315  # as a real master's database had it
-    assert 2 < followed.stopped_at < 5
-    assert [steps for steps, _ in followed.here.metrics["training"]] == [2, 4, 6, 8, 10]
-    assert [steps for steps, _ in followed.here.metrics["validation"]] == [5, 10]
-    for group in ("training", "validation"):
-        assert cluster.metrics(trial, group) == followed.here.metrics[group]
-    assert [checkpoint.steps for checkpoint in cluster.checkpoints(trial)] == [followed.stopped_at, 5, 10]
+    """The metrics are those of an uninterrupted ``det-ds run``, to the last digit; see also ``test_interrupted``."""
+    trial, here = followed.trial, metrics_of(followed.here)
+    assert (trial.state, trial.restarts, trial.batches) == ("COMPLETED", 0, LENGTH)
+    assert cluster.experiment(followed.number)["progress"] == 1.0
+    assert cluster.num_starts(trial) == 2
+    assert [steps for steps, _ in here["training"]] == list(range(2, LENGTH + 1, 2))
+    assert cluster.metrics(trial) == here
+    for _, metrics in (*cluster.reports(trial, "training"), *cluster.reports(trial, "validation")):
+        assert "epochs" not in metrics  # which would always be 0, and the first chart of the web UI
+        assert all(isinstance(value, (int, float)) for value in metrics.values()), "a list is an empty chart"
+    saved = {checkpoint.batch for checkpoint in cluster.checkpoints(trial)}
+    # A real master deletes the one in the middle, which is neither the best nor the last, some time after the end.
+    assert {followed.stopped_at, LENGTH} <= saved <= {followed.stopped_at, LENGTH // 2, LENGTH}
+    result = json.loads((followed.here / "result.json").read_text())
+    assert result["trial_seed"] == 441365315  # as a real master's database had it
 
 
 def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
-    cluster: Cluster, followed: Followed
+    fake: FakeCluster, followed: Followed
 ) -> None:
     """Determined's ``core.init`` itself tells the master of every rank that starts; nothing else may."""
-    allocation = followed.trial.allocations[1].id
-    calls = [call for call in cluster.calls(None, ".*", allocation=allocation) if call.rank is not None]
+    kept = fake.kept(followed.trial)
+    assert kept.seed == 441365315
+    assert [allocation.acked for allocation in kept.allocations] == [True, False]
+    calls = [
+        each for each in fake.calls(None, ".*", allocation=kept.allocations[1].id) if each.rank is not None
+    ]
     of_others = [call for call in calls if call.rank != 0]
     assert [(call.method, call.path) for call in of_others] == [("POST", "/api/v1/runs/start")]
     count = Counter(call.path.split("/")[-1] for call in calls if call.rank == 0)
@@ -111,16 +102,13 @@ def test_only_the_chief_talks_to_the_master_and_no_more_than_a_report_asks_for(
     assert not [call for call in calls if call.status not in (200, 404, None)]
 
 
-def test_it_is_described(cluster: Cluster, followed: Followed) -> None:
-    number, trial = followed.experiment.id, followed.trial
-    described = cluster.det("experiment", "describe", str(number), "--json").stdout
+def test_det_describes_it(cluster: Cluster, followed: Followed) -> None:
+    described = cluster.det("experiment", "describe", followed.number, "--json").stdout
     assert json.loads(described)[0]["experiment"]["state"] == "STATE_COMPLETED"
-    assert "validation_loss" in cluster.det("trial", "describe", str(trial.id), "--json").stdout
     assert "COMPLETED" in cluster.det("experiment", "list").stdout
-    assert "[rank=0]" in cluster.det("trial", "logs", str(trial.id)).stdout
-    assert cluster.det("experiment", "wait", str(number)).returncode == 0
-    listed = cluster.det("experiment", "list-checkpoints", str(number)).stdout
-    assert all(checkpoint.uuid in listed for checkpoint in cluster.checkpoints(trial))
+    assert cluster.det("experiment", "wait", followed.number).returncode == 0
+    listed = cluster.det("experiment", "list-checkpoints", followed.number).stdout
+    assert all(checkpoint.uuid in listed for checkpoint in cluster.checkpoints(followed.trial))
 
 
 def test_its_checkpoint_is_downloaded_and_its_model_loaded(
@@ -129,17 +117,14 @@ def test_its_checkpoint_is_downloaded_and_its_model_loaded(
     """``det checkpoint download`` gives the files of a run without a cluster, the code besides, and the same model."""
     got = tmp_path / "got"
     cluster.det("checkpoint", "download", cluster.checkpoints(followed.trial)[-1].uuid, "-o", got)
-    [here] = [path for path in checkpoints_of(followed.here.run_dir) if steps_of(path) == 10]
+    saved = (followed.here / "checkpoints").iterdir()
+    [here] = [path for path in saved if path.is_dir() and steps_of(path) == LENGTH]
     assert [path for path in files_in(got) if path.parts[0] != "code"] == files_in(here)
-    assert steps_of(got) == 10
+    assert steps_of(got) == LENGTH
     model = load_model_from_checkpoint_path(got, context_dir=ROOT).state_dict()
     same = load_model_from_checkpoint_path(here, context_dir=ROOT).state_dict()
     assert model.keys() == same.keys()
     assert all(torch.equal(model[name], same[name]) for name in model)
-
-
-def checkpoints_of(run_dir: Path) -> list[Path]:
-    return [path for path in (run_dir / "checkpoints").iterdir() if path.is_dir()]
 
 
 def steps_of(checkpoint: Path) -> int:
@@ -148,3 +133,19 @@ def steps_of(checkpoint: Path) -> int:
 
 def files_in(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("searcher.name=newton", "searcher"),
+        ("max_restarts=-1", "max_restarts"),
+        ("hyperparameters.optimizer={type: AdamW}", "hyperparameters.optimizer"),
+        ("resources.slots_per_trial=6400", "slots" if REAL else "cluster capacity"),
+    ],
+)
+def test_det_shows_why_the_master_rejects_a_configuration(cluster: Cluster, override: str, key: str) -> None:
+    done = cluster.det("experiment", "create", CONST, ".", "--config", override, check=False)
+    assert done.returncode != 0
+    assert key in done.stderr
+    assert "Created experiment" not in done.stdout

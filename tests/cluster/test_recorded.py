@@ -53,11 +53,7 @@ def test_a_recorded_exchange_is_answered_as_it_was(path: Path) -> None:
 
 
 class Replay:
-    """A recorded scenario, sent to a master of ours; the names in it stand for ids, which are the master's own.
-
-    Args:
-        master: Which does nothing else.
-    """
+    """A recorded scenario, sent to a master of ours; the names in it stand for ids, which are the master's own."""
 
     def __init__(self, master: Master) -> None:
         self._master = master

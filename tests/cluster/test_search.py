@@ -1,94 +1,94 @@
-"""``search.yaml`` over real trials: points are sampled, losers stopped early, impossible points dropped."""
+"""Searches: a loser stops, and a point that cannot run is dropped."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.cluster.cluster import Cluster
-from tests.command import ROOT
-
-SEARCH = "experiments/gpt2/search.yaml"
-# One slot a trial, so that two run at a time, which share the cores, and a small model of it.
-SMALL = (
-    "resources.slots_per_trial=1",
-    "environment.environment_variables=['OMP_NUM_THREADS=1']",
-    "hyperparameters.global_batch_size=16",
-    "hyperparameters.sequence_length=16",
-    "hyperparameters.zero_stage.maxval=1",
-    "hyperparameters.fit.checkpoint_policy=none",
-    "data.max_validation_sequences=64",
-)
+from tests.cluster.fake import FakeCluster
+from tests.cluster.protocol import Cluster, Trial
+from tests.cluster.scenarios import CONST, SEARCH, SHORT, tiny
+from tests.harness.command import ROOT
 
 
-@pytest.mark.long("four trials; test_stops has how a trial stops, test_searchers which ones")
-def test_adaptive_asha_stops_losers_and_drops_an_impossible_point(cluster: Cluster) -> None:
-    """A loser is told by its state alone. The impossible point is one of the four trials: no other takes its place."""
-    # Rungs at 20 and 40 batches; the second point drawn has a micro-batch that 16 samples do not divide by.
-    number = cluster.create(
-        SEARCH,
-        *SMALL,
-        "hyperparameters.micro_batch_size={type: categorical, vals: [4, 5, 8, 16]}",
-        "hyperparameters.fit.max_length.batches=40",
-        "hyperparameters.fit.validation_period.batches=20",
-        "searcher.max_time=40",
-        "searcher.max_trials=4",
-        "searcher.divisor=2",
-        "searcher.mode=aggressive",
-        "searcher.max_concurrent_trials=2",
-        "reproducibility.experiment_seed=70",
-    )
-    cluster.wait(number)
-    trials = cluster.trials(number)
-    impossible = [trial for trial in trials if trial.hparams["micro_batch_size"] == 5]
-    [dropped] = impossible
-    assert (dropped.state, dropped.restarts, dropped.run_id) == ("COMPLETED", 0, 1)
-    assert not dropped.reports
-    assert "this point cannot run, and is dropped: " in cluster.log(dropped)
-
-    others = [trial for trial in trials if trial is not dropped]
-    assert len(others) == 3
-    assert {trial.state for trial in others} == {"COMPLETED"}
-    assert {trial.restarts for trial in others} == {0}
-    trained = {trial.id: trial.of_group("validation")[-1].steps for trial in others}
-    best = min(others, key=lambda trial: trial.of_group("validation")[0].metrics["validation_loss"])
-    assert trained[best.id] == 40
-    losers = [trial for trial in others if trial.stopped_by_searcher and trained[trial.id] == 20]
-    assert losers
-    for trial in losers:
-        assert not trial.allocations[0].acked
-        assert trial.allocations[0].exit_code == 0
-        assert cluster.checkpoints(trial)[-1].steps == 20
-        assert "stopped     batch 20 of 40, by the searcher (adaptive_asha)" in cluster.log(trial)
+def changed(path: str, folder: Path, searcher: dict[str, Any], **hyperparameters: Any) -> Path:
+    """A template with another searcher and other hyperparameters."""
+    config = yaml.safe_load((ROOT / path).read_text())
+    config["searcher"] = {"metric": "validation_loss", "smaller_is_better": True, **searcher}
+    config["hyperparameters"].update(hyperparameters)
+    (folder / "search.yaml").write_text(yaml.safe_dump(config))
+    return folder / "search.yaml"
 
 
-@pytest.mark.long("trials of a search; test_stops has some, runtime/test_invalid_hp the dropped point")
-def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
-    """That a point is impossible may be said twice."""
-    config = yaml.safe_load((ROOT / SEARCH).read_text())
-    config["searcher"] = {"name": "grid", "metric": "validation_loss", "smaller_is_better": True}
-    path = tmp_path / "grid.yaml"
-    path.write_text(yaml.safe_dump(config))
-    number = cluster.create(
-        path,
-        *SMALL,
-        "hyperparameters.micro_batch_size={type: categorical, vals: [5, 8]}",
-        "hyperparameters.zero_stage=1",
-        "hyperparameters.learning_rate=0.003",
-        "hyperparameters.fit.max_length.batches=2",
-        paused=True,
-    )
-    [impossible] = [trial for trial in cluster.trials(number) if trial.hparams["micro_batch_size"] == 5]
-    cluster.inject("close after", "POST", f"/api/v1/trials/{impossible.id}/early_exit")
+STATE = "/api/v1/trials/[0-9]+"
+
+
+def a_search_of_two(cluster: Cluster, folder: Path) -> int:
+    """Create a search, paused, whose second trial learns next to nothing; judged after 20 batches of 40."""
+    halving = {"name": "adaptive_asha", "mode": "aggressive", "max_rungs": 2, "divisor": 2}
+    trials = {"max_trials": 2, "max_concurrent_trials": 1, "time_metric": "batches", "max_time": 40}
+    rates = {"type": "categorical", "vals": [1e-9, 0.003]}
+    path = changed(CONST, folder, {**halving, **trials}, learning_rate=rates)
+    periods = {"max_length": 40, "validation_period": 20, "checkpoint_period": 20, "reporting_period": 2}
+    fit = [f"hyperparameters.fit.{name}.batches={value}" for name, value in periods.items()]
+    seed = "reproducibility.experiment_seed=5"  # draws 0.003, then 1e-9
+    return cluster.create(path, *SHORT, *fit, seed, paused=True)
+
+
+def loser_of(cluster: Cluster, number: int) -> Trial:
+    """The second trial, once the search has ended."""
+    best, loser = cluster.wait(number)
+    assert [trial.hparams["learning_rate"] for trial in (best, loser)] == [0.003, 1e-9]
+    assert {(trial.state, trial.restarts) for trial in (best, loser)} == {("COMPLETED", 0)}
+    assert best.batches == 40
+    return loser
+
+
+@pytest.mark.long("a whole search; test_searchers has what is stopped, and test_follow a trial of a cluster")
+def test_a_loser_stops_after_its_rung(cluster: Cluster, tmp_path: Path) -> None:
+    """It learns so by its state alone, which the chief reads once after each validation."""
+    number = a_search_of_two(cluster, tmp_path)
     cluster.activate(number)
-    cluster.wait(number)
-    trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.trials(number)}
-    assert set(trials) == {5, 8}
-    assert trials[5].invalid_hp
-    assert not trials[5].reports
-    assert [report.steps for report in trials[8].of_group("validation")] == [2]
+    loser = loser_of(cluster, number)
+    stopped = cluster.checkpoints(loser)[-1].batch
+    assert stopped in (20, 21)
+    assert f"stopped     batch {stopped} of 40, by the searcher (adaptive_asha)" in cluster.log(loser)
+    if isinstance(cluster, FakeCluster):
+        [allocation] = cluster.kept(loser).allocations
+        assert (allocation.exit_code, allocation.acked) == (0, False)
+        assert [call.rank for call in cluster.calls("GET", STATE, allocation=allocation.id)] == [0]
+
+
+@pytest.mark.long("16 seconds of waiting; test_a_loser_stops_after_its_rung asks once")
+def test_a_master_that_is_away_is_asked_again(fake: FakeCluster, tmp_path: Path) -> None:
+    """Fifteen seconds later; the trial goes on meanwhile, and a warning says so once."""
+    number = a_search_of_two(fake, tmp_path)
+    # The loser's first question, after the winner's; its wait at batch 30, after 34 reports, until the next is due.
+    unanswered = fake.inject("500", "GET", STATE, skip=1)
+    waits = fake.inject("hang", "POST", f"{STATE}/progress", skip=34, seconds=16.0)
+    fake.activate(number)
+    loser = loser_of(fake, number)
+    assert (unanswered.met, waits.met) == (1, 1)
+    assert 30 <= fake.checkpoints(loser)[-1].batch < 40
+    assert fake.log(loser).count("whether the searcher has stopped this trial") == 1
+
+
+@pytest.mark.long("trials of a search; runtime/test_invalid_hp.py has the dropped point")
+def test_a_grid_drops_an_impossible_point_and_trains_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    """That a point is impossible may be said twice; it is started once, and that is no failure."""
+    sizes = {"type": "categorical", "vals": [5, 8]}
+    path = changed(
+        SEARCH, tmp_path, {"name": "grid"}, micro_batch_size=sizes, zero_stage=1, learning_rate=0.003
+    )
+    number = cluster.create(path, *tiny(2), paused=True)
+    if isinstance(cluster, FakeCluster):
+        cluster.inject("close after", "POST", "/api/v1/trials/[0-9]+/early_exit")
+    cluster.activate(number)
+    trials = {trial.hparams["micro_batch_size"]: trial for trial in cluster.wait(number)}
     assert {(trial.state, trial.restarts) for trial in trials.values()} == {("COMPLETED", 0)}
-    told = cluster.calls("POST", f"/api/v1/trials/{trials[5].id}/early_exit")
-    assert [call.status for call in told] == [None, 200]
+    assert {size: trial.batches for size, trial in trials.items()} == {5: 0, 8: 2}
+    assert "this point cannot run, and is dropped: " in cluster.log(trials[5])
+    assert cluster.num_starts(trials[5]) == 1

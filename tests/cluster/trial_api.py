@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from tests.cluster import views
-from tests.cluster.server import Refused, Request, route
-from tests.cluster.state import Allocation, Checkpoint, Report, Trial
+from tests.cluster.log_policies import taken_apart
+from tests.cluster.server import Refused, route
+from tests.cluster.state import Allocation, Call, Checkpoint, Report, Trial
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 LONGEST_POLL_S = 60.0
+LONGEST_HOLD_S = 120.0
 
 
 class TrialApi:
-    """The calls of Determined's harness.
-
-    Args:
-        master: Whose state they change.
-    """
+    """The calls of Determined's harness."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -32,7 +29,7 @@ class TrialApi:
     # --- Before it starts -------------------------------------------------------------------------------
 
     @route("GET", "/api/v1/tasks/{task}/context_directory")
-    def context_directory(self, request: Request, task: str) -> dict[str, Any]:
+    def context_directory(self, request: Call, task: str) -> dict[str, Any]:
         for trial in self._master.trials.values():
             if trial.task_id == task:
                 tgz = self._master.experiments[trial.experiment_id].context_tgz
@@ -40,7 +37,7 @@ class TrialApi:
         raise Refused(404, f"task '{task}' not found")
 
     @route("GET", "/api/v1/tasks/{task}")
-    def task(self, request: Request, task: str) -> dict[str, Any]:
+    def task(self, request: Call, task: str) -> dict[str, Any]:
         """As a real master shows it: the newest allocation first, in UTC without saying so."""
         [trial] = [each for each in self._master.trials.values() if each.task_id == task]
         allocations = [
@@ -49,6 +46,7 @@ class TrialApi:
                 "allocationId": each.id,
                 "state": "STATE_TERMINATED" if each.exit_code is not None else "STATE_RUNNING",
                 "startTime": each.start_time.removesuffix("Z"),
+                **({"endTime": each.end_time.removesuffix("Z")} if each.end_time else {}),
                 "slots": 0,
             }
             for each in reversed(trial.allocations)
@@ -57,24 +55,11 @@ class TrialApi:
         return {"task": {**kept, "allocations": allocations}}
 
     @route("POST", "/api/v1/allocations/{allocation}/acceleratorData")
-    def accelerator_data(self, request: Request, allocation: str) -> None:
-        self._master.allocation(allocation)
-
-    @route("POST", "/api/v1/allocations/{allocation}/proxy_address")
-    def proxy_address(self, request: Request, allocation: str) -> None:
-        self._master.allocation(allocation)
-
-    @route("POST", "/api/v1/allocations/{allocation}/ready")
-    def ready(self, request: Request, allocation: str) -> None:
-        with self._master.lock():
-            self._master.allocation(allocation)[1].ready = True
-
-    @route("POST", "/api/v1/allocations/{allocation}/waiting")
-    def waiting(self, request: Request, allocation: str) -> None:
+    def accelerator_data(self, request: Call, allocation: str) -> None:
         self._master.allocation(allocation)
 
     @route("GET", "/api/v1/allocations/{allocation}/resources/{resources}/rendezvous")
-    def rendezvous(self, request: Request, allocation: str, resources: str) -> dict[str, Any]:
+    def rendezvous(self, request: Call, allocation: str, resources: str) -> dict[str, Any]:
         with self._master.lock():
             _, found = self._master.allocation(allocation)
             count = len(found.addresses)
@@ -86,19 +71,15 @@ class TrialApi:
             info = {"addresses": list(found.addresses), "rank": ids.index(resources), "slots": slots}
             return {"rendezvousInfo": info}
 
-    @route("POST", "/api/v1/allocations/{allocation}/resources/{resources}/daemon")
-    def daemon(self, request: Request, allocation: str, resources: str) -> None:
-        self._master.allocation(allocation)
-
     @route("POST", "/api/v1/runs/start")
-    def run_start(self, request: Request) -> dict[str, Any]:
+    def run_start(self, request: Call) -> dict[str, Any]:
         self._master.trial(int(request.body["runId"]))
         return {"storageId": 1}
 
     # --- Preemption -------------------------------------------------------------------------------------
 
     @route("GET", "/api/v1/allocations/{allocation}/signals/preemption")
-    def preemption(self, request: Request, allocation: str) -> dict[str, bool]:
+    def preemption(self, request: Call, allocation: str) -> dict[str, bool]:
         """Answered when it comes, when the allocation ends, or after ``timeout_seconds`` without."""
         _, found = self._master.allocation(allocation)
         timeout_s = min(LONGEST_POLL_S, float(request.query.get("timeout_seconds", 60)))
@@ -106,24 +87,19 @@ class TrialApi:
         return {"preempt": found.preempted or found.exit_code is not None}
 
     @route("POST", "/api/v1/allocations/{allocation}/signals/ack_preemption")
-    def ack_preemption(self, request: Request, allocation: str) -> None:
+    def ack_preemption(self, request: Call, allocation: str) -> None:
         with self._master.lock():
             self._master.allocation(allocation)[1].acked = True
-
-    @route("POST", "/api/v1/allocations/{allocation}/signals/pending_preemption")
-    def pending_preemption(self, request: Request, allocation: str) -> None:
-        with self._master.lock():
-            self._master.allocation(allocation)[1].preempted = True
 
     # --- While it trains --------------------------------------------------------------------------------
 
     @route("POST", "/api/v1/trials/{trial_id}/runner/metadata")
-    def runner_metadata(self, request: Request, trial_id: int) -> None:
+    def runner_metadata(self, request: Call, trial_id: int) -> None:
         with self._master.lock():
             self._master.trial(trial_id).runner_state = str(request.body["state"])
 
     @route("POST", "/api/v1/trials/{trial_id}/metrics")
-    def metrics(self, request: Request, trial_id: int) -> None:
+    def metrics(self, request: Call, trial_id: int) -> None:
         body = request.body["metrics"]
         if int(body["trialId"]) != trial_id:
             raise Refused(400, "the path and the body name different trials")
@@ -142,15 +118,21 @@ class TrialApi:
             self._master.report(self._master.trial(trial_id), report)
 
     @route("POST", "/api/v1/trials/{trial_id}/progress")
-    def progress(self, request: Request, trial_id: int) -> None:
+    def progress(self, request: Call, trial_id: int) -> None:
         value = float(request.body["progress"])
         if not 0.0 <= value <= 1.0:
             raise Refused(400, f"progress {value} is not between 0 and 1")
         with self._master.lock():
-            self._master.trial(trial_id).progress = value
+            trial = self._master.trial(trial_id)
+            trial.progress = value
+        if trial.gate is not None:
+            batch, opened = trial.gate
+            # The metrics before it may come a moment later.
+            if self._master.wait(lambda: any(r.steps >= batch for r in trial.of_group("training")), 0.3):
+                opened.wait(LONGEST_HOLD_S)
 
     @route("POST", "/api/v1/trials/{trial_id}/early_exit")
-    def early_exit(self, request: Request, trial_id: int) -> None:
+    def early_exit(self, request: Call, trial_id: int) -> None:
         reason = request.body["reason"]
         if reason not in ("EXITED_REASON_INVALID_HP", "EXITED_REASON_INIT_INVALID_HP"):
             raise Refused(400, f"unhandled early exit reason: {reason}")
@@ -158,22 +140,17 @@ class TrialApi:
             self._master.trial(trial_id).invalid_hp = True
 
     @route("GET", "/api/v1/experiments/{experiment_id}/searcher/best_searcher_validation_metric")
-    def best_validation(self, request: Request, experiment_id: int) -> dict[str, float]:
+    def best_validation(self, request: Call, experiment_id: int) -> dict[str, float]:
         with self._master.lock():
             best = self._master.best_validation(self._master.experiment(experiment_id))
         if best is None:
             raise Refused(404, "no validations for experiment")
         return {"metric": float(str(numpy.float32(best)))}  # the answer has no more digits
 
-    @route("POST", "/api/v1/runs/{run_id}/metadata")
-    def run_metadata(self, request: Request, run_id: int) -> dict[str, Any]:
-        self._master.trial(run_id)
-        return {"metadata": request.body["metadata"]}
-
     # --- Checkpoints ------------------------------------------------------------------------------------
 
     @route("POST", "/api/v1/checkpoints")
-    def report_checkpoint(self, request: Request) -> None:
+    def report_checkpoint(self, request: Call) -> None:
         body = request.body
         with self._master.lock():
             trial = self._trial_of(body["taskId"])
@@ -188,7 +165,7 @@ class TrialApi:
             )
 
     @route("PATCH", "/api/v1/checkpoints")
-    def patch_checkpoints(self, request: Request) -> None:
+    def patch_checkpoints(self, request: Call) -> None:
         """A trial has deleted some of a checkpoint's files, or all."""
         with self._master.lock():
             for patch in request.body["checkpoints"]:
@@ -206,18 +183,13 @@ class TrialApi:
 
     # --- Logs -------------------------------------------------------------------------------------------
 
-    @route("POST", "/task-logs")
-    def ship_logs(self, request: Request) -> None:
-        for line in request.body:
-            self._master.log(self._trial_of(line["task_id"]), line["log"].rstrip("\n"))
-
     @route("POST", "/api/v1/task/logs")
-    def post_task_logs(self, request: Request) -> None:
+    def post_task_logs(self, request: Call) -> None:
         for line in request.body["logs"]:
             self._master.log(self._trial_of(line["task_id"]), line["log"].rstrip("\n"))
 
     @route("GET", "/api/v1/trials/{trial_id}/logs")
-    def logs(self, request: Request, trial_id: int) -> Iterator[dict[str, Any]]:
+    def logs(self, request: Call, trial_id: int) -> Iterator[dict[str, Any]]:
         trial = self._master.trial(trial_id)
         backwards = request.query.get("orderBy") == "ORDER_BY_DESC"
         lines = self._log_lines(
@@ -227,7 +199,7 @@ class TrialApi:
         return (line for line in lines if levels is None or line["level"] in levels)
 
     @route("GET", "/api/v1/trials/metrics/trial_metrics")
-    def stream_metrics(self, request: Request) -> Iterator[dict[str, Any]]:
+    def stream_metrics(self, request: Call) -> Iterator[dict[str, Any]]:
         """Source: ``GetMetrics`` in determined 0.38.1's ``master/internal/db/postgres_trial_metrics.go``."""
         group = request.query["group"]
         for trial in [self._master.trial(int(number)) for number in request.repeated["trialIds"]]:
@@ -258,7 +230,7 @@ class TrialApi:
 
 def _log_line(trial: Trial, number: int, entry: tuple[str, str]) -> dict[str, Any]:
     at, line = entry
-    rank, level, text = SHIPPED.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
+    rank, level, text = taken_apart(line)
     return {
         "id": str(number),
         "timestamp": at,
@@ -268,10 +240,6 @@ def _log_line(trial: Trial, number: int, entry: tuple[str, str]) -> dict[str, An
         "trialId": trial.id,
         **({"rankId": int(rank)} if rank else {}),
     }
-
-
-# As determined 0.38.1's ``master/static/srv/ship_logs.py`` takes a line apart.
-SHIPPED = re.compile(r"(?:\[rank=(\d+)\] )?(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL): ?)?(.*)", re.DOTALL)
 
 
 def resources_id(allocation: Allocation, number: int = 0) -> str:

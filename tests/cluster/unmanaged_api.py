@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from tests.cluster import views
-from tests.cluster.server import Refused, Request, route
-from tests.cluster.state import USERNAME, Experiment, Trial
+from tests.cluster.configs import parse
+from tests.cluster.server import Refused, route
+from tests.cluster.state import USERNAME, Call, Experiment, Trial
 
 if TYPE_CHECKING:
     from tests.cluster.master import Master
 
 
 class UnmanagedApi:
-    """The calls of unmanaged experiments: the same external id is the same experiment, and the same trial.
-
-    Args:
-        master: Whose state they change.
-    """
+    """The calls of unmanaged experiments: the same external id is the same experiment, and the same trial."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -30,20 +25,19 @@ class UnmanagedApi:
         self._trials: dict[str, int] = {}
 
     @route("PUT", "/api/v1/experiments/by-external-id/{external}")
-    def put_experiment(self, request: Request, external: str) -> dict[str, Any]:
+    def put_experiment(self, request: Call, external: str) -> dict[str, Any]:
         if not request.body.get("unmanaged"):
             raise Refused(400, "only unmanaged experiments are supported")
         with self._master.lock():
             if external not in self._experiments:
                 number = len(self._master.experiments) + 1
-                config = yaml.safe_load(request.body["config"])
+                config = parse(request.body["config"])
                 config["resources"] = {}
                 self._master.experiments[number] = Experiment(
                     id=number,
                     config=config,
                     original_config=request.body["config"],
                     context_tgz=b"",
-                    context_files={},
                     state="ACTIVE",
                     username=USERNAME,
                     job_id=f"unmanaged-{number}",
@@ -55,7 +49,7 @@ class UnmanagedApi:
             return {"experiment": view, "config": experiment.config}
 
     @route("PUT", "/api/v1/trials")
-    def put_trial(self, request: Request) -> dict[str, Any]:
+    def put_trial(self, request: Call) -> dict[str, Any]:
         external, asked = request.body["externalTrialId"], request.body["createTrialRequest"]
         with self._master.lock():
             if external not in self._trials:
@@ -72,7 +66,7 @@ class UnmanagedApi:
             return {"trial": {**views.trial_view(self._master, trial), "taskId": trial.task_id}}
 
     @route("POST", "/api/v1/trials/{trial_id}/start")
-    def start(self, request: Request, trial_id: int) -> dict[str, Any]:
+    def start(self, request: Call, trial_id: int) -> dict[str, Any]:
         with self._master.lock():
             trial = self._master.trial(trial_id)
             if trial.run_id and not request.body.get("resume"):
@@ -86,17 +80,8 @@ class UnmanagedApi:
             }
             return {**answer, "latestCheckpoint": newest.uuid} if newest else answer
 
-    @route("PATCH", "/api/v1/checkpoints")
-    def patch_checkpoints(self, request: Request) -> dict[str, Any]:
-        """One that is left without files is deleted, and stays in the list."""
-        with self._master.lock():
-            for each in request.body["checkpoints"]:
-                if each["resources"] == {"resources": {}}:
-                    self._master.checkpoints[each["uuid"]].state = "DELETED"
-            return {}
-
     @route("PATCH", "/api/v1/trials/{trial_id}")
-    def patch(self, request: Request, trial_id: int) -> dict[str, Any]:
+    def patch(self, request: Call, trial_id: int) -> dict[str, Any]:
         """A heartbeat; with a state, its beginning or its end."""
         with self._master.lock():
             trial = self._master.trial(trial_id)

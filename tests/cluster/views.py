@@ -14,31 +14,24 @@ def experiment_view(master: Master, experiment: Experiment) -> dict[str, Any]:
     """``v1Experiment``."""
     trials = master.trials_of(experiment)
     done = sum(1.0 if trial.closed else trial.progress for trial in trials)
-    checkpoints = [c for c in master.checkpoints.values() if master.trials[c.trial_id] in trials]
     view = {
         "id": experiment.id,
         "name": experiment.name,
-        "description": experiment.description,
-        "labels": experiment.labels,
+        "description": experiment.config.get("description") or "",
+        "labels": experiment.config.get("labels") or [],
         "state": f"STATE_{experiment.state}",
-        "archived": experiment.archived,
+        "archived": False,
         "config": experiment.config,
         "originalConfig": experiment.original_config,
         "jobId": experiment.job_id,
         "numTrials": len(trials),
-        "trialIds": [trial.id for trial in trials],
         "projectId": 1,
         "projectOwnerId": 1,
-        "projectName": "Uncategorized",
-        "workspaceName": "Uncategorized",
         "searcherType": experiment.searcher["name"],
         "searcherMetric": experiment.searcher["metric"],
-        "resourcePool": experiment.config["resources"].get("resource_pool") or "default",
         "startTime": experiment.start_time,
         "username": experiment.username,
         "progress": 1.0 if experiment.state == "COMPLETED" else done / max(1, len(trials)),
-        "checkpointCount": len(checkpoints),
-        "forkedFrom": experiment.parent_id,
     }
     if experiment.end_time:
         view["endTime"] = experiment.end_time
@@ -67,7 +60,7 @@ def trial_view(master: Master, trial: Trial) -> dict[str, Any]:
         "latestValidation": metrics_view(validations[-1]) if validations else None,
         "bestCheckpoint": checkpoint_workload_view(best_at[0], metadata=None) if best_at else None,
         "runnerState": trial.runner_state,
-        "wallClockTime": sum(allocation.wall_clock_s for allocation in trial.allocations),
+        "wallClockTime": 0.0,
         "warmStartCheckpointUuid": trial.warm_start or "",
         "taskId": trial.task_id,
         "totalCheckpointSize": str(sum(checkpoint.size_bytes for checkpoint in checkpoints)),
@@ -152,20 +145,6 @@ def checkpoint_workload_view(checkpoint: Checkpoint, *, metadata: dict[str, Any]
         "totalBatches": checkpoint.steps,
         "metadata": metadata,
     }
-
-
-def workloads_view(master: Master, trial: Trial) -> list[dict[str, Any]]:
-    """``v1WorkloadContainer`` of everything that a trial has done."""
-    workloads = [
-        {report.group: metrics_view(report)}
-        for report in trial.reports
-        if not report.archived and report.group in ("training", "validation")
-    ]
-    for checkpoint in master.checkpoints.values():
-        if checkpoint.trial_id == trial.id:
-            view = checkpoint_workload_view(checkpoint, metadata=checkpoint.body["metadata"])
-            workloads.append({"checkpoint": view})
-    return workloads
 
 
 def checkpoint_view(master: Master, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.config.accelerator import Accelerator
-from determined_ds.config.rules import RULES
-from determined_ds.errors import ConfigError
-from tests.making import CPU, CUDA, OLD_CUDA, decide, refusals
-
-
-@pytest.fixture(scope="module")
-def deepspeed_config() -> Iterator[Any]:
-    """DeepSpeed's own reading of a configuration, for a number of replicas; nothing is started."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("DS_ACCELERATOR", "cpu")
-    from deepspeed.runtime import config as upstream
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-
-    def read(ds_config: dict[str, Any], replicas: int) -> Any:
-        mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
-        with mock.patch.object(upstream.dist, "get_rank", return_value=0):
-            return upstream.DeepSpeedConfig(ds_config, mpu)
-
-    yield read
-    patch.undo()
-
+from determined_ds import Accelerator, ConfigError
+from tests.package import CPU, CUDA, OLD_CUDA, decide, refusals, rules
 
 SMALL = st.sampled_from([1, 2, 3, 4, 8])
 SETTINGS = {
@@ -120,14 +96,14 @@ def setups(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(setup=setups())
 def test_what_is_accepted_deepspeed_accepts_with_the_same_batch(
-    setup: dict[str, Any], deepspeed_config: Any
+    setup: dict[str, Any], deepspeed_config: Callable[..., Any]
 ) -> None:
     big = Accelerator(**{**vars(setup["accelerator"]), "num_devices": 512})
     try:
         resolved = decide(setup["hp"], setup["ds"], slots=setup["slots"], accelerator=big)
     except ConfigError as refused:
         codes = {problem.code for problem in refused.problems}
-        assert codes <= {rule.code for rule in RULES}, "the sizes agree: only a rule can be broken"
+        assert codes <= {rule.code for rule in rules()}, "the sizes agree: only a rule can be broken"
         return
     told = json.loads(json.dumps(resolved.ds_config, allow_nan=False))
     assert told == resolved.ds_config
@@ -155,7 +131,9 @@ REFUSED_BY_DEEPSPEED = [
 
 
 @pytest.mark.parametrize("ds", REFUSED_BY_DEEPSPEED, ids=lambda ds: "-".join(ds))
-def test_what_deepspeed_refuses_is_refused_before(ds: dict[str, Any], deepspeed_config: Any) -> None:
+def test_what_deepspeed_refuses_is_refused_before(
+    ds: dict[str, Any], deepspeed_config: Callable[..., Any]
+) -> None:
     from deepspeed.runtime.config import DeepSpeedConfigError
 
     with pytest.raises((AssertionError, ValueError, DeepSpeedConfigError)):

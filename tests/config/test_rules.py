@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from determined_ds.config.deepspeed.normalized import TORCH_TYPES
-from determined_ds.config.facts import ZERO_OPTIMIZERS
-from determined_ds.config.rules import RULES, Rule
-from determined_ds.documents.document import dotted
-from determined_ds.errors import ConfigError, Problem
-from tests.config.rule_cases import (
-    communication,
-    degrees,
-    execution,
-    experts,
-    optimizers,
-    precision,
-    sequences,
-    shared_layers,
-)
-from tests.config.rule_cases import zero as zero_cases
-from tests.config.rule_cases.points import CONTIGUOUS, CPU_OFFLOAD, FP16, SGD, Cases, Setup, zero
-from tests.making import CPU, decide
-from tests.ranks import Ranks
+from determined_ds import Problem
+from tests.config import deciding
+from tests.config.rule_cases import CASES, CONTIGUOUS, MUON, Setup, zero
+from tests.config.rule_cases import ON as EXPERTS
+from tests.harness.ranks import Ranks
+from tests.package import Rule, decide, rules
 
-SUBJECTS = (
-    degrees,
-    sequences,
-    shared_layers,
-    experts,
-    zero_cases,
-    precision,
-    communication,
-    optimizers,
-    execution,
-)
-CASES: Cases = {key: case for subject in SUBJECTS for key, case in subject.CASES.items()}
+RULES = rules()
 
 
-def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:
-    """Problems and warnings."""
+def arguments(setup: Setup) -> dict[str, Any]:
+    """Those of ``decide``."""
     hp = {
         "global_batch_size": 24,
         "pipe_parallel_size": setup.pipe,
@@ -52,75 +32,43 @@ def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:
         "sequence_parallel_size": setup.sequence,
         **setup.hyperparameters,
     }
-    try:
-        resolved = decide(
-            hp, setup.ds, slots=setup.slots, accelerator=setup.accelerator, machines=setup.machines
-        )
-    except ConfigError as error:
-        return list(error.problems), []
-    return [], list(resolved.warnings)
+    how = {"slots": setup.slots, "accelerator": setup.accelerator, "machines": setup.machines}
+    return {"hp": hp, "ds": setup.ds, **how}
 
 
-def by_code(problems: list[Problem], rule: Rule) -> list[Problem]:
-    return [found for found in problems if (found.code, found.key) == (rule.code, dotted(rule.key))]
+def told(setup: Setup) -> tuple[list[Problem], list[Problem]]:
+    """Problems and warnings."""
+    return deciding.told(**arguments(setup))
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.code}:{dotted(rule.key)}")
+def of_rule(problems: list[Problem], rule: Rule) -> list[Problem]:
+    return [found for found in problems if (found.code, found.key) == (rule.code, rule.key)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.code}:{rule.key}")
 class TestEachRule:
     def test_is_broken(self, rule: Rule) -> None:
-        broken, _ = CASES[rule.code, rule.key]
+        broken, _ = CASES[f"{rule.code}:{rule.key}"]
         problems, warnings = told(broken)
-        (found,) = by_code(warnings if rule.warning else problems, rule)
+        (found,) = of_rule(warnings if rule.warning else problems, rule)
+        assert found.message
         assert found.fix
         assert not re.search(r"[{}]", found.message)
         assert bool(problems) != rule.warning
 
-    def test_is_kept_by_the_neighbour(self, rule: Rule) -> None:
-        problems, warnings = told(CASES[rule.code, rule.key][1])
+    def test_is_kept_by_the_neighbour_which_deepspeed_reads(
+        self, rule: Rule, deepspeed_config: Callable[..., Any]
+    ) -> None:
+        _, neighbour = CASES[f"{rule.code}:{rule.key}"]
+        problems, warnings = told(neighbour)
         assert problems == []
-        assert by_code(warnings, rule) == []
-
-    def test_has_a_reason_a_fix_and_a_source(self, rule: Rule) -> None:
-        assert rule.message
-        assert rule.fix
-        assert rule.source
-
-    def test_names_a_source_that_there_is(self, rule: Rule) -> None:
-        """A file of the installed DeepSpeed, and a symbol in it, where the source is DeepSpeed."""
-        named = re.match(r"deepspeed [\d.]+ ([\w/]+\.py)(?: ([\w.]+))?", rule.source)
-        assert named or "deepspeed" not in rule.source
-        if named:
-            package = importlib.util.find_spec("deepspeed")
-            assert package is not None
-            assert package.origin is not None
-            text = (Path(package.origin).parent / named.group(1)).read_text()
-            for symbol in (named.group(2) or "").split("."):
-                assert symbol in text
+        assert of_rule(warnings, rule) == []
+        resolved = decide(**arguments(neighbour))
+        deepspeed_config(resolved.ds_config, resolved.topology.data_parallel_world_size)
 
 
 def test_every_case_is_of_a_rule() -> None:
-    assert set(CASES) == {(rule.code, rule.key) for rule in RULES}
-
-
-def test_every_broken_rule_is_told_at_once() -> None:
-    ds = {**FP16, **zero(2, offload_param=CPU_OFFLOAD, zero_hpz_partition_size=2)}
-    problems, _ = told(Setup(ds=ds, pipe=2, accelerator=CPU))
-    assert {found.code for found in problems} == {
-        "pipeline-zero-stage",
-        "offload-param-stage",
-        "fp16-unsupported",
-        "zeropp-hpz-stage",
-    }
-
-
-def test_a_warning_stops_nothing() -> None:
-    problems, warnings = told(Setup(ds={"gradient_accumulation_steps": 1}, pipe=2))
-    assert problems == []
-    assert [warning.code for warning in warnings] == ["pipeline-bubble"]
-    assert str(warnings[0]) == (
-        "gradient_accumulation_steps = 1 (ds.json): 1 micro-batches for 2 pipeline stages: by 1f1b a stage waits"
-        " 50 % of the time\n  fix: use at least 2 micro-batches (4 x 2 leave a bubble of 11 %)"
-    )
+    assert set(CASES) == {f"{rule.code}:{rule.key}" for rule in RULES}
 
 
 # ---------------------------------------------------------------------------------------- what DeepSpeed says of them
@@ -164,31 +112,82 @@ def test_the_optimizers_of_zero_are_deepspeeds_own() -> None:
     import torch
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
-    for name in TORCH_TYPES["optimizer"] - {"Muon"}:  # which DeepSpeed takes for its own
-        taken = getattr(torch.optim, name) in ZERO_SUPPORTED_OPTIMIZERS
-        assert taken == (name.lower() in ZERO_OPTIMIZERS), name
+    for name in sorted(vars(torch.optim)):
+        kind = getattr(torch.optim, name)
+        if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer) or name == "Muon":
+            continue  # DeepSpeed takes Muon for its own
+        problems, _ = told(Setup(ds={**zero(1), "optimizer": {"type": name, "params": {"lr": 0.1}}}))
+        refused = "zero-untested-optimizer" in {problem.code for problem in problems}
+        assert refused == (kind not in ZERO_SUPPORTED_OPTIMIZERS), name
 
 
-def train_with_sgd(ds_config: dict[str, Any]) -> str:
-    import deepspeed
+# -------------------------------------------------------------------------------- which optimizer DeepSpeed takes
+
+
+def deepspeed_takes(strategy: Any) -> str | None:
+    """What DeepSpeed's engine wraps AdamW in; an error where it raises."""
     import torch
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero import utils
 
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    model = torch.nn.Linear(2, 1)
-    try:
-        deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
-def test_an_optimizer_that_zero_refuses_is_refused_before(one_rank: Ranks) -> None:
-    allowed = decide(
-        {"global_batch_size": 2}, {**zero(1), **SGD, "zero_allow_untested_optimizer": True}, slots=1
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    engine = SimpleNamespace(
+        get_data_types=lambda: (dtypes[strategy["precision"]], dtypes[strategy["sums"]]),
+        zero_optimization=lambda: strategy["stage"] > 0,
+        zero_optimization_stage=lambda: strategy["stage"],
+        zero_cpu_offload=lambda: strategy["offload"],
+        zero_compute_grad_norm=lambda: strategy["norm"],
+        pipeline_parallelism=strategy["pipe"] > 1,
     )
-    assert one_rank.run(train_with_sgd, allowed.ds_config) == [""]
-    refused = {key: value for key, value in allowed.ds_config.items() if "untested" not in key}
-    (said,) = one_rank.run(train_with_sgd, refused)
-    assert "untested ZeRO Optimizer" in said
-    problems, _ = told(Setup(ds={**zero(1), **SGD}))
-    assert [problem.code for problem in problems] == ["zero-untested-optimizer"]
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    with mock.patch.object(utils.dist, "get_rank", return_value=1):  # which logs nothing
+        taken: str | None = DeepSpeedEngine._do_optimizer_sanity_check(engine, adam)
+    return taken
+
+
+STRATEGIES = st.fixed_dictionaries(
+    {
+        "precision": st.sampled_from(["bf16", "bf16", "fp32"]),
+        "sums": st.sampled_from(["fp32", "bf16"]),
+        "stage": st.sampled_from([0, 1, 1, 2]),
+        "offload": st.booleans(),
+        "norm": st.booleans(),
+        "pipe": st.sampled_from([1, 2]),
+    }
+)
+
+
+def of_strategy(strategy: Any) -> Setup:
+    """It, without clipping, which needs the norm of the gradient."""
+    stage, settings = strategy["stage"], {} if strategy["norm"] else {"compute_grad_norm": False}
+    settings |= {"offload_optimizer": {"device": "cpu"}} if strategy["offload"] else {}
+    ds = {**zero(stage, **settings), "data_types": {"grad_accum_dtype": strategy["sums"]}}
+    ds |= {"bf16": {"enabled": strategy["precision"] == "bf16"}, "gradient_clipping": 0}
+    return Setup(ds=ds, pipe=strategy["pipe"], slots=4)
+
+
+@given(STRATEGIES)
+def test_what_deepspeeds_engine_raises_on_is_refused(strategy: Any) -> None:
+    problems, _ = told(of_strategy(strategy))
+    try:
+        deepspeed_takes(strategy)
+    except (ValueError, NotImplementedError):
+        assert {problem.code for problem in problems} & {"compute-grad-norm-bf16", "grad-accum-mix"}
+
+
+@given(STRATEGIES)
+def test_experts_and_muon_are_refused_by_the_optimizer_that_deepspeed_takes(strategy: Any) -> None:
+    """ZeRO's asserts reduce_scatter of experts; BF16_Optimizer takes no Muon in a pipeline."""
+    plain = {**strategy, "norm": True}
+    setup = of_strategy(plain)
+    if told(setup)[0]:
+        return
+    taken = deepspeed_takes(plain)
+    if plain["pipe"] == 1:
+        scatter = {**setup.ds, **EXPERTS}
+        scatter["zero_optimization"] = {**setup.ds["zero_optimization"], "reduce_scatter": False}
+        codes = {problem.code for problem in told(replace(setup, ds=scatter))[0]}
+        assert ("expert-reduce-scatter" in codes) == (taken == "zero_optimization")
+    else:
+        codes = {problem.code for problem in told(replace(setup, ds={**setup.ds, **MUON}))[0]}
+        assert ("muon-bf16-pipeline" in codes) == (taken == "bf16")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from determined_ds import __version__
-from tests.command import ROOT
+from tests.harness.command import ROOT
 
 DOCKERFILE = ROOT / "docker/Dockerfile"
 PREFIX = "/opt/determined-ds"

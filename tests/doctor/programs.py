@@ -60,3 +60,10 @@ def machine(*folders: Path, cuda: Path = Path("/nowhere"), **environment: str) -
     """A machine whose programs are those of some folders; with none of them, those of this one."""
     path = os.pathsep.join(map(str, folders)) if folders else os.environ["PATH"]
     return Host(environment={"PATH": path, **environment}, cuda=cuda)
+
+
+def as_if_installed(folder: Path, name: str, version: str) -> None:
+    """The account of a distribution, found before the one that is really there."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

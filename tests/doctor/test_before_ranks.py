@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from determined_ds import startup
+from determined_ds import Accelerator, startup
 from determined_ds.cli.main import main
 from determined_ds.cluster_log import NO_RESTART_HELPS
-from determined_ds.config.accelerator import Accelerator
 from determined_ds.launch import prepare as local_run
-from tests.command import ROOT
-from tests.test_startup import trial
+from tests.harness.command import ROOT
+from tests.harness.task import trial
 
 GPUS = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
 ON_HOST = "hyperparameters.overwrite_deepspeed_args.optimizer.params.torch_adam=false"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from determined.common import context
 
-from tests.command import DET_DS, ROOT, det_ds
-from tests.doctor.programs import nvidia_smi
-from tests.doctor.test_versions import as_if_installed
+from tests.doctor.programs import as_if_installed, nvidia_smi
+from tests.harness.command import DET_DS, ROOT, det_ds
 
 BROKEN = """\
 name: broken
@@ -63,7 +63,13 @@ def can_mount() -> bool:
     return shutil.which("unshare") is not None and subprocess.run(words, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("config", ["experiments/gpt2/const.yaml", "experiments/gpt2/zero3_offload.yaml"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "experiments/gpt2/const.yaml",
+        pytest.param("experiments/gpt2/zero3_offload.yaml", marks=pytest.mark.long("another strategy")),
+    ],
+)
 def test_here_an_experiment_of_the_repository_can_run(config: str) -> None:
     done = det_ds("doctor", config, ".", "--json", env={"CUDA_VISIBLE_DEVICES": ""})
     found = findings_of(done)
@@ -136,6 +142,27 @@ def test_a_configuration_that_runs_nowhere_is_refused_as_by_run(tmp_path: Path) 
     assert (done.returncode, done.stdout) == (2, "")
     assert "global_batch_size = 5" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long("an S3 server and three programs; the others look at everything else")
+def test_a_storage_is_tried_and_left_as_it_was(s3: dict[str, Any], tmp_path: Path) -> None:
+    import boto3
+
+    def looked_at(storage: dict[str, Any]) -> dict[str, Any]:
+        text = BROKEN[: BROKEN.index("resources")] + BROKEN[BROKEN.index("hyperparameters") :]
+        config = yaml.safe_load(text.replace("4096", "8").replace("{enabled: true}", "{enabled: false}"))
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump({**config, "checkpoint_storage": storage}))
+        done = det_ds("doctor", tmp_path / "a.yaml", ".", "--json", env={"CUDA_VISIBLE_DEVICES": ""})
+        assert s3["secret_key"] not in done.stdout + done.stderr
+        return findings_of(done)["storage"]
+
+    assert looked_at({**s3, "prefix": "doctor", "save_trial_best": 1})["state"] == "ok"
+    access = {"aws_access_key_id": s3["access_key"], "aws_secret_access_key": s3["secret_key"]}
+    client = boto3.client("s3", endpoint_url=s3["endpoint_url"], region_name="us-east-1", **access)
+    assert "Contents" not in client.list_objects_v2(Bucket=s3["bucket"], Prefix="doctor")
+    missing = looked_at({**s3, "bucket": "another"})
+    assert missing["state"] == "missing"
+    assert "bucket" in missing["fix"]
 
 
 @pytest.mark.long("python -m in a copy of the context; the tests before have the same probes")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 ENGINE = {
     "train_micro_batch_size_per_gpu": 4,
@@ -99,6 +99,14 @@ def test_what_is_stated_otherwise_is_refused(
 ) -> None:
     (found,) = one_rank.run(opened, stated, ENGINE, tmp_path)
     assert said in found["error"]
+
+
+def test_a_schedule_that_a_pipeline_of_its_own_does_not_follow_is_refused(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    hparams = {"pipe_parallel_size": 2, "pipe_schedule": "zb-h1"}
+    for found in two_ranks.run(opened, hparams, ENGINE | {"zero_optimization": {}}, tmp_path, "TwoStages"):
+        assert "a PipelineTrial reads it" in found["error"]
 
 
 def test_an_engine_of_another_stage_than_the_json(one_rank: Ranks, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 BATCHES = 6
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 
 def public(found: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks, free_port
+from tests.harness.ranks import Ranks, free_port
 
 
 def train_by_determined(
@@ -22,8 +22,8 @@ def train_by_determined(
     from determined.pytorch.deepspeed import Trainer
 
     from determined_ds import open_context
-    from tests.benchmarks.parts import determined_context
     from tests.dropin import trials
+    from tests.harness.determineds_own import determined_context
 
     os.environ["XDG_DATA_HOME"] = str(home)
     if plainly:

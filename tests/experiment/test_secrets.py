@@ -1,167 +1,75 @@
-"""What is stored of a configuration has no secret in clear, and gives each back to whoever has its value."""
+"""``check`` warns of each secret in a configuration, by its key, and shows none."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from determined_ds.check.one_experiment import CheckOptions, check_experiment
-from determined_ds.documents.document import Document
-from determined_ds.documents.reading import parse_yaml
-from determined_ds.errors import ConfigError
-from determined_ds.experiment.secrets import (
-    is_secret_variable,
-    masked,
-    masked_command,
-    restored,
-    secret_problems,
-    secrets_of,
-    stored_yaml,
-)
-from tests.command import ROOT
+from tests.harness.checked import Found, report_of
 
 GITHUB = "ghp_" + "a1B2" * 9
 HUGGING_FACE = "hf_" + "abcdefghijklmnopq" * 2
 AWS = "AKIA" + "ABCDEFGH" * 2
 PEM = "-----BEGIN RSA PRIVATE KEY-----\n" + "Ab1+" * 20
-# Every place, with its secrets.
-CONFIG: dict[str, Any] = {
-    "name": "mine",
-    "environment": {
-        "environment_variables": [
-            "HF_TOKEN=s3cret-1",
-            "TOKENIZERS_PARALLELISM=false",
-            "http_proxy=http://me:s3cret-2@proxy:8080",
-            f"SOMETHING={GITHUB}",
-        ],
-        "registry_auth": {"username": "me", "password": "s3cret-3"},
-    },
-    "checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": "s3cret-4"},
-    "integrations": {"pachyderm": {"dataset": {"repo": "r", "token": "s3cret-5"}}},
-    "data": {"url": "https://me:s3cret-6@host/data", "api_key": "s3cret-7", "key": PEM},
-    "hyperparameters": {
-        "pad_token": "<pad>",
-        "deepspeed_config": {"type": "const", "val": {"comet": {"enabled": True, "api_key": "s3cret-8"}}},
-        "hub": {"hf_token": HUGGING_FACE},
-    },
-}
-SECRETS = ["s3cret", GITHUB, HUGGING_FACE, AWS, "Ab1+"]
+# Where a secret may stand: the sections, and the key that is named.
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "a variable by its name": ({"environment": {"environment_variables": ["HF_TOKEN=s3cret"]}}, "0"),
+    "one for a kind of slot": ({"environment": {"environment_variables": {"cpu": ["DB_PASSWORD=s3cret"]}}}, "cpu.0"),
+    "a variable by its value": ({"environment": {"environment_variables": [f"A={GITHUB}"]}}, "0"),
+    "in an address": ({"environment": {"environment_variables": ["http_proxy=http://me:s3cret@a:80"]}}, "0"),
+    "of a registry": ({"environment": {"registry_auth": {"username": "me", "password": "s3cret"}}}, "password"),
+    "of a storage": (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": AWS, "secret_key": None}},
+        "access_key",
+    ),
+    "in an address of data": ({"data": {"url": "https://me:s3cret@host/data"}}, "data.url"),
+    "a key of data": ({"data": {"api_key": "s3cret"}}, "data.api_key"),
+    "a private key": ({"data": {"key": PEM}}, "data.key"),
+    "a hyperparameter": ({"hyperparameters": {"hub": {"hf_token": HUGGING_FACE}}}, "hub.hf_token"),
+    "in DeepSpeed's JSON": (
+        {"hyperparameters": {"deepspeed_config": {"type": "const", "val": {
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+            "comet": {"enabled": True, "api_key": "s3cret"},
+        }}}},
+        "comet.api_key",
+    ),
+}  # fmt: skip
 
 
-def test_no_secret_is_stored_in_clear() -> None:
-    text = stored_yaml(CONFIG)
-    assert not [secret for secret in SECRETS if secret in text]
-    assert text.startswith("# Secrets are not stored: HF_TOKEN, http_proxy, SOMETHING, ")
+def warned(folder: Path, sections: dict[str, Any]) -> list[Found]:
+    every: list[Found] = report_of(folder, **sections)["findings"]
+    return [each for each in every if each.code == "secret"]
 
 
-def test_what_is_no_secret_stays_as_it_is() -> None:
-    found = masked(CONFIG)
-    assert found["environment"]["environment_variables"][:2] == [
-        "HF_TOKEN=<secret HF_TOKEN, not stored>",
-        "TOKENIZERS_PARALLELISM=false",
-    ]
-    assert found["environment"]["registry_auth"]["username"] == "me"
-    assert found["hyperparameters"]["pad_token"] == "<pad>"
-    assert found["data"]["url"].startswith("https://<secret DET_DS_DATA_URL, not stored>@host")
-    plain = {"name": "a", "hyperparameters": {"vocab": 3, "top_k": "10", "tokens": ["<s>"]}}
-    assert masked(plain) == plain
-    assert "#" not in stored_yaml(plain)
-
-
-def test_masking_again_changes_nothing() -> None:
-    assert masked(masked(CONFIG)) == masked(CONFIG)
-    assert secrets_of(masked(CONFIG)) == {}
-
-
-def test_each_comes_back_from_the_environment() -> None:
-    """But of those that only a cluster reads, which no process here needs."""
-    environ = secrets_of(CONFIG)
-    assert environ["HF_TOKEN"] == "s3cret-1"
-    assert not {"s3cret-3", "s3cret-4", "s3cret-5"} & set(environ.values())
-    stored = parse_yaml(stored_yaml(CONFIG), "experiment.yaml")
-    found = restored(stored, environ).data
-    for section in ("data", "hyperparameters"):
-        assert found[section] == CONFIG[section]
-    assert found["environment"]["environment_variables"] == CONFIG["environment"]["environment_variables"]
-    assert found["checkpoint_storage"]["secret_key"].startswith("<secret")
-
-
-def test_one_that_is_missing_is_named_with_its_variable() -> None:
-    stored = parse_yaml(stored_yaml(CONFIG), "experiment.yaml")
-    environ = secrets_of(CONFIG)
-    del environ["HF_TOKEN"], environ["DET_DS_DATA_API_KEY"]
-    with pytest.raises(ConfigError) as caught:
-        restored(stored, environ)
-    found = {problem.key: problem for problem in caught.value.problems}
-    assert found.keys() == {"environment.environment_variables.0", "data.api_key"}
-    assert "export HF_TOKEN=" in found["environment.environment_variables.0"].fix
-    assert "export DET_DS_DATA_API_KEY=" in found["data.api_key"].fix
-    assert restored(stored, {}, required=False).data == stored.data
+@pytest.mark.parametrize(("sections", "key"), PLACES.values(), ids=PLACES.keys())
+def test_a_secret_is_named_and_not_shown(tmp_path: Path, sections: dict[str, Any], key: str) -> None:
+    (only,) = warned(tmp_path, sections)
+    assert only.key.endswith(key)
+    for secret in ("s3cret", GITHUB, HUGGING_FACE, AWS, "Ab1+"):
+        assert secret not in str(only)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "token",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "DB_PASSWORD",
-        "MYSQL_PWD",
-    ],
+    "name", ["token", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MYSQL_PWD"]
 )
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret_variable(name, "x1")
-    assert not is_secret_variable(name, "")
+def test_a_variable_of_such_a_name_is_a_secret(tmp_path: Path, name: str) -> None:
+    assert warned(tmp_path, {"environment": {"environment_variables": [f"{name}=x1"]}})
+    assert not warned(tmp_path, {"environment": {"environment_variables": [f"{name}="]}})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "TOKENIZERS_PARALLELISM",
-        "MAX_TOKENS",
-        "PWD",
-        "KEYBOARD",
-        "AUTHOR",
-        "DB_PASSWORD_FILE",
-        "MONKEY_BUSINESS",
-    ],
-)
-def test_names_of_other_things(name: str) -> None:
-    assert not is_secret_variable(name, "x1")
-
-
-def test_variables_may_stand_by_kind_of_slot() -> None:
-    config = {
-        "environment": {"environment_variables": {"cpu": ["A_TOKEN=x1"], "cuda": ["A_TOKEN=x1", "B=2"]}}
+def test_other_names_and_values_are_none(tmp_path: Path) -> None:
+    names = "TOKENIZERS_PARALLELISM MAX_TOKENS PWD KEYBOARD AUTHOR DB_PASSWORD_FILE MONKEY_BUSINESS".split()  # noqa: SIM905
+    sections = {
+        "environment": {"environment_variables": [f"{name}=x1" for name in names]},
+        "hyperparameters": {"pad_token": "<pad>", "top_k": "10", "tokens": ["<s>"]},
     }
-    assert secrets_of(config) == {"A_TOKEN": "x1"}
-    stored = Document(name="", data=masked(config))
-    assert "x1" not in str(stored.data)
-    assert restored(stored, {"A_TOKEN": "x1"}).data == config
+    assert warned(tmp_path, sections) == []
 
 
-def test_a_command_is_shown_without_them() -> None:
-    words = ["det-ds", "compare", "--set", "environment.environment_variables=[HF_TOKEN=s3cret,A=1]"]
-    shown = masked_command([*words, "--set", f"data.url={GITHUB}", "--set", "data.api_key=s3cret"])
-    assert not [secret for secret in SECRETS if secret in shown]
-    assert "A=1" in shown
-    assert masked_command(["det-ds", "run", "a b"]) == "det-ds run 'a b'"
-
-
-def test_check_warns_of_each_and_shows_none() -> None:
-    document = Document(name="experiment.yaml", data=CONFIG)
-    problems = secret_problems(document)
-    assert {problem.code for problem in problems} == {"secret"}
-    assert len(problems) == 12
-    assert not [secret for secret in SECRETS for problem in problems if secret in str(problem)]
-    found = check_experiment(document, CheckOptions(context_dir=ROOT)).findings
-    assert "HF_TOKEN looks like a secret" in " ".join(str(each.problem) for each in found)
-
-
-def test_check_warns_of_a_placeholder() -> None:
-    [problem] = secret_problems(Document(name="", data=masked({"data": {"password": "s3cret"}})))
-    assert problem.key == "data.password"
-    assert "a cluster takes it for the value" in problem.message
+def test_a_placeholder_of_a_stored_configuration_is_warned_of(tmp_path: Path) -> None:
+    stored = {"password": "<secret DET_DS_DATA_PASSWORD, not stored>"}
+    (only,) = report_of(tmp_path, data=stored)["findings"]
+    assert (only.code, only.key) == ("secret-missing", "data.password")
+    assert "a cluster takes it for the value" in only.message

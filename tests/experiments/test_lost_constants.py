@@ -5,56 +5,61 @@ Source: seen in the web UI of Determined 0.38.1, in what it posts.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
-from determined_ds.config.reconcile import ResolvedConfig
-from determined_ds.documents.document import Document, KeyPath, dotted, plain_copy
-from determined_ds.experiment.experiment import Experiment, load_experiment, parse_experiment
-from determined_ds.experiment.space.space import SPEC_TYPES
-from tests.making import CUDA, EXPERIMENTS, ROOT, resolved_of
+from determined_ds import ResolvedConfig
+from determined_ds.cli.main import main
+from tests.experiments.templates import RUN_HERE
+from tests.harness.command import det_ds
+from tests.package import CUDA, EXPERIMENTS, ROOT, experiment, records, resolved_of
 
-LOST = (0, False, None)
+SPEC_TYPES = {"const", "categorical", "int", "double", "log"}
 
 
-def lost(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def lost(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The constants that the form loses, at any depth."""
     for key, item in value.items():
         if isinstance(item, dict):
             if item.get("type") not in SPEC_TYPES:
                 yield from lost(item, (*path, key))
-        elif any(item is each or (item == each and type(item) in (int, float)) for each in LOST):
+        elif item is None or item is False or (item == 0 and type(item) in (int, float)):
             yield (*path, key)
 
 
-def without(experiment: Experiment, paths: list[KeyPath]) -> Experiment:
-    data = plain_copy(experiment.config)
+def without(config: dict[str, Any], paths: list[tuple[str, ...]]) -> dict[str, Any]:
+    lean = copy.deepcopy(config)
     for path in paths:
-        section = data["hyperparameters"]
+        section = lean["hyperparameters"]
         for step in path[:-1]:
             section = section[step]
         del section[path[-1]]
-    return parse_experiment(Document(name=experiment.document.name, data=data))
+    return lean
 
 
-def resolved(experiment: Experiment) -> ResolvedConfig:
-    return resolved_of(experiment, CUDA)
+def resolved(config: dict[str, Any]) -> ResolvedConfig:
+    return resolved_of(experiment(config), CUDA)
 
 
+CONFIGS = {f"{path.parent.name}-{path.stem}": yaml.safe_load(path.read_text()) for path in EXPERIMENTS}
 CONSTANTS = [
-    pytest.param(path, lost_one, id=f"{path.parent.name}-{path.stem}-{dotted(lost_one)}")
-    for path in EXPERIMENTS
-    for lost_one in lost(load_experiment(path).config["hyperparameters"])
+    pytest.param(name, path, id=f"{name}-{'.'.join(path)}")
+    for name, config in CONFIGS.items()
+    for path in lost(config["hyperparameters"])
 ]
 
 
 def test_the_templates_hold_such_constants() -> None:
     """Else the rest would mean nothing."""
-    names = {dotted(each.values[1]) for each in CONSTANTS}  # type: ignore[arg-type]
+    names = {".".join(each.values[1]) for each in CONSTANTS}  # type: ignore[arg-type]
     assert names >= {
         "weight_decay",
         "dropout",
@@ -65,13 +70,12 @@ def test_the_templates_hold_such_constants() -> None:
     }
 
 
-@pytest.mark.parametrize(("path", "constant"), CONSTANTS)
-def test_without_it_deepspeed_is_given_the_same(path: Path, constant: KeyPath) -> None:
-    whole = load_experiment(path)
-    with_it, without_it = resolved(whole), resolved(without(whole, [constant]))
+@pytest.mark.parametrize(("name", "constant"), CONSTANTS)
+def test_without_it_deepspeed_is_given_the_same(name: str, constant: tuple[str, ...]) -> None:
+    with_it, without_it = resolved(CONFIGS[name]), resolved(without(CONFIGS[name], [constant]))
     assert without_it.ds_config == with_it.ds_config
     # All but what says where a value came from: a line of a file, or not.
-    origins = {name: getattr(with_it, name) for name in ("ds", "stated", "hyperparameters")} | {
+    origins = {each: getattr(with_it, each) for each in ("ds", "stated", "hyperparameters")} | {
         "warnings": ()
     }
     assert without_it.stated.data == with_it.stated.data
@@ -79,55 +83,27 @@ def test_without_it_deepspeed_is_given_the_same(path: Path, constant: KeyPath) -
     assert [each.message for each in without_it.warnings] == [each.message for each in with_it.warnings]
 
 
-def told_of(trial: Any) -> dict[str, Any]:
-    """What a trial has read of its hyperparameters, in a form that can be compared."""
-    found = {}
-    for name, value in vars(trial).items():
-        if hasattr(value, "to_dict"):
-            found[name] = value.to_dict()
-        elif isinstance(value, (bool, int, float, str, list, tuple, type(None))) or (
-            dataclasses.is_dataclass(value) and name in ("options", "lora")
-        ):
-            found[name] = value
-        elif hasattr(value, "model_dump"):
-            found[name] = value.model_dump()
-    return found
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_any_of_them_its_model_is_the_same(tmp_path: Path, name: str) -> None:
+    """By what a rank would hold of it: parameters, layers and activations."""
+    lean = without(CONFIGS[name], list(lost(CONFIGS[name]["hyperparameters"])))
+    sizes = []
+    for config in (CONFIGS[name], lean):
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
+        done = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml"), str(ROOT), "--memory", "--json"])
+        assert done.exit_code == 0, done.output
+        sizes.append(json.loads(done.stdout))
+    assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_without_any_of_them_its_model_is_the_same(path: Path) -> None:
-    """Of the model alone: on the meta device, where nothing is allocated."""
-    import torch
-
-    from determined_ds.runtime.shapes.bare_trial import bare_trial, inside, trial_class
-    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
-
-    whole = load_experiment(path)
-    lean = without(whole, list(lost(whole.config["hyperparameters"])))
-    if whole.script is not None:
-        first, second = (shape_of_experiment(each, resolved(each), ROOT) for each in (whole, lean))
-        assert first == second
-        return
-    read = []
-    with inside(ROOT):
-        for experiment in (whole, lean):
-            kind = trial_class(experiment)
-            trial = bare_trial(kind, experiment, resolved(experiment), "meta")
-            trial.prepare()
-            with torch.device("meta"):
-                sizes = sizes_of(trial)
-            read.append({**told_of(trial), "sizes": sizes})
-    assert read[0].keys() >= {"config", "sizes"}
-    assert read[0] == read[1]
-
-
-def sizes_of(trial: Any) -> Any:
-    """Name and shape of every parameter; of a pipeline, its layers' arguments."""
-    if hasattr(trial, "build_layers"):
-        return [(spec.typename.__name__, len(spec.module_args)) for spec in trial.build_layers()]
-    models = trial.build_models() if hasattr(trial, "build_models") else {"": trial.build_model()}
-    return {
-        f"{name}/{key}": tuple(parameter.shape)
-        for name, model in models.items()
-        for key, parameter in model.named_parameters()
-    }
+@pytest.mark.parametrize("path", [path for path in RUN_HERE if path.endswith("/const.yaml")])
+def test_without_any_of_them_it_trains_the_same(tmp_path: Path, path: str) -> None:
+    whole = yaml.safe_load((ROOT / path).read_text())
+    losses = []
+    for name, config in (("whole", whole), ("lean", without(whole, list(lost(whole["hyperparameters"]))))):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        done = det_ds("run", tmp_path / f"{name}.yaml", ".", "--test", "--run-dir", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        reported = [metrics for _, metrics in records(tmp_path / name, "validation")]
+        losses.append([value for each in reported for key, value in each.items() if key.endswith("loss")])
+    assert losses[0] == losses[1] != []

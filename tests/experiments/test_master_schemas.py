@@ -1,7 +1,4 @@
-"""What the stand-in for the master's schemas accepts and refuses, one extension at a time.
-
-``experiment/schema/test_differential.py`` holds our own verdict against these cases too.
-"""
+"""What the master's schemas and its code accept and refuse, extension by extension; the package's verdict is theirs."""
 
 from __future__ import annotations
 
@@ -11,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.master_code import create_errors
-from tests.experiments.master_schemas import (
+from tests.harness.master_code import create_errors
+from tests.harness.master_schemas import (
     BASE_URL,
-    IMAGES,
     SCHEMAS,
     completeness_errors,
     errors,
-    fill_defaults,
     sanity_errors,
 )
+from tests.package import schema_problems
 
 Json = Any
 
@@ -236,17 +232,11 @@ def configs(path: str, values: list[Json]) -> list[Json]:
     return [with_value(path, value) if path else value for value in values]
 
 
-CASES: list[dict[str, Json]] = [
-    *(config for path, values in ACCEPTED.items() for config in configs(path, values)),
-    *(config for table in (INSANE, INCOMPLETE, UNCREATABLE) for row in table for config in configs(*row[:2])),
-]
-
-
 @pytest.mark.parametrize(("path", "values"), ACCEPTED.items(), ids=ACCEPTED)
 def test_accepted(path: str, values: list[Json]) -> None:
     for config in configs(path, values):
         before = copy.deepcopy(config)
-        assert errors(config) == create_errors(config) == []
+        assert errors(config) == create_errors(config) == schema_problems(config)[0] == []
         assert config == before
 
 
@@ -256,6 +246,7 @@ def test_refused_at_once(path: str, values: list[Json], said: list[str]) -> None
         found = sanity_errors(config)
         assert all(words in error for words, error in zip(said, found, strict=True)), found
         assert create_errors(config) == found
+        assert schema_problems(config)[0]
 
 
 @pytest.mark.parametrize(("path", "values", "said"), INCOMPLETE)
@@ -271,31 +262,12 @@ def test_refused_beside_the_schemas(path: str, values: list[Json], said: str) ->
         assert errors(config) == []
         [error] = create_errors(config)
         assert said in error
-
-
-@pytest.mark.parametrize("config", [None, [], "text", 3])
-def test_a_config_must_be_a_mapping(config: Json) -> None:
-    assert sanity_errors(config)
-    assert completeness_errors(config)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object()])
-def test_a_config_must_be_json(value: Json) -> None:
-    config = with_value("hyperparameters.learning_rate", value)
-    assert "cannot be sent as JSON" in sanity_errors(config)[0]
-    assert "cannot be sent as JSON" in completeness_errors(config)[0]
+        assert schema_problems(config)[0]
 
 
 @pytest.mark.parametrize("given", [None, {}, {"save_trial_best": 2}, {"type": "shared_fs"}])
 def test_the_clusters_own_storage_completes_it(given: Json) -> None:
     assert errors(with_value("checkpoint_storage", given), checkpoint_storage=STORAGE) == []
-
-
-def test_the_clusters_own_storage_of_another_type() -> None:
-    given = {"type": "gcs", "bucket": "b", "save_trial_best": 3}
-    cluster = STORAGE | {"save_trial_best": 9, "save_experiment_best": 9}
-    filled = fill_defaults({"checkpoint_storage": given}, checkpoint_storage=cluster)
-    assert filled["checkpoint_storage"] == given | {"save_experiment_best": 9, "save_trial_latest": 1}
 
 
 def subschemas(schema: Json) -> Iterator[dict[str, Json]]:
@@ -323,51 +295,3 @@ def test_every_keyword_and_every_reference_of_the_schemas_is_known() -> None:
     assert {sub[key] for sub in every for key in ("$ref", "optionalRef") if key in sub} <= set(SCHEMAS)
     assert BASE_URL + "experiment.json" in SCHEMAS
     assert len(SCHEMAS) > 50
-
-
-class TestDefaults:
-    def test_of_the_schemas_all_the_way_down(self) -> None:
-        filled = fill_defaults({"searcher": SINGLE, "resources": {"slots_per_trial": None}})
-        assert filled["max_restarts"] == 5
-        assert filled["min_validation_period"] == {"batches": 0}
-        assert filled["resources"]["slots_per_trial"] == 1
-        assert filled["optimizations"]["aggregation_frequency"] == 1
-        assert filled["searcher"] == SINGLE | {"smaller_is_better": True}
-
-    def test_of_a_union_s_chosen_item(self) -> None:
-        searcher = fill_defaults({"searcher": ASHA})["searcher"]
-        assert searcher["mode"] == "standard"
-        assert searcher["max_concurrent_trials"] == 16
-        assert searcher["max_trials"] == 8
-
-    def test_in_lists(self) -> None:
-        config = {
-            "bind_mounts": [{"host_path": "/a", "container_path": "/b"}],
-            "resources": {"devices": ["/a:/b", "/c:/d:r"]},
-        }
-        filled = fill_defaults(config)
-        assert filled["bind_mounts"][0]["propagation"] == "rprivate"
-        assert [device["mode"] for device in filled["resources"]["devices"]] == ["mrw", "r"]
-
-    def test_that_the_master_makes_up(self) -> None:
-        filled = fill_defaults({})
-        assert filled["name"]
-        assert filled["reproducibility"]["experiment_seed"] is not None
-        assert filled["environment"]["image"] == IMAGES
-        assert filled["environment"]["environment_variables"] == {"cpu": [], "cuda": [], "rocm": []}
-        assert [policy["name"] for policy in filled["log_policies"]] == ["CUDA OOM", "ECC Error"]
-
-    def test_short_forms(self) -> None:
-        environment = {"image": {"gpu": "mine"}, "environment_variables": ["A=1"]}
-        filled = fill_defaults({"environment": environment})["environment"]
-        assert filled["image"] == IMAGES | {"cuda": "mine"}
-        assert filled["environment_variables"] == {"cpu": ["A=1"], "cuda": ["A=1"], "rocm": ["A=1"]}
-
-    def test_hyperparameter_values_are_left_alone(self) -> None:
-        hyperparameters = {"h": {"type": "const", "val": {"a": None}}, "i": None, "j": [None]}
-        assert fill_defaults({"hyperparameters": hyperparameters})["hyperparameters"] == hyperparameters
-
-    def test_filling_twice_changes_nothing(self) -> None:
-        once = fill_defaults(GOOD)
-        assert fill_defaults(once) == once
-        assert sanity_errors(once) == []

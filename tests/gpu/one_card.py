@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from determined_ds.config.hyperparameters import SDPA_KERNELS
-from determined_ds.memory.units import GIB
-from determined_ds.protocol.checkpoint_files import checkpoints_in
-from tests.command import DET_DS, ROOT, TIMEOUT_S, det_ds_program
+from tests.harness.command import DET_DS, ROOT, TIMEOUT_S, det_ds_program
+from tests.memory.estimates import estimate
+from tests.package import checkpoints, records
 
+GIB = 2**30
 FIT = "hyperparameters.fit"
 OVERWRITE = "hyperparameters.overwrite_deepspeed_args"
 # Dense bf16 operations a second, by the name that CUDA gives a card; the first that is part of it counts.
@@ -43,7 +43,10 @@ PRECISION = {
         f"{OVERWRITE}.fp16.initial_scale_power=12",
     ],
     "compiled": ["hyperparameters.torch_compile=true"],
-    **{kernel: [f"hyperparameters.sdpa_kernel={kernel}"] for kernel in SDPA_KERNELS},
+    **{
+        kernel: [f"hyperparameters.sdpa_kernel={kernel}"]
+        for kernel in ("flash", "efficient", "cudnn", "math")
+    },
 }
 
 
@@ -96,14 +99,9 @@ def run(template: str, run_dir: Path, accelerator: str, sets: list[str], *option
     return done.stdout
 
 
-def reports(run_dir: Path, group: str = "training") -> list[dict[str, Any]]:
-    """Its reports, each with ``steps_completed``, in order."""
-    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {"steps_completed": record["steps_completed"], **record["metrics"]}
-        for record in records
-        if record["group"] == group
-    ]
+def reports(run_dir: Path) -> list[dict[str, Any]]:
+    """What it reported of its training, in order."""
+    return [metrics for _, metrics in records(run_dir, "training")]
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -125,7 +123,7 @@ def losses_killed_and_not(
         stderr=subprocess.DEVNULL,
     )
     until = time.monotonic() + TIMEOUT_S
-    while not checkpoints_in(killed / "checkpoints") and process.poll() is None and time.monotonic() < until:
+    while not checkpoints(killed) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     if process.poll() is None:  # else it was quicker than this test, and goes on from its end
         os.kill(process.pid, signal.SIGKILL)  # its ranks end with it
@@ -135,17 +133,15 @@ def losses_killed_and_not(
 
 
 def peak_beside_estimate(folder: Path, accelerator: str, sets: list[str]) -> tuple[float, float]:
-    """GiB that GPT-2 took at most on one slot (on a GPU: in tensors), and that ``det-ds estimate`` said it would."""
+    """GiB that GPT-2 took at most on one slot (on a GPU: in tensors), and that ``check --memory`` had estimated."""
     run("gpt2/zero3_xl", folder / "run", accelerator, [*length(4), *sets])
     changes = [word for override in sets for word in ("--set", override)]
-    config = str(ROOT / "experiments/gpt2/zero3_xl.yaml")
-    command = [str(DET_DS), "estimate", config, str(ROOT), "--slots", "1", "--json", *changes]
-    told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    found = estimate(ROOT / "experiments/gpt2/zero3_xl.yaml", ROOT, "--slots", 1, *changes)
     given = json.loads((folder / "run/deepspeed_config.json").read_text())
     stage = given["zero_optimization"]["stage"]
     [row] = [
         row
-        for row in told["strategies"]
+        for row in found["strategies"]
         if row["zero_stage"] == stage and row["pipe_parallel_size"] == 1 and not row["offload_optimizer"]
     ]
     return reports(folder / "run")[-1]["peak_memory_gib"], row["total_bytes"] / GIB

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from determined_ds.memory.units import GIB
 from tests.gpu.one_card import (
+    GIB,
     OVERWRITE,
     PRECISION,
     STRATEGIES,
@@ -27,8 +27,7 @@ from tests.gpu.one_card import (
     to_nvme,
     tokens_per_second,
 )
-
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+from tests.harness.required import skip_or_fail
 
 GPU = "cuda"
 MODELS = (
@@ -45,6 +44,13 @@ HOST_ADAM = "DeepSpeed compiles the optimizer of the host, and there is no g++"
 SAME, ALIKE = 0.01, 0.03
 MEMORY = 0.2  # of the estimate: what torch's allocator and cuBLAS hold besides, and what a kernel saves
 MFU = 0.45
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> None:
+    """There is one here."""
+    if not torch.cuda.is_available():
+        skip_or_fail("gpu", "torch finds none here")
 
 
 @pytest.mark.parametrize("template", MODELS)

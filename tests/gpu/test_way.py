@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from determined_ds.config.resolve import Where
-from determined_ds.experiment.decide import decide, read_document
-from determined_ds.experiment.experiment import parse_experiment
+from determined_ds import load_experiment
 from tests.gpu import one_card
-from tests.making import CUDA
-from tests.ranks import ROOT
+from tests.harness.ranks import ROOT
+from tests.package import resolved_of
 
 SMALL = [
     "hyperparameters.model_size=tiny",
@@ -35,12 +33,9 @@ ON_A_CARD = {
 
 @pytest.mark.parametrize("case", ON_A_CARD)
 def test_what_is_run_on_a_card_is_a_configuration_of_one(case: str) -> None:
-    sets = [*one_card.length(10), *ON_A_CARD[case]]
-    path = ROOT / "experiments" / f"{case.split()[0]}.yaml"
-    experiment = parse_experiment(read_document(path, ROOT, slots=1, overrides=sets))
-    resolved = decide(
-        experiment, experiment.hyperparameters, Where(context_dir=ROOT, accelerator=CUDA), here=True
-    )
+    sets = [*one_card.length(10), *ON_A_CARD[case], "resources.slots_per_trial=1"]
+    experiment = load_experiment(ROOT / "experiments" / f"{case.split()[0]}.yaml", sets)
+    resolved = resolved_of(experiment)
     assert resolved.topology.slots == 1
     assert resolved.ds_config.get("fp16", {}).get("enabled", False) is ("fp16" in case)
     assert resolved.ds_config["bf16"]["enabled"] is ("fp16" not in case)
@@ -59,23 +54,3 @@ def test_memory_is_set_beside_the_estimate_and_tokens_are_counted(tmp_path: Path
     peak, estimated = one_card.peak_beside_estimate(tmp_path, "cpu", SMALL)
     assert min(peak, estimated) > 0  # of a process with torch in it, and of a GPU
     assert one_card.tokens_per_second(tmp_path / "run") > 0
-
-
-@pytest.mark.parametrize(
-    ("card", "peak"),
-    [
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA A10G", 70e12),
-        ("NVIDIA L40S", 362e12),
-        ("A card of tomorrow", None),
-    ],
-)
-def test_a_card_is_known_by_its_name(card: str, peak: float | None) -> None:
-    assert one_card.peak_flops(card) == peak
-
-
-def test_the_work_of_a_token() -> None:
-    """GPT-2 small at 1024 tokens, by hand: 6 x 123.7 million, and 12 x 12 x 768 x 1024."""
-    assert one_card.flops_per_token(123_653_376, 12, 768, 1024) == pytest.approx(855e6, rel=0.001)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import OWN_MODEL
-from tests.ranks import ROOT
+from tests.cli.own_runs import OWN_MODEL
+from tests.harness.ranks import ROOT
 
 TIMEOUT_S = 300.0  # a guard against hangs
 SRUN = """#!/bin/bash

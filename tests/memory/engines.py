@@ -1,4 +1,4 @@
-"""Real engines, and what they hold: told by a walk through them, and by the C library that gave them the memory."""
+"""Real engines, and what they hold by the account of the C library that gave them the memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-KINDS = ("parameters", "gradients", "optimizer_states")
 VOCAB_SIZE, SEQUENCE_LENGTH = 256, 8
 BLOCK_NORMS = 2
 
@@ -40,12 +39,12 @@ def build(hidden_size: int, num_layers: int) -> Any:
     )
 
 
-def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dict[str, dict[str, int]]:
+def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dict[str, int]:
     """Train two steps in this rank; the bytes held at the moments of the last one.
 
     Returns:
-        Moment -> bytes by kind, and ``allocated``, all bytes in large blocks since the model was built.
-        Moments: ``backward begins``, ``backward ends`` (the last gradient is there), ``after backward``, ``step``.
+        Moment -> bytes in large blocks that were allocated since the model was built. Moments: ``backward begins``,
+        ``backward ends`` (the last gradient is there), ``after backward``, ``step``, ``after step``.
     """
     import deepspeed
 
@@ -67,7 +66,7 @@ def measure(hidden_size: int, num_layers: int, ds_config: dict[str, Any]) -> dic
 def _dtype(ds_config: dict[str, Any]) -> Any:
     import torch
 
-    return torch.bfloat16 if ds_config["bf16"]["enabled"] else torch.float32
+    return torch.bfloat16 if ds_config.get("bf16", {}).get("enabled") else torch.float32
 
 
 def _loss_of(model: Any) -> Any:
@@ -77,36 +76,34 @@ def _loss_of(model: Any) -> Any:
     return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
 
-def _train(
-    hidden_size: int, num_layers: int, ds_config: dict[str, Any], libc: Any
-) -> dict[str, dict[str, int]]:
+def _train(hidden_size: int, num_layers: int, ds_config: dict[str, Any], libc: Any) -> dict[str, int]:
     import deepspeed
     import torch
-
-    from determined_ds.runtime.checkpoints.state_bytes import base_optimizer, walk
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     torch.manual_seed(0)
     gc.collect()
     before = large_blocks(libc)
     model = build(hidden_size, num_layers)
-    moments: dict[str, dict[str, int]] = {}
+    moments: dict[str, int] = {}
     engine: Any = None
 
     def note(moment: str) -> None:
         if engine is not None:
-            moments[moment] = {**walk(engine), "allocated": large_blocks(libc) - before}
+            moments[moment] = large_blocks(libc) - before
 
     first, last = model[0].weight, model[-1].bias
     last.register_post_accumulate_grad_hook(lambda _: note("backward begins"))
     first.register_post_accumulate_grad_hook(lambda _: note("backward ends"))
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ds_config)
     del first, last
-    base_optimizer(engine).register_step_pre_hook(lambda *_: note("step"))
+    at_step = register_optimizer_step_pre_hook(lambda *_: note("step"))
     for _ in range(2 * ds_config.get("gradient_accumulation_steps", 1)):
         engine.backward(_loss_of(engine))
         note("after backward")
         engine.step()
     note("after step")
+    at_step.remove()
     engine.destroy()
     return moments
 

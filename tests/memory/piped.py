@@ -1,111 +1,115 @@
-"""Real pipelines under every schedule, and the most that the tensors of their passes take at a time."""
+"""A pipeline as its author writes it, and the most that the tensors of its passes take at a time, in a rank."""
 
 from __future__ import annotations
 
+import weakref
+from pathlib import Path
 from typing import Any
 
-from determined_ds.memory.layers import LayerShape
-from determined_ds.pipe.orders import Pipeline
+import torch
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-VOCAB_SIZE = 64
-LAYERS = {"blocks": 8, "hidden_size": 32, "length": 64}
+from determined_ds import PipelineTrial, Trainer, open_context
 
-
-def specs() -> list[Any]:
-    """An embedding, residual blocks with attention's and a feed-forward's sizes, a head that is tied to it."""
-    import torch
-    from deepspeed.pipe import LayerSpec, TiedLayerSpec
-    from torch import nn
-
-    hidden = LAYERS["hidden_size"]
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(hidden)
-            self.up = nn.Linear(hidden, 4 * hidden)
-            self.down = nn.Linear(4 * hidden, hidden)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-    def scores(embedding: nn.Embedding, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(x, embedding.weight)
-
-    tied = {"key": "tokens", "typename": nn.Embedding}
-    return [
-        TiedLayerSpec(tied["key"], nn.Embedding, VOCAB_SIZE, hidden),
-        *(LayerSpec(Block) for _ in range(LAYERS["blocks"])),
-        LayerSpec(nn.LayerNorm, hidden),
-        TiedLayerSpec(tied["key"], nn.Embedding, VOCAB_SIZE, hidden, forward_fn=scores),
-    ]
+VOCAB_SIZE, HIDDEN, LENGTH, BLOCKS = 64, 32, 64, 8
 
 
-def loss(outputs: Any, targets: Any) -> Any:
-    import torch
+class Block(nn.Module):
+    """Attention's and a feed-forward's sizes."""
 
-    return torch.nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
 
-
-def layer_shapes() -> tuple[LayerShape, ...]:
-    """In a rank: the layers as the memory model has them."""
-    import torch
-
-    from determined_ds.runtime.shapes.bare_trial import chain_of
-    from determined_ds.runtime.shapes.of_layers import try_to_measure_layers
-
-    def batch(samples: int) -> tuple[Any, Any]:
-        tokens = torch.zeros(samples, LAYERS["length"], dtype=torch.long, device="meta")
-        return tokens, tokens
-
-    with torch.device("meta"):
-        chain = chain_of(specs())
-    found, reasons = try_to_measure_layers(list(chain), batch, loss, "fp32")
-    assert reasons == ()
-    return found
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def peak_bytes(pipe: Pipeline, samples: int) -> tuple[int, int]:
-    """In a rank: train two steps.
+def scores(embedding: nn.Embedding, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, embedding.weight)
+
+
+class PipedTrial(PipelineTrial):
+    """An embedding, residual blocks, a head that is tied to it."""
+
+    partition_method = "uniform"
+    peak_bytes = 0
+
+    def build_layers(self) -> list[Any]:
+        tied = ("tokens", nn.Embedding, VOCAB_SIZE, HIDDEN)
+        blocks = [LayerSpec(Block) for _ in range(BLOCKS)]
+        return [
+            TiedLayerSpec(*tied),
+            *blocks,
+            LayerSpec(nn.LayerNorm, HIDDEN),
+            TiedLayerSpec(*tied, forward_fn=scores),
+        ]
+
+    def loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def build_training_data_loader(self) -> Any:
+        return self.training_loader([(torch.zeros(LENGTH, dtype=torch.long),) * 2] * 512)
+
+    def build_validation_data_loader(self) -> Any:
+        return self.validation_loader([(torch.zeros(LENGTH, dtype=torch.long),) * 2] * 4)
+
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with LiveBytes([*self.engine.module.parameters(), *self.engine.module.buffers()]) as live:
+            at_step = register_optimizer_step_pre_hook(lambda *_: live.stop())
+            result = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+            at_step.remove()
+        self.peak_bytes = live.peak_bytes
+        return result
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make until they are freed, but those of ``known`` tensors, until it stops."""
+
+    def __init__(self, known: list[Any]) -> None:
+        super().__init__()
+        self.peak_bytes = self._live_bytes = 0
+        self._stopped = False
+        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and not self._stopped:
+                self._note(leaf.untyped_storage())
+        return output
+
+    def _note(self, storage: Any) -> None:
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._live_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+            weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+
+    def _forget(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self._live_bytes -= size
+
+
+def train(run_dir: Path, hparams: dict[str, Any]) -> tuple[int, int]:
+    """In a rank: two steps.
 
     Returns:
-        The most bytes of tensors that the passes of the second one make, gradients of the parameters included, by
-        every storage that is made until it is freed; and the parameters of the rank.
+        The most bytes that the passes of the second one hold beside parameters and gradients; parameters of the rank.
     """
-    import deepspeed
-    import torch
-    from deepspeed.runtime.pipe import schedule
+    from determined.pytorch import Batch
 
-    from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.group.distributed import join_process_group
-    from determined_ds.runtime.shapes.counting import LiveBytes
-    from determined_ds.trial.ordered_engine import initialize
-    from determined_ds.trial.ordered_module import made_module
-
-    join_process_group(detect_accelerator("cpu"))
-    torch.manual_seed(1)
-    module = made_module(
-        pipe, num_stages=pipe.ranks, layers=specs(), loss_fn=loss, partition_method="uniform"
-    )
-    config = {
-        "train_micro_batch_size_per_gpu": samples,
-        "gradient_accumulation_steps": pipe.micro_batches,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}},
-    }
-    parameters = [each for each in module.parameters() if each.requires_grad]
-    engine = initialize(model=module, model_parameters=parameters, config=config)
-    tokens = torch.zeros(samples, LAYERS["length"], dtype=torch.long)
-    batches = iter([(tokens, tokens)] * 3 * pipe.micro_batches)
-    engine.train_batch(batches)
-    most = []
-    with LiveBytes([*module.parameters(), *module.buffers(), tokens]) as live:
-        reduce = engine._INSTRUCTION_MAP[schedule.ReduceTiedGrads]
-
-        def at_end(self: Any, **more: Any) -> None:
-            most.append(live.peak_bytes)
-            reduce(self, **more)
-
-        engine._INSTRUCTION_MAP = {**engine._INSTRUCTION_MAP, schedule.ReduceTiedGrads: at_end}
-        engine.train_batch(batches)
-    assert deepspeed.comm.is_initialized()
-    return most[0], sum(each.numel() for each in parameters)
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+        trial = PipedTrial(context)
+        Trainer(trial, context).fit(max_length=Batch(2), checkpoint_policy="none")
+        own = sum(each.numel() for each in trial.engine.module.parameters())
+    return trial.peak_bytes - 4 * own, own

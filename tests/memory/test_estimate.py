@@ -1,273 +1,165 @@
-"""The memory model against the papers it is taken from, and against its own sense."""
+"""The estimate against the papers that it is taken from, and against common sense."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.config.strategy import Strategy
-from determined_ds.errors import ConfigError
-from determined_ds.memory import (
-    MeasuredActivations,
-    Memory,
-    ModelShape,
-    alternatives,
-    fits,
-    largest_micro_batch,
-    memory_per_rank,
-    shape_from_sizes,
-    transformer_parameters,
-    usable_bytes,
-)
-from determined_ds.memory.activations import activation_bytes, head_bytes
-from determined_ds.memory.fitting import device_bytes
+from determined_ds import ResolvedConfig
+from tests.memory.estimates import estimate, refused, resolved
+from tests.package import bytes_per_rank
 
 STAGES = (0, 1, 2, 3)
-PRECISIONS = ("bf16", "fp16", "fp32")
-PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes")
+STATES = ("parameters", "gradients", "optimizer_states")
 
-shapes = st.builds(
-    ModelShape,
-    num_parameters=st.integers(1000, 10**12),
-    num_layers=st.integers(0, 200),
-    hidden_size=st.integers(1, 2**15),
-    num_heads=st.integers(1, 128),
-    vocab_size=st.integers(0, 300_000),
-    sequence_length=st.integers(1, 2**17),
-)
-strategies = st.builds(
-    Strategy,
-    zero_stage=st.sampled_from(STAGES),
-    precision=st.sampled_from(PRECISIONS),
-    offload_optimizer=st.sampled_from([None, "cpu", "nvme"]),
-    offload_param=st.sampled_from([None, "cpu"]),
-    replicas=st.integers(1, 1024),
-    pipe_parallel_size=st.integers(1, 16),
-    micro_batch_size=st.integers(1, 64),
-    accumulation=st.integers(1, 64),
-    activation_checkpointing=st.booleans(),
-    num_optimizer_states=st.integers(0, 2),
-    overlap_comm=st.sampled_from([None, True, False]),
-    contiguous_gradients=st.booleans(),
-)
+
+def states(config: ResolvedConfig, **sizes: int) -> int:
+    """Bytes of parameters, gradients and optimizer states on the device."""
+    found = bytes_per_rank(config, **sizes)
+    return sum(found[kind] for kind in STATES)
 
 
 # ------------------------------------------------------------------------------------ the papers' numbers
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 8, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 8, 64])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_zero_papers_bytes_per_parameter(precision: str, replicas: int) -> None:
-    """arXiv 1910.02054, figure 1: 16, 4 + 12/N, 2 + 14/N and 16/N, to the byte."""
+def test_model_states_are_those_of_the_zero_paper(precision: str, ranks: int) -> None:
+    """arXiv 1910.02054, figure 1: 16, 4 + 12/N, 2 + 14/N and 16/N bytes a parameter, to the byte."""
     num_parameters = 128 * 10**6
-    shape = ModelShape(num_parameters=num_parameters)
-    paper = (16, 4 + 12 / replicas, 2 + 14 / replicas, 16 / replicas)
+    paper = (16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks)
     for stage, bytes_a_parameter in zip(STAGES, paper, strict=True):
-        strategy = Strategy(zero_stage=stage, precision=precision, replicas=replicas)
-        assert memory_per_rank(shape, strategy).model_states_bytes == bytes_a_parameter * num_parameters
+        found = states(resolved(stage, precision, ranks=ranks), num_parameters=num_parameters)
+        assert found == bytes_a_parameter * num_parameters
 
 
-def test_zero_papers_seven_billion_on_64_gpus() -> None:
-    """Its figure 1 in GB: 120, 31.4, 16.6, 1.9."""
-    shape = ModelShape(num_parameters=7_500_000_000)
-    states = [
-        memory_per_rank(shape, Strategy(zero_stage=stage, replicas=64)).model_states_bytes / 1e9
-        for stage in STAGES
-    ]
-    assert states == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
-
-
-def test_megatrons_bytes_of_a_block() -> None:
+def test_a_block_keeps_the_bytes_of_megatrons_paper() -> None:
     """arXiv 2205.05198: 34 sbh, where attention keeps no scores; here without a vocabulary or a last norm."""
     s, b, h, layers = 2048, 4, 1024, 12
-    shape = ModelShape(num_parameters=10**8, num_layers=layers, hidden_size=h, sequence_length=s)
+    sizes = {"num_parameters": 10**8, "num_layers": layers, "hidden_size": h, "sequence_length": s}
     norm_and_head = 2 * 2 * s * b * h
-    assert activation_bytes(shape, Strategy(micro_batch_size=b)) == 34 * s * b * h * layers + norm_and_head
+    found = bytes_per_rank(resolved(micro=b), **sizes)
+    assert found["activations"] == 34 * s * b * h * layers + norm_and_head
 
 
-def test_parameters_of_gpt2() -> None:
-    """Those that transformers counts in the published sizes."""
-    for layers, hidden, count in ((12, 768, 124_439_808), (24, 1024, 354_823_168), (48, 1600, 1_557_611_200)):
-        sizes = {"vocab_size": 50257, "num_positions": 1024}
-        assert transformer_parameters(num_layers=layers, hidden_size=hidden, **sizes) == count
-        shape = shape_from_sizes(
-            num_layers=layers, hidden_size=hidden, vocab_size=50257, sequence_length=1024
-        )
-        assert shape.num_parameters == count
+# ------------------------------------------------------------------------------------------- common sense
+
+models = st.fixed_dictionaries(
+    {
+        "num_parameters": st.integers(1000, 10**12),
+        "num_layers": st.integers(0, 200),
+        "hidden_size": st.integers(1, 2**15),
+        "num_heads": st.integers(1, 128),
+        "vocab_size": st.integers(0, 300_000),
+        "sequence_length": st.integers(1, 2**17),
+    }
+)
+sizes = st.integers(1, 64)
+overlap = st.fixed_dictionaries({}, optional={"overlap_comm": st.booleans()})
 
 
-# --------------------------------------------------------------------------------------------- its sense
-
-
-@given(shapes, strategies)
-def test_more_replicas_never_take_more(shape: ModelShape, strategy: Strategy) -> None:
-    many = memory_per_rank(shape, replace(strategy, replicas=2 * strategy.replicas))
-    few = memory_per_rank(shape, strategy)
-    slack = 2 * 16 * 2  # padding of each part to a multiple of the replicas
-    assert all(getattr(many, part) <= getattr(few, part) + slack for part in PARTS)
-    assert many.host_bytes <= few.host_bytes + slack
-
-
-@given(shapes, strategies)
-def test_a_higher_stage_takes_no_more_states(shape: ModelShape, strategy: Strategy) -> None:
-    strategy = replace(strategy, offload_optimizer=None, offload_param=None, pipe_parallel_size=1)
-    # In fp32 stage 1 has a copy of the parameters that stage 0 does without: it pays from two replicas on.
-    if strategy.precision == "fp32":
-        strategy = replace(strategy, replicas=2 * strategy.replicas, num_optimizer_states=2)
-    states = [
-        memory_per_rank(shape, replace(strategy, zero_stage=stage)).model_states_bytes for stage in STAGES
-    ]
-    slack = 16 * 2 * strategy.replicas
-    assert all(higher <= lower + slack for lower, higher in itertools.pairwise(states))
-
-
-@given(shapes, strategies)
-def test_no_part_is_negative_and_the_parts_add_up(shape: ModelShape, strategy: Strategy) -> None:
-    memory = memory_per_rank(shape, strategy)
-    parts = [*PARTS, "activations_bytes", "buffers_bytes"]
-    assert all(getattr(memory, part) >= 0 for part in (*parts, "host_bytes"))
-    assert memory.total_bytes == sum(getattr(memory, part) for part in parts)
-
-
-@given(shapes, strategies)
-def test_offloading_moves_states_to_the_host(shape: ModelShape, strategy: Strategy) -> None:
-    strategy = replace(strategy, zero_stage=max(1, strategy.zero_stage), offload_param=None)
-    here = memory_per_rank(shape, replace(strategy, offload_optimizer=None))
-    there = memory_per_rank(shape, replace(strategy, offload_optimizer="cpu"))
-    assert there.optimizer_states_bytes == 0
-    assert there.host_bytes >= here.optimizer_states_bytes
-    assert there.model_states_bytes <= here.model_states_bytes
-
-
-@given(shapes, strategies, st.integers(2, 8))
-def test_activations_grow_with_the_micro_batch(shape: ModelShape, strategy: Strategy, times: int) -> None:
-    more = replace(strategy, micro_batch_size=times * strategy.micro_batch_size)
-    assert activation_bytes(shape, more) >= activation_bytes(shape, strategy)
-    checkpointed = replace(strategy, activation_checkpointing=True)
-    assert activation_bytes(shape, checkpointed) <= activation_bytes(
-        shape, replace(strategy, activation_checkpointing=False)
-    )
-
-
-@given(shapes, strategies, st.integers(2**30, 2**40))
-def test_the_largest_micro_batch_fits_and_the_next_does_not(
-    shape: ModelShape, strategy: Strategy, gpu: int
+@given(models, st.sampled_from(["bf16", "fp16", "fp32"]), sizes, sizes, st.integers(1, 32), overlap)
+def test_no_part_of_a_strategy_costs_memory_that_should_save_it(
+    model: dict[str, int], precision: str, micro: int, accumulation: int, ranks: int, zero: dict[str, Any]
 ) -> None:
-    largest = largest_micro_batch(shape, strategy, gpu)
-    if largest is None:
-        assert not shape.num_layers or not fits(shape, replace(strategy, micro_batch_size=1), gpu)
-    else:
-        assert fits(shape, replace(strategy, micro_batch_size=largest), gpu)
-        if largest < 2**20:
-            assert not fits(shape, replace(strategy, micro_batch_size=largest + 1), gpu)
+    def found(stage: int, **more: Any) -> dict[str, int]:
+        given = {"micro": micro, "accumulation": accumulation, "ranks": ranks, "zero": zero, **more}
+        return bytes_per_rank(resolved(stage, precision, **given), **model)
+
+    def held(kinds: dict[str, int]) -> int:
+        return sum(kinds[kind] for kind in STATES)
+
+    slack = 16 * 2 * 2 * ranks  # each part is padded to a multiple of the replicas
+    here = [found(stage) for stage in STAGES]
+    more_ranks = [found(stage, ranks=2 * ranks) for stage in STAGES]
+    assert all(held(many) <= held(few) + slack for few, many in zip(here, more_ranks, strict=True))
+    assert ranks == 1 or all(held(high) <= held(low) + slack for low, high in itertools.pairwise(here))
+    for stage in STAGES[1:]:
+        there = found(stage, zero={**zero, "offload_optimizer": {"device": "cpu"}})
+        assert there["optimizer_states"] == here[stage]["host"] == 0
+        assert there["host"] >= here[stage]["optimizer_states"]
+        assert held(there) <= held(here[stage])
+    assert found(0, micro=2 * micro)["activations"] >= here[0]["activations"]
+    assert found(0, activation_checkpointing=True)["activations"] <= here[0]["activations"]
 
 
-@given(st.integers(0, 2**45))
-def test_a_device_of_the_bytes_that_are_asked_for_is_enough(tensors: int) -> None:
-    assert usable_bytes(device_bytes(tensors)) >= tensors
+def test_frozen_parameters_have_no_states_and_a_default_bucket_counts_however_small_the_model_is() -> None:
+    found = bytes_per_rank(resolved(), num_parameters=1000, num_trainable_parameters=100)
+    assert [found[kind] for kind in STATES] == [2000, 200, 1200]
+    # DeepSpeed allocates ``reduce_bucket_size`` elements at once.
+    assert bytes_per_rank(resolved(2, ranks=2), num_parameters=1000)["buffers"] >= 2 * 500_000_000
 
 
-# ------------------------------------------------------------------------------------------ the strategies
-
-SIX_BILLION = shape_from_sizes(num_parameters=6 * 10**9, num_layers=28, hidden_size=4096)
-
-
-def test_strategies_that_fit_come_cheapest_first() -> None:
-    found = [each for each in alternatives(Strategy(replicas=8)) if fits(SIX_BILLION, each, 80 * 2**30)]
-    assert [strategy.zero_stage for strategy in found] == [1, 2, 3, 1, 2, 3, 3]
-    assert not any(fits(SIX_BILLION, each, 2**31) for each in alternatives(Strategy(replicas=8)))
-
-
-def test_a_pipeline_is_tried_as_one_first() -> None:
-    asked = Strategy(pipe_parallel_size=4, replicas=2, zero_stage=1)
-    found = alternatives(asked)
-    assert [(s.pipe_parallel_size, s.zero_stage) for s in found[:3]] == [(4, 0), (4, 1), (1, 0)]
-    assert {strategy.slots for strategy in found} == {8}
-
-
-def test_a_pipeline_stage_is_the_largest_one() -> None:
-    shape = ModelShape(num_parameters=100, stage_parameters=(60, 50))
-    pipeline = Strategy(pipe_parallel_size=2, precision="fp16")
-    assert memory_per_rank(shape, pipeline).parameters_bytes == 2 * 60
-
-
-def test_the_first_stage_holds_a_micro_batch_for_each_stage() -> None:
-    shape = ModelShape(
-        num_parameters=1000, num_layers=4, activations=MeasuredActivations(bytes_per_sample=400)
+def test_ranks_that_share_a_sequence_divide_activations_and_states() -> None:
+    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "sequence_length": 512}
+    whole, shared = (
+        bytes_per_rank(resolved(3, ranks=n, micro=2, sequence_parallel_size=n), num_parameters=10**6, **sizes)
+        for n in (1, 2)
     )
-    four = Strategy(pipe_parallel_size=4, accumulation=8)
-    assert activation_bytes(shape, four) == 400
-    assert activation_bytes(shape, replace(four, accumulation=1)) == 100
-
-
-def test_frozen_parameters_have_no_states() -> None:
-    frozen = ModelShape(num_parameters=1000, num_trainable_parameters=100)
-    memory = memory_per_rank(frozen, Strategy())
-    assert (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_states_bytes) == (
-        2000,
-        200,
-        1200,
+    assert shared["activations"] == whole["activations"] // 2
+    assert states(resolved(3, ranks=2), num_parameters=10**6) == pytest.approx(
+        states(resolved(3), num_parameters=10**6) / 2, rel=0.01
     )
 
 
-def test_measured_activations_go_before_the_formula() -> None:
-    measured = replace(SIX_BILLION, activations=MeasuredActivations(bytes_per_sample=10**10, fixed_bytes=5))
-    assert activation_bytes(measured, Strategy(micro_batch_size=2)) == 2 * 10**10 + 5
-    assert activation_bytes(measured, Strategy(precision="fp32")) == 2 * 10**10 + 10
-    assert activation_bytes(measured.at_sequence_length(512), Strategy()) == 10**10 // 2 + 5
-    assert head_bytes(SIX_BILLION, Strategy()) == 1024 * 50257 * 10
+# ------------------------------------------------------------------------------------------- what fits
 
 
-def test_a_default_bucket_counts_however_small_the_model_is() -> None:
-    """DeepSpeed allocates ``reduce_bucket_size`` elements at once."""
-    memory: Memory = memory_per_rank(ModelShape(num_parameters=1000), Strategy(zero_stage=2, replicas=2))
-    assert memory.buffers_bytes >= 2 * 500_000_000
+def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
+    model = ("--parameters", "1.3B", "--slots", 4, "--gpu-memory", "40GB")
+    found = estimate(*model)
+    rows = found["strategies"]
+    assert [row["fits"] for row in rows] == [row["largest_micro_batch"] is not None for row in rows]
+    assert found["cheapest"] == next(row["name"] for row in rows if row["fits"])
+    index, size = next((i, row["largest_micro_batch"]) for i, row in enumerate(rows) if row["fits"])
+    fits = [estimate(*model, "--micro-batch-size", size + n)["strategies"][index]["fits"] for n in (0, 1)]
+    assert fits == [True, False]
 
 
-# ------------------------------------------------------------------------------------------- derived sizes
+# ------------------------------------------------------------------------------------------- sizes as they are typed
 
 
 @given(st.integers(10**6, 10**12))
 def test_a_count_alone_gives_a_plausible_model(count: int) -> None:
-    shape = shape_from_sizes(num_parameters=count)
-    made = transformer_parameters(
-        num_layers=shape.num_layers, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size
-    )
-    assert made == pytest.approx(count, rel=0.35)
-    assert shape.hidden_size % shape.num_heads == 0
-    assert any("layers of width" in assumption for assumption in shape.assumptions)
-
-
-def test_sizes_that_make_no_model_are_refused() -> None:
-    for sizes, key in (
-        ({}, "--params"),
-        ({"num_layers": 4}, "--params"),
-        ({"num_parameters": 10**9, "hidden_size": 100, "num_heads": 7}, "--hidden"),
-        ({"num_parameters": 1000, "num_layers": 10, "hidden_size": 4096}, "--params"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            shape_from_sizes(**sizes)
-        assert [problem.key for problem in caught.value.problems] == [key]
-        assert caught.value.problems[0].fix
+    model = estimate("--parameters", count)["model"]
+    layers, hidden, vocab = (model[name] for name in ("num_layers", "hidden_size", "vocab_size"))
+    assert layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden == pytest.approx(count, rel=0.35)
+    assert hidden % model["num_heads"] == 0
+    assert any("layers of width" in assumption for assumption in model["assumptions"])
+    gpt2 = estimate("--layers", 24, "--hidden", 1024, "--sequence-length", 1024)["model"]
+    assert gpt2["num_parameters"] == 354_823_168
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said", "fix"),
+    ("option", "text", "size"),
     [
-        ({"num_parameters": 6}, "too few for a transformer", "write 6B or 6M"),
-        ({"num_parameters": 6 * 10**9, "num_layers": 10**12}, "too few for --layers", "a smaller --layers"),
-        ({"num_parameters": 10**6, "hidden_size": 4096}, "too few for --hidden", "a smaller --hidden"),
+        ("--parameters", "345m", 345_000_000),
+        ("--parameters", "1.5e9", 1_500_000_000),
+        ("--parameters", "124,439,808", 124_439_808),
+        ("--parameters", ".5T", 500_000_000_000),
+        ("--gpu-memory", "80 gib", 80 * 2**30),
+        ("--gpu-memory", "80GB", 80 * 10**9),
     ],
 )
-def test_parameters_that_no_such_transformer_is_made_of_are_refused(
-    sizes: dict[str, int], said: str, fix: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        shape_from_sizes(**sizes)
-    (problem,) = caught.value.problems
-    assert said in problem.message
-    assert fix in problem.fix
+def test_sizes_are_written_in_many_ways(option: str, text: str, size: int) -> None:
+    found = estimate(*(() if option == "--parameters" else ("--parameters", "1B")), option, text)
+    assert size in (found["model"]["num_parameters"], found["gpu_memory_bytes"])
+
+
+@pytest.mark.parametrize(
+    "text", ["6X", "-6B", "B", "0", "0.2", "six", "nan", "inf", "6BB", "1e30", "6 6", ""]
+)
+@pytest.mark.parametrize("option", ["--parameters", "--gpu-memory"])
+def test_what_is_not_a_number_is_refused(option: str, text: str) -> None:
+    words = () if option == "--parameters" else ("--parameters", "1B")
+    assert f"{option} = '{text}'" in refused(*words, option, text)
+
+
+def test_a_decimal_comma_and_a_forgotten_unit_are_refused() -> None:
+    """6,7B is 6.7 thousand million to half the world, and never 67."""
+    assert "write 6.7B if that is meant" in refused("--parameters", "6,7B")
+    assert "fix: write 80GiB" in refused("--parameters", "6B", "--gpu-memory", "80")

@@ -1,23 +1,16 @@
-"""A model computed in tiles holds what the estimate says."""
+"""A model holds what the estimate says, computed in tiles or whole."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from determined_ds.config.accelerator import assumed_cuda
-from determined_ds.config.strategy import Strategy
-from determined_ds.experiment.experiment import load_experiment
-from determined_ds.memory import shape_from_sizes
-from determined_ds.memory.activations import activation_bytes, head_bytes
-from tests.making import resolved_of
+from tests.harness.ranks import ROOT, Ranks
 from tests.memory.engines import pass_bytes
-from tests.ranks import ROOT, Ranks
+from tests.memory.estimates import estimate, settings
 
 TOKENS, VOCAB_SIZE, SAMPLES = 512, 256, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-TILES = [(8, 1), (1, 8), (4, 4)]  # of each MLP, of the loss
+TILES = [(1, 1), (8, 1), (1, 8), (4, 4)]  # of each MLP, of the loss
 
 
 def real_activations(tiled_mlp: int, tiled_loss: int) -> int:
@@ -41,35 +34,27 @@ def real_activations(tiled_mlp: int, tiled_loss: int) -> int:
 
 def estimated(tiled_mlp: int, tiled_loss: int) -> int:
     """Bytes of the same model's experiment."""
-    from determined_ds.runtime.shapes.of_experiment import shape_of_experiment
-
-    overrides = [f"model_config.{name}={value}" for name, value in SIZES.items()]
-    overrides += [f"model_config.max_position_embeddings={TOKENS}", f"sequence_length={TOKENS}"]
-    overrides += ["model_config.num_key_value_heads=4", "model_config.tie_word_embeddings=false"]
-    overrides += ["overwrite_deepspeed_args.bf16.enabled=false", f"global_batch_size={2 * SAMPLES}"]
-    overrides += [f"tiled_mlp={tiled_mlp}", f"tiled_loss={tiled_loss}"]
-    path = ROOT / "experiments/causal_lm/const.yaml"
-    experiment = load_experiment(path, [f"hyperparameters.{each}" for each in overrides])
-    resolved = resolved_of(experiment, assumed_cuda(experiment.slots), context_dir=ROOT)
-    assert (resolved.strategy.tiled_mlp, resolved.strategy.tiled_loss) == (tiled_mlp, tiled_loss)
-    shape = shape_of_experiment(experiment, resolved, ROOT)
-    assert shape.assumptions == ()
-    return activation_bytes(shape, resolved.strategy)
+    model = {
+        **SIZES,
+        "max_position_embeddings": TOKENS,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    }
+    options = settings(
+        **{f"model_config__{name}": value for name, value in model.items()},
+        sequence_length=TOKENS,
+        overwrite_deepspeed_args__bf16__enabled=False,
+        global_batch_size=2 * SAMPLES,
+        tiled_mlp=tiled_mlp,
+        tiled_loss=tiled_loss,
+    )
+    found = estimate(ROOT / "experiments/causal_lm/const.yaml", ROOT, *options)
+    assert found["model"]["assumptions"] == []
+    [held] = {row["activations_bytes"] for row in found["strategies"] if not row["activation_checkpointing"]}
+    return int(held)
 
 
 @pytest.mark.parametrize(("tiled_mlp", "tiled_loss"), TILES)
 def test_activations_are_those_of_a_real_pass(tiled_mlp: int, tiled_loss: int, one_rank: Ranks) -> None:
     (real,) = one_rank.run(real_activations, tiled_mlp, tiled_loss)
     assert estimated(tiled_mlp, tiled_loss) == pytest.approx(real, rel=0.10)
-
-
-def test_by_the_formula_the_input_of_a_feed_forward_is_left_and_a_tile() -> None:
-    shape = shape_from_sizes(
-        num_layers=4, hidden_size=128, num_heads=4, vocab_size=50_000, sequence_length=TOKENS
-    )
-    whole = Strategy(micro_batch_size=SAMPLES)
-    of_loss, of_mlp = replace(whole, tiled_loss=8), replace(whole, tiled_mlp=8)
-    assert head_bytes(shape, of_loss) == head_bytes(shape, whole) // 8
-    inside = SAMPLES * TOKENS * 128 * (8 * whole.element_bytes + 1)  # of one feed-forward
-    saved = activation_bytes(shape, whole) - activation_bytes(shape, of_mlp)
-    assert saved == 4 * inside - inside // 8

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from determined_ds.profile.analysis import analyse
-from determined_ds.profile.step_parts import PARTS, RankProfile, StepParts
-from tests.profile.written_trace import OTHER, Raw, event, mark, written
-
-COMPUTE, NCCL = 7, 20  # streams
-_correlations = itertools.count(1)
-
-
-def kernel(
-    name: str, begin: float, end: float, *, launched: float, stream: int = COMPUTE, tid: int = 100
-) -> list[Raw]:
-    """A kernel and the call that launched it, on a thread of the host."""
-    number = next(_correlations)
-    cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
-    return [
-        event("cudaLaunchKernel", launched, launched + 1, cat="cuda_runtime", tid=tid, correlation=number),
-        event(name, begin, end, cat=cat, tid=stream, correlation=number, stream=stream),
-    ]
-
-
-def nccl(name: str, begin: float, end: float, *, launched: float) -> list[Raw]:
-    return kernel(f"ncclDevKernel_{name}", begin, end, launched=launched, stream=NCCL)
+from tests.package import profile_of
+from tests.profile.written_trace import OTHER, PARTS, Raw, kernel, mark, nccl, written
 
 
 def rank_of(
     folder: Path, events: list[list[Raw]], steps: list[tuple[float, float]], **record: object
-) -> RankProfile:
+) -> dict[str, Any]:
     flat = [raw for each in events for raw in each]
-    [rank] = analyse([written(folder, flat, steps, record={"device": "cuda", **record})]).ranks
+    written(folder, flat, steps, record={"device": "cuda", **record})
+    [rank] = profile_of(folder)["ranks"]
     return rank
 
 
-def in_us(step: StepParts) -> tuple[dict[str, int], int]:
-    found = {part: round(1e6 * seconds) for part, seconds in step.seconds.items()}
-    assert sum(found.values()) == round(step.end_us - step.begin_us)
-    return {part: number for part, number in found.items() if number}, round(1e6 * step.overlapped_s)
+def in_us(step: dict[str, Any]) -> tuple[dict[str, int], int]:
+    found = {part: round(1e6 * seconds) for part, seconds in step["seconds"].items()}
+    assert sum(found.values()) == round(step["end_us"] - step["begin_us"])
+    return {part: number for part, number in found.items() if number}, round(1e6 * step["overlapped_s"])
 
 
 def one(folder: Path, *events: list[Raw], end: float = 100, **record: object) -> tuple[dict[str, int], int]:
     """The parts of one step from 0, and what is hidden, in microseconds."""
-    return in_us(rank_of(folder, list(events), [(0, end)], **record).steps[0])
+    return in_us(rank_of(folder, list(events), [(0, end)], **record)["steps"][0])
 
 
 def test_kernels_belong_to_the_phase_that_launched_them(tmp_path: Path) -> None:
@@ -123,14 +105,13 @@ def test_the_device_lags_behind_the_host_and_all_steps_take_what_the_clock_says(
         kernel("gemm", 81, 121, launched=42),
     ]
     rank = rank_of(tmp_path, events, steps)
-    assert [(step.begin_us, step.end_us) for step in rank.steps] == [(0, 41), (41, 81), (81, 130)]
-    assert [in_us(step)[0] for step in rank.steps] == [
+    assert [(step["begin_us"], step["end_us"]) for step in rank["steps"]] == [(0, 41), (41, 81), (81, 130)]
+    assert [in_us(step)[0] for step in rank["steps"]] == [
         {"forward": 40, "idle": 1},
         {"forward": 40},
         {"forward": 40, "idle": 9},
     ]
-    assert rank.clock_s is not None
-    assert rank.step_s == pytest.approx(rank.clock_s, rel=0.02)  # but for the 2 between them
+    assert rank["step_s"] == pytest.approx(rank["clock_s"], rel=0.02)  # but for the 2 between them
 
 
 def test_a_slow_host_is_seen_as_idle_time_of_its_own_steps(tmp_path: Path) -> None:
@@ -141,7 +122,7 @@ def test_a_slow_host_is_seen_as_idle_time_of_its_own_steps(tmp_path: Path) -> No
         kernel("gemm", 52, 62, launched=51),
     ]
     rank = rank_of(tmp_path, events, steps)
-    assert [in_us(step)[0] for step in rank.steps] == [{"forward": 10, "idle": 40}] * 2
+    assert [in_us(step)[0] for step in rank["steps"]] == [{"forward": 10, "idle": 40}] * 2
 
 
 MARKS = ["data", "forward", "backward", "optimizer", "pipeline"]
@@ -162,10 +143,11 @@ def test_parts_are_disjoint_and_add_up_to_the_steps(marks: list, kernels: list, 
             make("AllReduce" if communicates else "gemm", begin, end, launched=max(0.0, begin - earlier))
         )
     rank = rank_of(tmp_path, events, steps)
-    for step in rank.steps:
-        assert set(step.seconds) == set(PARTS)
-        assert all(seconds >= 0 for seconds in step.seconds.values())
-        assert 1e6 * step.total_s == pytest.approx(step.end_us - step.begin_us, abs=1e-3)
-        assert step.overlapped_s <= step.total_s + 1e-9
-    for before, after in itertools.pairwise(rank.steps):
-        assert before.end_us <= after.begin_us
+    for step in rank["steps"]:
+        total_s = sum(step["seconds"].values())
+        assert set(step["seconds"]) == PARTS
+        assert all(seconds >= 0 for seconds in step["seconds"].values())
+        assert 1e6 * total_s == pytest.approx(step["end_us"] - step["begin_us"], abs=1e-3)
+        assert step["overlapped_s"] <= total_s + 1e-9
+    for before, after in itertools.pairwise(rank["steps"]):
+        assert before["end_us"] <= after["begin_us"]

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from determined_ds.errors import ConfigError
-from determined_ds.profile.analysis import analyse
-from determined_ds.profile.step_parts import PARTS
-from determined_ds.protocol.profile_files import traces_in
-from tests.profile.written_trace import OTHER, Raw, event, mark, written
+from determined_ds import ConfigError
+from tests.package import profile_of
+from tests.profile.written_trace import OTHER, PARTS, Raw, event, mark, written
 
 
 def gloo(begin: float, end: float) -> Raw:
@@ -20,11 +18,12 @@ def gloo(begin: float, end: float) -> Raw:
 
 def parts(folder: Path, events: list[Raw], end: float = 100) -> tuple[dict[str, int], int]:
     """Of one step from 0: the parts that are there, and what is hidden, in microseconds."""
-    [rank] = analyse([written(folder, events, [(0, end)])]).ranks
-    [step] = rank.steps
-    found = {part: round(1e6 * seconds) for part, seconds in step.seconds.items()}
+    written(folder, events, [(0, end)])
+    [rank] = profile_of(folder)["ranks"]
+    [step] = rank["steps"]
+    found = {part: round(1e6 * seconds) for part, seconds in step["seconds"].items()}
     assert sum(found.values()) == end
-    return {part: number for part, number in found.items() if number}, round(1e6 * step.overlapped_s)
+    return {part: number for part, number in found.items() if number}, round(1e6 * step["overlapped_s"])
 
 
 def test_ranges_are_the_parts_and_the_loss_belongs_to_the_forward_pass(tmp_path: Path) -> None:
@@ -110,33 +109,41 @@ def test_of_a_step_that_has_begun_again_the_last_range_counts(tmp_path: Path) ->
         mark("step#1", 150, 200),
         mark("forward", 150, 175),
     ]
-    [rank] = analyse([written(tmp_path, events, [(0, 100), (160, 200)])]).ranks
-    assert [(step.batch, round(1e6 * step.total_s)) for step in rank.steps] == [(11, 100), (12, 40)]
+    written(tmp_path, events, [(0, 100), (160, 200)])
+    [rank] = profile_of(tmp_path)["ranks"]
+    totals = [(step["batch"], round(1e6 * sum(step["seconds"].values()))) for step in rank["steps"]]
+    assert totals == [(11, 100), (12, 40)]
 
 
 def test_means_over_steps_and_ranks(tmp_path: Path) -> None:
     for rank, data in ((0, 10), (1, 30)):
         written(tmp_path, [mark("data", 0, data)], [(0, 100), (100, 200)], rank=rank, record={"ranks": 2})
-    profile = analyse(traces_in(tmp_path))
-    assert [rank.rank for rank in profile.ranks] == [0, 1]
-    assert profile.seconds["data"] == pytest.approx(10e-6)
-    assert profile.ranks[1].seconds["data"] == pytest.approx(15e-6)
-    assert profile.step_s == pytest.approx(100e-6)
-    assert profile.ranks[0].clock_s == pytest.approx(100e-6)
-    assert set(profile.seconds) == set(PARTS)
+    profile = profile_of(tmp_path)
+    assert [rank["rank"] for rank in profile["ranks"]] == [0, 1]
+    assert profile["seconds"]["data"] == pytest.approx(10e-6)
+    assert profile["ranks"][1]["seconds"]["data"] == pytest.approx(15e-6)
+    assert profile["step_s"] == profile["ranks"][0]["clock_s"] == pytest.approx(100e-6)
+    assert set(profile["seconds"]) == PARTS
+    assert profile["warnings"] == []
+
+
+def test_missing_ranks_and_parts_that_do_not_add_up_to_the_clock_are_warned_of(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        record = {"ranks": 3, "steps": [{"batch": 1, "seconds": 0.0011}]}
+        written(tmp_path, [], [(0, 1000)], rank=rank, record=record)
+    missing, *clocks = profile_of(tmp_path)["warnings"]
+    assert missing == "the traces of 1 of 3 ranks are missing (1): means are over the others"
+    assert clocks[0] == "the parts of rank 0 add up to 1.0 ms a step, and the loop's clock says 1.1 ms"
 
 
 def test_traces_are_found_in_a_run_directory_and_elsewhere_gzipped_or_not(tmp_path: Path) -> None:
     for rank in (10, 2):
         written(tmp_path / "run" / "profile", [], [(0, 1)], rank=rank)
     written(tmp_path / "copied", [], [(0, 1)], plain=True)
-    assert [path.name for path in traces_in(tmp_path / "run")] == ["rank2.json.gz", "rank10.json.gz"]
-    assert [path.name for path in traces_in(tmp_path / "run" / "profile")] == [
-        "rank2.json.gz",
-        "rank10.json.gz",
-    ]
-    [rank] = analyse(traces_in(tmp_path / "copied")).ranks
-    assert len(rank.steps) == 1
+    for folder in (tmp_path / "run", tmp_path / "run" / "profile"):
+        assert [rank["trace"] for rank in profile_of(folder)["ranks"]] == ["rank2.json.gz", "rank10.json.gz"]
+    [rank] = profile_of(tmp_path / "copied")["ranks"]
+    assert len(rank["steps"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -149,7 +156,6 @@ def test_traces_are_found_in_a_run_directory_and_elsewhere_gzipped_or_not(tmp_pa
     ],
 )
 def test_what_is_not_a_trace_is_refused(tmp_path: Path, content: Any, message: str) -> None:
-    path = tmp_path / "rank0.json.gz"
-    path.write_bytes(content)
+    (tmp_path / "rank0.json.gz").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        analyse([path])
+        profile_of(tmp_path)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 MAIN, OTHER = 100, 200  # threads
+PARTS = {"data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other"}
+
+COMPUTE, NCCL = 7, 20  # streams
 
 Raw = dict[str, Any]
+_correlations = itertools.count(1)
 
 
 def event(
@@ -32,6 +37,23 @@ def event(
 def mark(name: str, begin: float, end: float) -> Raw:
     """A range of ours, by its name without the prefix."""
     return event(f"determined_ds.{name}", begin, end, cat="user_annotation")
+
+
+def kernel(
+    name: str, begin: float, end: float, *, launched: float, stream: int = COMPUTE, tid: int = MAIN
+) -> list[Raw]:
+    """A kernel and the call that launched it, on a thread of the host."""
+    number = next(_correlations)
+    cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+    return [
+        event("cudaLaunchKernel", launched, launched + 1, cat="cuda_runtime", tid=tid, correlation=number),
+        event(name, begin, end, cat=cat, tid=stream, correlation=number, stream=stream),
+    ]
+
+
+def nccl(name: str, begin: float, end: float, *, launched: float) -> list[Raw]:
+    """A kernel of a collective."""
+    return kernel(f"ncclDevKernel_{name}", begin, end, launched=launched, stream=NCCL)
 
 
 def written(

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.launches import Launch, launch_line
-from determined_ds.protocol.metrics_file import append_record
-from determined_ds.protocol.run_dir import RunDir
-from determined_ds.report.runs.run_view import RunView
-
 BEGAN = 1_795_400_000.0  # seconds since the epoch
+_LAYER = {"name": "Block", "parameters": 10, "forward_s": 0.005, "backward_s": 0.005}
+# partition.json: how the layers of a pipeline are shared out by their times.
+SHARED_OUT = {
+    "pipe": {"schedule": "1f1b", "ranks": 2, "micro_batches": 8, "chunks": 1},
+    "layers": [_LAYER, _LAYER, {**_LAYER, "name": "<b>Head</b>", "backward_s": 0.025}],
+    "bounds": [0, 2, 3],
+    "by_parameters": [0, 1, 3],
+}
 
 
-def launch(**more: Any) -> Launch:
-    """A launch on two slots, as a run of GPT-2 has it."""
-    given: dict[str, Any] = {
+def launch(**more: Any) -> dict[str, Any]:
+    """A start of a run of GPT-2 on two slots, as launches.jsonl has it."""
+    return {
         "time": BEGAN,
+        "kind": "start",
         "name": "gpt2",
         "runs": "model_defs.gpt2.trial:GPT2Trial",
         "command": "det-ds run gpt2.yaml .",
         "slots": 2,
+        "accelerator": "cpu",
         "strategy": "ZeRO 1",
         "global_batch_size": 32,
         "micro_batch_size": 16,
@@ -37,8 +43,8 @@ def launch(**more: Any) -> Launch:
         },
         "versions": {"torch": "2.13.0"},
         "machine": {"host": "here", "cores": 2, "memory_bytes": 2**34},
+        **more,
     }
-    return Launch(**{**given, **more})
 
 
 def training(step: int, *, time: float | None = None, **metrics: Any) -> dict[str, Any]:
@@ -63,11 +69,16 @@ def course(steps: int, *, slope: float = 0.1) -> list[dict[str, Any]]:
     return records
 
 
+def line(record: Mapping[str, Any]) -> str:
+    """A record as metrics.jsonl has it: numbers that JSON lacks are words."""
+    return re.sub(r"(?<=[ \[])(-?Infinity|NaN)", r'"\1"', json.dumps(record)) + "\n"
+
+
 def recorded(
     path: Path,
     records: Sequence[Mapping[str, Any]] = (),
     *,
-    launches: Sequence[Launch] | None = None,
+    launches: Sequence[Mapping[str, Any]] | None = None,
     result: Mapping[str, Any] | None = None,
     checkpoints: Sequence[int] = (),
     config: Mapping[str, Any] | None = None,
@@ -78,31 +89,29 @@ def recorded(
         path: Of it.
         records: Of its metrics.
         launches: One by default; () writes no file, as an earlier version did.
-        result: How it ended; None of one that has not.
+        result: How it ended; None for a run that has not.
         checkpoints: Batches after which one was written.
         config: Of the experiment; by default one that is judged by ``validation_loss``.
     """
     path.mkdir(parents=True)
-    there = RunDir(path)
     given = {"name": "gpt2", "searcher": {"metric": "validation_loss", "smaller_is_better": True}}
-    there.experiment.write_text(json.dumps(given if config is None else config))
-    there.metrics.touch()
-    for record in records:
-        append_record(there.metrics, record)
-    lines = "".join(launch_line(each) for each in ([launch()] if launches is None else launches))
-    if lines:
-        there.launches.write_text(lines)
+    (path / "experiment.yaml").write_text(json.dumps(given if config is None else config))
+    (path / "metrics.jsonl").write_text("".join(map(line, records)))
+    starts = [launch()] if launches is None else launches
+    if starts:
+        (path / "launches.jsonl").write_text("".join(json.dumps(each) + "\n" for each in starts))
     if result is not None:
-        there.result.write_text(json.dumps(result))
+        (path / "result.json").write_text(json.dumps(result))
     for step in checkpoints:
-        folder = there.checkpoints / f"uuid-{step}"
+        folder = path / "checkpoints" / f"uuid-{step}"
         folder.mkdir(parents=True)
         (folder / "metadata.json").write_text(json.dumps({"steps_completed": step}))
     return path
 
 
-def shown(path: Path, label: str = "run") -> RunView:
-    """A run directory as it is shown."""
-    from determined_ds.report.runs.located_runs import read_one
-
-    return read_one(path, label)
+def warned(path: Path, message: str, source: str, *, rank: int = 0, count: int = 1, steps: int = 0) -> None:
+    """Have a rank of a run warn."""
+    (path / "logs").mkdir(exist_ok=True)
+    kept = {"time": BEGAN, "rank": rank, "steps_completed": steps, "level": "WARNING"}
+    with (path / "logs" / f"warnings-rank{rank}.jsonl").open("a") as file:
+        file.write(line({**kept, "source": source, "message": message, "count": count}))

@@ -5,50 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.ranks import Ranks
-
-
-def open_on_cluster(
-    run_dir: str, searcher: str, hparams: dict[str, Any], slots: int = 1
-) -> tuple[str, list[str]]:
-    """In a rank: open a context as a trial of a cluster; how it ends, and the early exits that are reported.
-
-    The cluster's account of the trial and its core context stand in for those that only a cluster has.
-    """
-    from unittest import mock
-
-    import determined as det
-
-    from determined_ds.errors import ConfigError
-    from determined_ds.runtime import opening
-    from determined_ds.runtime.local_core import local_core_context
-
-    config = {"searcher": {"name": searcher}, "resources": {"slots_per_trial": slots}}
-    trial = SimpleNamespace(hparams=hparams, _config=config, trial_seed=3, _steps_completed=0)
-    info = SimpleNamespace(task_type="TRIAL", trial=trial, latest_checkpoint=None)
-    reported: list[str] = []
-
-    def init(*, distributed: Any, **_: Any) -> Any:
-        made = local_core_context(Path(run_dir), distributed)
-        made.train.report_early_exit = lambda reason: reported.append(reason.name)
-        return made
-
-    with (
-        mock.patch.object(det, "get_cluster_info", return_value=info),
-        mock.patch.object(opening.core, "init", init),
-    ):
-        try:
-            with opening.open_context(accelerator="cpu") as opened:
-                ended = f"opened with seed {opened.get_trial_seed()}"
-        except SystemExit as exit_:
-            ended = f"exit {exit_.code}"
-        except ConfigError as error:
-            ended = str(error)
-    return ended, reported
-
+from tests.harness.ranks import Ranks
 
 GOOD: dict[str, Any] = {"global_batch_size": 8, "deepspeed_config": {"zero_optimization": {"stage": 1}}}
 IMPOSSIBLE: dict[str, Any] = {
@@ -57,32 +18,59 @@ IMPOSSIBLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("searcher", ["single", "adaptive_asha"])
-def test_a_point_that_can_run_is_opened(one_rank: Ranks, tmp_path: Path, searcher: str) -> None:
-    assert one_rank.run(open_on_cluster, str(tmp_path), searcher, GOOD) == [("opened with seed 3", [])]
+def open_on_cluster(
+    folder: Path, searcher: str, hparams: dict[str, Any], slots: int
+) -> tuple[str, list[str]]:
+    """In a rank: open a context as a trial of a cluster; how it ends, and the early exits that are reported.
+
+    The cluster's account of the trial and its core context stand in for those that only a cluster has.
+    """
+    import determined as det
+
+    from determined_ds import ConfigError, open_context
+
+    config = {"searcher": {"name": searcher}, "resources": {"slots_per_trial": slots}}
+    trial = SimpleNamespace(hparams=hparams, _config=config, trial_seed=3, _steps_completed=0)
+    info = SimpleNamespace(task_type="TRIAL", trial=trial, latest_checkpoint=None)
+    reported: list[str] = []
+
+    def init(*, distributed: Any, **_: Any) -> Any:
+        made = det.core._dummy_init(distributed=distributed, checkpoint_storage=str(folder))
+        made.train.report_early_exit = lambda reason: reported.append(reason.name)
+        return made
+
+    with (
+        mock.patch.object(det, "get_cluster_info", return_value=info),
+        mock.patch.object(det.core, "init", init),
+    ):
+        try:
+            with open_context(accelerator="cpu") as opened:
+                ended = f"opened with seed {opened.get_trial_seed()}"
+        except SystemExit as exit_:
+            ended = f"exit {exit_.code}"
+        except ConfigError as error:
+            ended = str(error)
+    return ended, reported
 
 
 @pytest.mark.parametrize("searcher", ["adaptive_asha", "random", "grid"])
 def test_an_impossible_point_of_a_search_is_an_invalid_hp(
-    one_rank: Ranks, tmp_path: Path, searcher: str
+    two_ranks: Ranks, tmp_path: Path, searcher: str
 ) -> None:
-    """The process ends with 0, so that it counts as no failure."""
-    assert one_rank.run(open_on_cluster, str(tmp_path), searcher, IMPOSSIBLE) == [("exit 0", ["INVALID_HP"])]
-
-
-def test_of_several_ranks_only_the_chief_says_so(two_ranks: Ranks, tmp_path: Path) -> None:
-    ends = two_ranks.run(open_on_cluster, str(tmp_path), "grid", IMPOSSIBLE, 2)
+    """The process ends with 0, so that it counts as no failure; of several ranks only the chief says so."""
+    ends = two_ranks.run(open_on_cluster, tmp_path, searcher, IMPOSSIBLE, 2)
     assert ends == [("exit 0", ["INVALID_HP"]), ("exit 0", [])]
+    assert two_ranks.run(open_on_cluster, tmp_path, searcher, GOOD, 2) == [("opened with seed 3", [])] * 2
 
 
-def test_without_a_search_it_is_an_error_that_says_why(one_rank: Ranks, tmp_path: Path) -> None:
-    [(ended, reported)] = one_rank.run(open_on_cluster, str(tmp_path), "single", IMPOSSIBLE)
-    assert "offload_param" in ended
+@pytest.mark.parametrize(
+    ("hparams", "slots", "said"),
+    [(IMPOSSIBLE, 1, "offload_param"), (GOOD, 2, "slots_per_trial = 2: 1 rank was started")],
+)
+def test_without_a_search_it_is_an_error_that_says_why(
+    hparams: dict[str, Any], slots: int, said: str, one_rank: Ranks, tmp_path: Path
+) -> None:
+    """So are fewer ranks than slots, as DeepSpeed's launcher starts them where nobody has counted CPU slots for it."""
+    [(ended, reported)] = one_rank.run(open_on_cluster, tmp_path, "single", hparams, slots)
+    assert said in ended
     assert reported == []
-
-
-def test_fewer_ranks_than_slots_are_noticed(one_rank: Ranks, tmp_path: Path) -> None:
-    """As the deepspeed launcher starts them on CPU slots that nobody has counted for it."""
-    [(ended, _)] = one_rank.run(open_on_cluster, str(tmp_path), "single", GOOD, slots=2)
-    assert "slots_per_trial = 2: 1 rank was started" in ended
-    assert "LOCAL_SIZE" in ended

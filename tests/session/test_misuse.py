@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 DS = {"zero_optimization": {"stage": 0}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 HPARAMS = {"global_batch_size": 8, "deepspeed_config": DS, "fit": {"max_length": {"batches": 3}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 
 from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
 from determined_ds.errors import CheckpointError
-from tests.command import ROOT
-from tests.ranks import Ranks
+from tests.harness.command import ROOT
+from tests.harness.ranks import Ranks
 
 ADAM = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
 DS = {"zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 2, "optimizer": ADAM}
@@ -110,7 +111,6 @@ def several(run_dir: str, stop_at: int, resume: bool) -> Any:
     import torch
 
     import determined_ds
-    from determined_ds.protocol.signals import STOP
 
     class Counter:
         count = 0
@@ -142,7 +142,7 @@ def several(run_dir: str, stop_at: int, resume: bool) -> Any:
                 counter.count += 1
                 s.report({"loss": loss})
                 if first.global_steps == stop_at and s.rank == 0:
-                    STOP.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
             if s.stop_requested:
                 break
         weights = [p.detach().tolist() for engine in (first, second) for p in engine.module.parameters()]
@@ -164,7 +164,6 @@ def test_engines_and_objects_are_restored_and_a_stop_ends_the_pass(two_ranks: Ra
 def halving(run_dir: str, stop_at: int, resume: bool) -> Any:
     """In a rank: the script halves the learning rate after each pass."""
     import determined_ds
-    from determined_ds.protocol.signals import STOP
 
     hparams = {**HPARAMS, "fit": {"checkpoint_period": {"batches": 1}}}
     with determined_ds.session(hparams, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
@@ -174,7 +173,7 @@ def halving(run_dir: str, stop_at: int, resume: bool) -> Any:
             for batch in loader:
                 s.report({"loss": step(engine, batch)})
                 if engine.global_steps == stop_at and s.rank == 0:
-                    STOP.set()
+                    os.kill(os.getpid(), signal.SIGTERM)
             if s.stop_requested:
                 break
             for group in engine.optimizer.param_groups:
@@ -274,9 +273,10 @@ def test_an_exception_leaves_the_last_checkpoint_and_is_reported(two_ranks: Rank
 # --------------------------------------------------------------------------------------- as programs
 
 
+@pytest.mark.long("as a program; tests/interrupted stops sessions under det-ds run")
 def test_it_is_stopped_by_a_signal_and_resumed_by_the_command_it_prints(tmp_path: Path) -> None:
     """As ``python3 script.py``; the same script again, without a change, goes to the end."""
-    script = ROOT / "tests/session/victim_script.py"
+    script = ROOT / "tests/interrupted/script.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "STOP_AT": "micro:7"}
     environment["VICTIM_DIR"] = str(tmp_path / "run")
     command = [sys.executable, str(script), "range"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.command import ROOT, det_ds
-from tests.ranks import Ranks
-from tests.runtime.victim import differences, last_words
+from tests.harness.command import ROOT, det_ds
+from tests.harness.ranks import Ranks
+from tests.interrupted.compared import differences, last_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Script -> its function that trains, lines that the port changes, arguments under which both train the same.
@@ -69,20 +69,13 @@ class Ordered:
     def __init__(self, engine: Any, dataset: Any, seed: int) -> None:
         from determined.pytorch import DataLoader
 
-        from determined_ds.config.batch import Batch
-        from determined_ds.runtime.data.samples import training_data
+        from tests.package import training_data
 
         replicas, size = engine.dp_world_size, engine.train_micro_batch_size_per_gpu()
         accumulation = engine.gradient_accumulation_steps()
-        batch = Batch(
-            global_batch_size=size * accumulation * replicas,
-            micro_batch_size=size,
-            accumulation=accumulation,
-            replicas=replicas,
-        )
-        replica = engine.global_rank if replicas > 1 else 0
         loader = DataLoader(dataset, size, shuffle=True, drop_last=True)
-        self._data = training_data(loader, batch=batch, replica=replica, seed=seed, start_batch=0)
+        replica = engine.global_rank if replicas > 1 else 0
+        self._data = training_data(loader, (replicas, accumulation, size), replica=replica, seed=seed)
         self._per_pass = (self._data.batches_per_epoch or 0) * accumulation
 
     def __iter__(self) -> Any:

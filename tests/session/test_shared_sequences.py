@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 DS = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 HPARAMS = {

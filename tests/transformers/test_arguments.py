@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,10 @@ from typing import Any
 import determined as det
 import pytest
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
-from determined_ds.errors import ConfigError
-from determined_ds.experiment.experiment import load_experiment
-from determined_ds.runtime.scripts import given_run as script_run
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 DS = {
@@ -109,17 +110,138 @@ def test_without_a_trial_it_is_that_of_transformers(tmp_path: Path) -> None:
     assert args.learning_rate == transformers.TrainingArguments.learning_rate
 
 
-def test_a_relative_folder_is_one_of_the_run_directory(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# --------------------------------------------------------------------------------------- "auto", filled by both
+
+RATES, BATCHES, AUTO = st.sampled_from([1e-4, 3e-3, 0.5]), st.sampled_from([1, 2, 4, 8, 16]), st.just("auto")
+BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with any of the fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+OPTIMIZERS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["AdamW", "Adam"]),
+        "params": some(
+            lr=AUTO | RATES,
+            betas=AUTO | st.just([0.9, 0.95]),
+            eps=AUTO | st.just(1e-6),
+            weight_decay=AUTO | st.just(0.1),
+        ),
+    }
+)
+SCHEDULERS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"]),
+        "params": some(
+            warmup_min_lr=AUTO | st.just(0.0),
+            warmup_max_lr=AUTO | RATES,
+            warmup_num_steps=AUTO | st.just(5),
+            total_num_steps=AUTO,
+        ),
+    }
+)
+JSONS = st.fixed_dictionaries(
+    {
+        "zero_optimization": st.fixed_dictionaries(
+            {"stage": st.sampled_from([0, 1, 2, 3])}, optional=dict.fromkeys(BUCKETS, AUTO)
+        )
+    },
+    optional={
+        "train_batch_size": AUTO | BATCHES,
+        "train_micro_batch_size_per_gpu": AUTO | BATCHES,
+        "gradient_accumulation_steps": AUTO | BATCHES,
+        "gradient_clipping": AUTO | st.just(0.5),
+        "optimizer": OPTIMIZERS,
+        "scheduler": SCHEDULERS,
+        "bf16": st.fixed_dictionaries({"enabled": AUTO | st.booleans()}),
+        "fp16": st.fixed_dictionaries({"enabled": AUTO}),
+    },
+)
+STATED = some(
+    per_device_train_batch_size=BATCHES,
+    gradient_accumulation_steps=BATCHES,
+    learning_rate=RATES,
+    weight_decay=st.just(0.01),
+    adam_beta1=st.just(0.7),
+    adam_epsilon=st.just(1e-7),
+    max_grad_norm=st.sampled_from([2.0, 0.5]),
+    warmup_steps=st.sampled_from([1, 7, 0.1]),
+    max_steps=st.just(50),
+    num_train_epochs=st.sampled_from([1.0, 1.5]),
+)
+
+
+@given(
+    ds=JSONS,
+    hparams=some(
+        global_batch_size=BATCHES,
+        learning_rate=RATES,
+        weight_decay=st.just(0.01),
+        betas=st.just([0.8, 0.9]),
+        warmup_num_steps=st.sampled_from([1, 7]),
+        gradient_clipping=st.just(2.0),
+        zero_stage=st.sampled_from([0, 1, 2, 3]),
+        fit=st.sampled_from([{"max_length": {"batches": 50}}, {"max_length": {"epochs": 2}}]),
+    ),
+    stated=STATED,
+)
+def test_transformers_fills_the_same_or_the_arguments_are_refused(
+    trial: Trial, tmp_path: Path, ds: dict[str, Any], hparams: dict[str, Any], stated: dict[str, Any]
 ) -> None:
-    trial(HPARAMS)
-    config = tmp_path / "experiment.yaml"
-    config.write_text(
-        "{name: script, entrypoint: python3 train.py, searcher: {name: single, metric: eval_loss}}"
-    )
-    run = script_run.ScriptRun(
-        run_dir=tmp_path / "run", experiment=load_experiment(config), accelerator="cpu"
-    )
-    monkeypatch.setattr(script_run, "_run", run)
-    assert TrainingArguments(output_dir="out").output_dir == str(tmp_path / "run" / "out")
-    assert TrainingArguments(output_dir=str(tmp_path)).output_dir == str(tmp_path)
+    """Whoever states a value; what is refused is named with a fix."""
+    trial({**hparams, "deepspeed_config": ds}, metric="eval_loss")
+    refused: tuple[Problem, ...] = ()
+    try:
+        args = TrainingArguments(output_dir=str(tmp_path), **stated)
+    except ConfigError as error:
+        refused = error.problems
+    assert all(problem.key and problem.fix for problem in refused)
+    if refused:
+        return
+    for name, value in stated.items():  # nothing that is stated is lost
+        assert getattr(args, name) == value or (name == "warmup_steps" and value < 1), name
+    given_to_deepspeed = args.hf_deepspeed_config
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * 25)
+    decided = {path for path, value in leaves(given_to_deepspeed.config) if value != "auto"}
+    given_to_deepspeed.trainer_config_finalize(args, model, steps)  # where it finds a mismatch, it raises
+    for path, value in leaves(given_to_deepspeed.config):
+        assert value != "auto", path
+        assert path not in decided or args.resolved.ds.get(path) in (value, None), path
+
+
+def leaves(config: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    if not isinstance(config, dict):
+        return [(path, config)]
+    return [leaf for key, value in config.items() for leaf in leaves(value, (*path, key))]
+
+
+@pytest.mark.parametrize(
+    ("hparams", "stated", "key"),
+    [
+        ({"learning_rate": 0.1}, {"learning_rate": 0.2}, "TrainingArguments.learning_rate"),
+        ({"fit": {"max_length": {"batches": 5}}}, {"max_steps": 6}, "TrainingArguments.max_steps"),
+        (
+            {"global_batch_size": 8},
+            {"per_device_train_batch_size": 3},
+            "hyperparameters.global_batch_size",
+        ),
+        ({"pipe_parallel_size": 2}, {}, "hyperparameters.pipe_parallel_size"),
+        (
+            {"fit": {"max_length": {"batches": 5}, "checkpoint_period": {"minutes": 15}}},
+            {},
+            "hyperparameters.fit.checkpoint_period",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    trial: Trial, tmp_path: Path, hparams: dict[str, Any], stated: dict[str, Any], key: str
+) -> None:
+    trial({"deepspeed_config": {}, **hparams}, metric="eval_loss")
+    with pytest.raises(ConfigError) as caught:
+        TrainingArguments(output_dir=str(tmp_path), **stated)
+    assert key in codes(caught.value)
+    assert all(problem.fix for problem in caught.value.problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,7 @@ import transformers
 from determined import core
 
 from determined_ds.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError
-from determined_ds.protocol.heartbeat import Heartbeat
-from determined_ds.transformers import DetCallback, det_callback
-from determined_ds.transformers.checkpoints import KEPT, TrainerCheckpoints
-from determined_ds.transformers.contradictions import reported_twice
-from tests.making import hyperparameters
+from determined_ds.transformers import DetCallback
 
 
 class Reports:
@@ -96,7 +91,9 @@ class Data(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None) -> transformers.Trainer:
+def train(
+    reports: Reports, args: Any, *more: Any, eval_dataset: Any = None, user_data: Any = None
+) -> transformers.Trainer:
     config = transformers.LlamaConfig(
         vocab_size=8,
         hidden_size=8,
@@ -110,7 +107,7 @@ def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None) -> 
         args=args,
         train_dataset=Data(),
         eval_dataset=eval_dataset or Data(),
-        callbacks=[DetCallback(reports, args), *more],
+        callbacks=[DetCallback(reports, args, user_data=user_data), *more],
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     return trainer
@@ -118,47 +115,6 @@ def train(reports: Reports, args: Any, *more: Any, eval_dataset: Any = None) -> 
 
 def codes(error: ConfigError) -> dict[str, str]:
     return {problem.key: problem.code for problem in error.problems}
-
-
-# --------------------------------------------------------------------------------------------- signs of life
-
-
-class Watched(transformers.TrainerCallback):
-    """Notes, as each step begins and ends, its number and whether the watch for hangs is on."""
-
-    def __init__(self, heart: Heartbeat) -> None:
-        self.heart = heart
-        self.seen: list[tuple[str, int, bool]] = []
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._note("begin")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._note("end")
-
-    def _note(self, place: str) -> None:
-        steps, _, patient, _ = self.heart.state
-        self.seen.append((place, steps, not patient))
-
-
-def test_a_step_is_a_sign_of_life_and_between_a_save_and_the_next_step_nothing_is_watched(
-    trial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial({"metric": "eval_loss"})
-    heart = Heartbeat()
-    monkeypatch.setattr(det_callback, "HEART", heart)
-    monkeypatch.setattr(det_callback, "_PATIENCE", contextlib.ExitStack())
-    watched = Watched(heart)
-    train(Reports(), arguments(tmp_path, max_steps=3), watched)
-    of_step_2 = [("begin", 1, True), ("end", 2, False)]  # evaluated and saved
-    assert watched.seen == [
-        ("begin", 0, True),
-        ("end", 1, True),
-        *of_step_2,
-        ("begin", 2, True),
-        ("end", 3, False),
-    ]
-    assert heart.state[2]  # what a script does after training may take its time
 
 
 # --------------------------------------------------------------------------------------------- reports
@@ -256,42 +212,6 @@ def test_a_loss_that_is_not_finite_is_not_saved(trial: Any, tmp_path: Path) -> N
 # --------------------------------------------------------------------------------------------- refused
 
 
-@pytest.mark.parametrize(
-    ("searcher", "fields", "expected"),
-    [
-        ({"metric": "validation_loss"}, {}, {"searcher.metric": "searcher-metric"}),
-        (
-            {"metric": "eval_loss"},
-            {"eval_strategy": "no"},
-            {"TrainingArguments.eval_strategy": "searcher-metric"},
-        ),
-        (
-            {"metric": "eval_loss"},
-            {"metric_for_best_model": "accuracy"},
-            {"TrainingArguments.metric_for_best_model": "stated-twice"},
-        ),
-        (
-            {"metric": "eval_loss"},
-            {"metric_for_best_model": "loss", "greater_is_better": True},
-            {"TrainingArguments.greater_is_better": "stated-twice"},
-        ),
-        (
-            {"metric": "eval_loss", "name": "adaptive_asha", "time_metric": "batches", "max_time": 7},
-            {},
-            {"searcher.max_time": "stated-twice"},
-        ),
-        ({"metric": "eval_loss", "max_length": {"batches": 7}}, {}, {"searcher.max_length": "stated-twice"}),
-    ],
-)
-def test_contradictions_with_the_searcher_are_refused(
-    trial: Any, tmp_path: Path, searcher: dict[str, Any], fields: dict[str, Any], expected: dict[str, str]
-) -> None:
-    trial(searcher)
-    with pytest.raises(ConfigError) as caught:
-        DetCallback(Reports(), arguments(tmp_path, **fields))
-    assert codes(caught.value) == expected
-
-
 def test_hyperparameters_that_plain_arguments_did_not_take_are_refused(trial: Any, tmp_path: Path) -> None:
     fit = {"max_length": {"batches": 9}}
     trial({"metric": "eval_loss"}, {"global_batch_size": 64, "fit": fit})
@@ -342,33 +262,22 @@ def test_resuming_takes_the_stored_checkpoint_and_removes_later_ones(trial: Any,
         callback.on_train_begin(args, transformers.TrainerState(global_step=0), None)
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_something_else_is_refused(trial: Any, tmp_path: Path) -> None:
+    trial({"metric": "eval_loss"}, latest="uuid-2")
     other = tmp_path / "stored" / "model"
     other.mkdir(parents=True)
-    checkpoints = TrainerCheckpoints(Stored(other), str(tmp_path / "out"), trial_id=1, user_data=None)
     with pytest.raises(CheckpointError):
-        checkpoints.fetch("uuid")
+        DetCallback(Stored(other), arguments(tmp_path / "out"))
 
 
-def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(tmp_path: Path) -> None:
+def test_the_oldest_over_the_limit_are_deleted_but_never_the_best(trial: Any, tmp_path: Path) -> None:
+    """The loss of this model falls: the newest is the best, so that only a limit of 1 can show who stays."""
+    trial({"metric": "eval_loss"})
     reports = Reports()
-    checkpoints = TrainerCheckpoints(reports, str(tmp_path), trial_id=1, user_data={"who": "me"})
-    for steps in (2, 4, 6, 8):
-        written(tmp_path, steps)
-        checkpoints.store(steps)
-        checkpoints.prune(2, best_steps=4)
-    assert reports.deleted == ["uuid-2", "uuid-6"]
-    assert {f"checkpoint-8/{KEPT}", "checkpoint-8/my_data.json"} <= set(reports.stored["uuid-8"])
-
-
-@pytest.mark.parametrize(
-    ("report_to", "twice"),
-    [(["wandb", "mlflow"], ["wandb"]), (["comet_ml"], ["comet_ml"]), ([], []), (None, [])],
-)
-def test_a_tool_that_transformers_reports_to_as_well_is_refused(
-    report_to: list[str] | None, twice: list[str]
-) -> None:
-    given = hyperparameters({"logging": {"wandb": {}, "comet": {}, "csv": {}}})
-    found = list(reported_twice(given, SimpleNamespace(report_to=report_to)))
-    assert [problem.value for problem in found] == twice
-    assert all('report_to="none"' in problem.fix for problem in found)
+    args = arguments(
+        tmp_path, max_steps=8, save_total_limit=2, learning_rate=0.0, load_best_model_at_end=True
+    )
+    train(reports, args, user_data={"who": "me"})
+    assert list(reports.stored) == ["uuid-2", "uuid-4", "uuid-6", "uuid-8"]
+    assert reports.deleted == ["uuid-4", "uuid-6"]  # at a rate of 0 the first one stays the best
+    assert "checkpoint-8/my_data.json" in reports.stored["uuid-8"]

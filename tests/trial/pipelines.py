@@ -1,20 +1,18 @@
-"""A small language model as layers of a pipeline under any schedule, and the same by plain PyTorch in one process.
-
-Runs inside ranks, and the latter in tests.
-"""
+"""A small language model as layers of a pipeline under any schedule, and the same by plain PyTorch in one process."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from determined_ds.pipe.orders import Pipeline
+from tests.package import layer_seed, records, train_in_fp16_on_cpus, training_data
+from tests.trial.regression import train, trial_class
 
 WIDTH, VOCABULARY, TIME, BATCH, SEED = 8, 11, 3, 4, 7
 BLOCKS = 13  # with embedding, function and head sixteen layers: four ranks of four parts
@@ -51,10 +49,22 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def pipe(self) -> Pipeline:
-        return Pipeline(
-            schedule=self.schedule, ranks=self.ranks, micro_batches=self.micro_batches, chunks=self.chunks
-        )
+    def hyperparameters(self) -> dict[str, Any]:
+        """Of an experiment that trains it."""
+        return {
+            "global_batch_size": BATCH * self.micro_batches * self.replicas,
+            "micro_batch_size": BATCH,
+            "pipe_parallel_size": self.ranks,
+            "pipe_schedule": self.schedule,
+            "pipe_chunks": self.chunks if self.chunks > 1 else None,
+            "trial_seed": SEED,
+            "deepspeed_config": {
+                "gradient_clipping": self.clipping,
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+                "zero_optimization": {"stage": self.zero, "reduce_bucket_size": 10_000},
+                **self.more,
+            },
+        }
 
 
 @contextlib.contextmanager
@@ -105,32 +115,24 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def batches_of(case: Case, step: int, replica: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1000 * step + replica)
-    return [
-        tuple(torch.randint(VOCABULARY, (BATCH, TIME), generator=generator) for _ in range(2))
-        for _ in range(case.micro_batches)
-    ]  # type: ignore[misc]
+def samples(size: int, seed: int) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.utils.data.TensorDataset(
+        *(torch.randint(VOCABULARY, (size, TIME), generator=generator) for _ in range(2))
+    )
 
 
-def tail_of() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Micro-batches of an evaluation: one more than training may have, the last one smaller."""
-    generator = torch.Generator().manual_seed(1)
-    return [
-        tuple(torch.randint(VOCABULARY, (size, TIME), generator=generator) for _ in range(2))
-        for size in (BATCH, BATCH, 1)
-    ]  # type: ignore[misc]
+def data_of(case: Case) -> torch.utils.data.TensorDataset:
+    """For three steps."""
+    return samples(3 * case.hyperparameters["global_batch_size"], 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a training has led to.
+# Two micro-batches and a sample.
+TAIL = samples(2 * BATCH + 1, 2)
 
-    Args:
-        losses: Of each step.
-        evaluated: Before and after.
-        weights: By the names that a pipeline has.
-    """
+
+class Trained(NamedTuple):
+    """What a training has led to: the loss of each step, validations half-way and at the end, weights by name."""
 
     losses: list[float]
     evaluated: list[float]
@@ -139,7 +141,7 @@ class Trained:
 
 def plainly(case: Case) -> Trained:
     """By plain PyTorch, which seeds each layer as a pipeline does."""
-    from determined_ds.trial.seeded_module import layer_seed
+    from determined_ds import DataLoader
 
     tokens = Tokens()
     blocks = [Block(index, case.dropout) for index in range(1, BLOCKS + 1)]
@@ -149,6 +151,11 @@ def plainly(case: Case) -> Trained:
     }
     named["tied_modules.tokens.weight"] = tokens.weight
     optimizer = torch.optim.AdamW(named.values(), lr=0.01)
+    data, split = data_of(case), (case.replicas, case.micro_batches, BATCH)
+    streams = [
+        training_data(DataLoader(data, batch_size=BATCH, shuffle=True), split, replica=each, seed=SEED)
+        for each in range(case.replicas)
+    ]
 
     def forward(inputs: Any, seeds: tuple[int, ...] | None) -> torch.Tensor:
         for block in blocks:
@@ -159,17 +166,13 @@ def plainly(case: Case) -> Trained:
             inputs = layer(inputs)
         return inputs
 
-    def evaluate() -> float:
-        with torch.no_grad():
-            losses = [float(loss_of(forward(inputs, None), targets)) for inputs, targets in tail_of()]
-        return sum(losses) / len(losses)
-
-    evaluated, losses = [evaluate()], []
+    losses, evaluated = [], []
     for step in range(case.steps):
         optimizer.zero_grad()
         total = 0.0
-        for replica in range(case.replicas):
-            for number, (inputs, targets) in enumerate(batches_of(case, step, replica)):
+        for replica, stream in enumerate(streams):
+            for number in range(case.micro_batches):
+                inputs, targets = next(stream.batches)
                 outputs = forward(inputs, (SEED, replica, step, number))
                 loss = loss_of(outputs, targets) / case.micro_batches / case.replicas
                 loss.backward()
@@ -178,76 +181,51 @@ def plainly(case: Case) -> Trained:
             torch.nn.utils.clip_grad_norm_(named.values(), case.clipping)
         optimizer.step()
         losses.append(total)
+        if (step + 1) % (case.steps // 2) == 0:
+            with torch.no_grad():
+                evaluated.append(float(loss_of(forward(TAIL.tensors[0], None), TAIL.tensors[1])))
     weights = {name: parameter.detach().clone().float().numpy() for name, parameter in named.items()}
-    return Trained(losses=losses, evaluated=[*evaluated, evaluate()], weights=weights)
+    return Trained(losses, evaluated, weights)
 
 
-def engine_of(case: Case, layers: list[Any], loss: Any) -> Any:
-    """The engine of a case, corrected as a trial's is."""
-    from determined_ds.devices import detect_accelerator
-    from determined_ds.runtime.group.distributed import join_process_group
-    from determined_ds.trial.engine import fix_engine
-    from determined_ds.trial.ordered_engine import initialize
-    from determined_ds.trial.ordered_module import made_module
+def pipeline_trial(layers: list[Any], loss: Any, partition: str = "uniform", **attributes: Any) -> Any:
+    """A trial of these layers; what a rank draws beside them changes nothing."""
 
-    if not torch.distributed.is_initialized():
-        join_process_group(detect_accelerator("cpu"))
-    with contextlib.redirect_stdout(io.StringIO()):
-        module = made_module(
-            case.pipe,
-            num_stages=case.ranks,
-            layers=layers,
-            loss_fn=loss,
-            partition_method="uniform",
-            activation_checkpoint_interval=case.interval,
-            checkpointable_layers=["Block"] if case.interval else None,
-        )
-    config = {
-        "train_batch_size": BATCH * case.micro_batches * case.replicas,
-        "train_micro_batch_size_per_gpu": BATCH,
-        "gradient_clipping": case.clipping,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
-        "zero_optimization": {"stage": case.zero, "reduce_bucket_size": 10_000},
-        **case.more,
-    }
-    engine = initialize(model=module, model_parameters=module.parameters(), config=config)
-    fix_engine(engine)
-    return engine
+    class Drawing:
+        def train_batch(self: Any, *given: Any) -> Any:
+            torch.rand(self.context.distributed.rank + 1)
+            return super().train_batch(*given)  # type: ignore[misc]
+
+    methods = {"build_layers": lambda self: layers, "loss": lambda self, *given: loss(*given)}
+    return trial_class("pipeline", Drawing, partition_method=partition, **methods, **attributes)
 
 
-def in_ranks(cases: list[Case]) -> list[Trained]:
-    """Each training of some; of its weights, those that this rank holds."""
+def in_rank(run_dir: Path, case: Case) -> dict[str, np.ndarray]:
+    """In a rank: a training; of its weights, those that this rank holds."""
     from deepspeed.pipe import LayerSpec, TiedLayerSpec
+    from determined.pytorch import Batch
 
-    from determined_ds.runtime.loop.validation import evaluating
-    from determined_ds.trial.seeded_module import seed_layers
+    if "fp16" in case.more:
+        train_in_fp16_on_cpus()
+    blocks = [LayerSpec(Block, index, case.dropout) for index in range(1, BLOCKS + 1)]
+    ends = TiedLayerSpec("tokens", Tokens), TiedLayerSpec("tokens", Tokens, forward_fn=head)
+    trial = pipeline_trial(
+        [ends[0], *blocks, halved, ends[1]],
+        loss_of,
+        build_training_data_loader=lambda self: self.training_loader(data_of(case)),
+        build_validation_data_loader=lambda self: self.validation_loader(TAIL),
+        activation_checkpoint_interval=case.interval,
+        checkpointable_layers=["Block"] if case.interval else None,
+    )
+    fit = {"validation_period": Batch(case.steps // 2), "checkpoint_policy": "none"}
+    made = train(run_dir, trial, case.hyperparameters, steps=case.steps, **fit)
+    parameters = made.engine.module.named_parameters()
+    return {name: each.detach().clone().float().numpy() for name, each in parameters}
 
-    found = []
-    for case in cases:
-        layers = [
-            TiedLayerSpec("tokens", Tokens),
-            *(LayerSpec(Block, index, case.dropout) for index in range(1, BLOCKS + 1)),
-            halved,
-            TiedLayerSpec("tokens", Tokens, forward_fn=head),
-        ]
-        engine = engine_of(case, layers, loss_of)
-        replica = engine.grid.get_data_parallel_rank()
-        seed_layers([engine], SEED, replica)
-        losses, evaluated = [], []
 
-        def evaluate(engine: Any = engine, evaluated: list[float] = evaluated) -> None:
-            with evaluating([engine]):
-                evaluated.append(float(engine.eval_batch(iter(tail_of()), num_micro_batches=len(tail_of()))))
-
-        evaluate()
-        for step in range(case.steps):
-            torch.rand(engine.global_rank + 1)  # what a rank draws beside its layers changes nothing
-            losses.append(float(engine.train_batch(iter(batches_of(case, step, replica)))))
-        evaluate()
-        weights = {
-            name: parameter.detach().clone().float().numpy()
-            for name, parameter in engine.module.named_parameters()
-        }
-        found.append(Trained(losses=losses, evaluated=evaluated, weights=weights))
-        engine.destroy()
-    return found
+def trained(ranks: Any, run_dir: Path, case: Case) -> list[Trained]:
+    """What each rank says of a training."""
+    of_ranks = ranks.run(in_rank, run_dir, case)
+    losses = [metrics["loss"] for _, metrics in records(run_dir, "training")]
+    evaluated = [metrics["validation_loss"] for _, metrics in records(run_dir, "validation")]
+    return [Trained(losses, evaluated, held) for held in of_ranks]

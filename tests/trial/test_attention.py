@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 
-from determined_ds.config.hyperparameters import SDPA_KERNELS, parse_hyperparameters
-from determined_ds.documents.document import Document
-from determined_ds.errors import ConfigError
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
+from tests.package import decide, refusal
+from tests.trial.regression import trial_class
 
-DS: dict[str, Any] = {
-    "zero_optimization": {"stage": 0},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+HYPERPARAMETERS: dict[str, Any] = {
+    "global_batch_size": 4,
+    "deepspeed_config": {"optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}},
 }
-
-
-def hyperparameters(**more: Any) -> dict[str, Any]:
-    return {"global_batch_size": 4, "deepspeed_config": DS, **more}
 
 
 def kernels_of(run_dir: Path, asked: list[str | None]) -> list[tuple[list[str], float]]:
@@ -28,7 +23,7 @@ def kernels_of(run_dir: Path, asked: list[str | None]) -> list[tuple[list[str], 
     from torch.nn import functional
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from determined_ds import DataParallelTrial, open_context
+    from determined_ds import open_context
 
     class Ran(TorchDispatchMode):
         names: list[str]
@@ -38,28 +33,17 @@ def kernels_of(run_dir: Path, asked: list[str | None]) -> list[tuple[list[str], 
                 self.names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    class Attending(DataParallelTrial):
-        def build_model(self) -> torch.nn.Module:
-            torch.manual_seed(0)
-            return torch.nn.Linear(8, 24)
+    def loss(self: Any, model: Any, batch: Any) -> torch.Tensor:
+        query, key, value = model(batch).unsqueeze(1).chunk(3, dim=-1)
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True).square().mean()
 
-        def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            query, key, value = model(batch).unsqueeze(1).chunk(3, dim=-1)
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-            return mixed.square().mean()
-
-        def build_training_data_loader(self) -> Any:
-            return self.training_loader(torch.linspace(-1, 1, 4 * 5 * 8).reshape(4, 5, 8))
-
-        def build_validation_data_loader(self) -> Any:
-            return self.build_training_data_loader()
-
+    attending = trial_class(build_model=lambda self: torch.nn.Linear(8, 24), loss=loss)
     found = []
     for number, kernel in enumerate(asked):
-        more = {} if kernel is None else {"sdpa_kernel": kernel}
-        folder = run_dir / str(number)
-        with open_context(hparams=hyperparameters(**more), run_dir=folder, accelerator="cpu") as context:
-            trial = Attending(context)
+        hparams = HYPERPARAMETERS | ({} if kernel is None else {"sdpa_kernel": kernel})
+        with open_context(hparams=hparams, run_dir=run_dir / str(number), accelerator="cpu") as context:
+            torch.manual_seed(0)
+            trial = attending(context)
             batches = torch.linspace(-1, 1, 4 * 5 * 8).reshape(4, 5, 8)
             ran = Ran()
             ran.names = []
@@ -81,20 +65,8 @@ def test_it_is_the_kernel_that_computes(one_rank: Ranks, tmp_path: Path) -> None
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("value", [*SDPA_KERNELS, "auto", None])
-def test_names(value: str | None) -> None:
-    document = Document(
-        name="hyperparameters", data=hyperparameters(sdpa_kernel=value), prefix="hyperparameters"
-    )
-    assert parse_hyperparameters(document).sdpa_kernel == (None if value in (None, "auto") else value)
-
-
 @pytest.mark.parametrize("value", ["maths", True, 1, ["math"]])
-def test_another_is_refused(value: object) -> None:
-    document = Document(
-        name="hyperparameters", data=hyperparameters(sdpa_kernel=value), prefix="hyperparameters"
-    )
-    with pytest.raises(
-        ConfigError, match=r"hyperparameters.sdpa_kernel = .*\n.*flash, efficient, cudnn, math"
-    ):
-        parse_hyperparameters(document)
+def test_another_kernel_is_refused(value: object) -> None:
+    problem = refusal(lambda: decide({"global_batch_size": 8, "sdpa_kernel": value}))
+    assert problem.key == "hyperparameters.sdpa_kernel"
+    assert "flash, efficient, cudnn, math" in str(problem)

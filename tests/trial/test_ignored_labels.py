@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
+from tests.trial.regression import trial_class
 
 STEPS, SAMPLES, TOKENS, VOCABULARY, IGNORED = 20, 4, 12, 7, -100
 # With so large an eps, Adam's steps grow with the gradient, as those of SGD do: a wrong mean is seen.
@@ -44,30 +45,20 @@ def sliced(run_dir: Path, size: int, stage: int) -> list[float]:
     """In a rank: the mean loss of each step."""
     import torch.distributed as dist
 
-    from determined_ds import DataParallelTrial, open_context
+    from determined_ds import open_context
 
-    class Sliced(DataParallelTrial):
-        sequence_parallel = True
+    def loss(self: Any, model: Any, batch: Any) -> torch.Tensor:
+        tokens_BT, labels_BT = batch
+        logits = model(tokens_BT).flatten(0, 1)
+        total = cross_entropy(logits, labels_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+        return self.sequence.mean(total, (labels_BT != IGNORED).sum())
 
-        def build_model(self) -> torch.nn.Module:
-            return model()
-
-        def loss(self, model: Any, batch: Any) -> torch.Tensor:
-            tokens_BT, labels_BT = batch
-            logits = model(tokens_BT).flatten(0, 1)
-            total = cross_entropy(logits, labels_BT.flatten(), ignore_index=IGNORED, reduction="sum")
-            return self.sequence.mean(total, (labels_BT != IGNORED).sum())
-
-        def build_training_data_loader(self) -> Any:
-            return None
-
-        build_validation_data_loader = build_training_data_loader
-
+    trial_of_slices = trial_class(sequence_parallel=True, build_model=lambda self: model(), loss=loss)
     optimizer = {"type": "Adam", "params": {**ADAM, "torch_adam": True}}
     ds_config = {"zero_optimization": {"stage": stage}, "optimizer": optimizer, "gradient_clipping": 0.0}
     hparams = {"global_batch_size": SAMPLES, "sequence_parallel_size": size, "deepspeed_config": ds_config}
     with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
-        trial = Sliced(context)
+        trial = trial_of_slices(context)
         replica, replicas = dist.get_rank() // size, dist.get_world_size() // size
         losses = []
         for step in range(STEPS):

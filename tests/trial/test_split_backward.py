@@ -72,31 +72,3 @@ def part() -> Part:
 def test_gradients_are_those_of_one_pass(part: Part) -> None:
     x, y = torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH)
     assert equal(trained(copy.deepcopy(part), in_two, x, y), trained(part, whole, x, y))
-
-
-def test_inputs_that_nothing_waits_for(part: Part) -> None:
-    """Those of the first part: tokens, or whatever a loader gives."""
-    x, y = torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH)
-
-    def first(part: Part, outputs: Any, gradients: Any, inputs: Any) -> None:
-        parameters = [each for each in part.parameters() if each.requires_grad]
-        weight_pass(input_pass(outputs, gradients, [torch.zeros(1, dtype=torch.long)], parameters))
-
-    other = trained(copy.deepcopy(part), first, x, y)
-    assert equal(other[4:], trained(part, whole, x, y)[4:])
-
-
-def test_hooks_see_each_gradient_once(part: Part) -> None:
-    """ZeRO and DeepSpeed's bf16 optimizer take gradients by hooks; a hook on a tensor may change what goes through."""
-    seen: list[torch.nn.Parameter] = []
-    torch.nn.Module.register_forward_hook(
-        part.twice, lambda _, __, output: output.register_hook(lambda g: 2 * g) and None
-    )
-    other = copy.deepcopy(part)
-    for each in other.parameters():
-        if each.requires_grad:
-            each.register_post_accumulate_grad_hook(seen.append)
-    x, y = torch.randn(2, 3, WIDTH), torch.randn(2, 3, WIDTH)
-    assert equal(trained(other, in_two, x, y), trained(part, whole, x, y))
-    used = [each for each in other.parameters() if each.grad is not None]
-    assert len(seen) == 2 * len(used)

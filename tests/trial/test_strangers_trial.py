@@ -1,19 +1,20 @@
-"""The trial of docs/larger-trial.md, as its reader has it: the same losses under every ZeRO stage, and an exact resume.
+"""The trials of the documentation, as their reader has them: alike under every ZeRO stage.
 
-Encoder and decoder, batches as dicts, two losses, OneCycleLR, AUC over all predictions, lengths that differ, streams.
+That of docs/larger-trial.md has encoder and decoder, batches as dicts, two losses, OneCycleLR, AUC over all
+predictions, lengths that differ, streams.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.command import det_ds
-from tests.test_readme import context_of
+from tests.harness.command import det_ds
+from tests.harness.documented import context_of
+from tests.package import records
 
 STEPS = 8
 # fp32 on two ranks; sums in another order differ by about 1e-6.
@@ -39,11 +40,7 @@ def run(context: Path, name: str, zero_stage: int, *options: str) -> list[dict[s
         "run", "experiments/translation.yaml", ".", "--run-dir", name, *words, *options, cwd=context
     )
     assert done.returncode == 0, done.stderr
-    return records(context / name)
-
-
-def records(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (context / name / "metrics.jsonl").read_text().splitlines()]
 
 
 def numbers(found: list[dict[str, Any]]) -> list[float]:
@@ -81,20 +78,6 @@ def test_its_losses_are_the_same_under_every_stage(
     assert numbers(found) == pytest.approx(numbers(without_zero), rel=TOLERANCE, abs=1e-7)
 
 
-@pytest.mark.long("exact resumes of streams, schedules and metrics have short tests")
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_it_resumes_exactly(zero_stage: int, context: Path) -> None:
-    """From its first checkpoint, as if it had been killed after that."""
-    whole = run(context, f"whole{zero_stage}", zero_stage)
-    stopped = context / f"stopped{zero_stage}"
-    run(context, stopped.name, zero_stage)
-    newest = sorted((stopped / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
-    for checkpoint in newest[1:]:
-        shutil.rmtree(checkpoint)
-    resumed = run(context, stopped.name, zero_stage, "--resume")
-    assert numbers(resumed) == numbers(whole)
-
-
 def test_its_predictions_are_without_padding(context: Path, without_zero: list[dict[str, Any]]) -> None:
     file = context / "translated.jsonl"
     done = det_ds(
@@ -106,3 +89,21 @@ def test_its_predictions_are_without_padding(context: Path, without_zero: list[d
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == 101
     assert {len(row["words"]) for row in rows} == set(range(5, 13))
+
+
+def test_all_micro_batches_at_once_train_as_one_after_the_other(context: Path) -> None:
+    """The trial of docs/ that accumulates by hand, beside the one that the loop calls for each."""
+    losses = {}
+    for name, trial in (("loop", "trial:MyTrial"), ("hand", "by_hand:MyTrialByHand")):
+        sets = (
+            f"entrypoint=python3 -m determined_ds.train model_defs.mine.{trial}",
+            "hyperparameters.overwrite_deepspeed_args.gradient_accumulation_steps=4",
+            "hyperparameters.fit.max_length.batches=4",
+            "hyperparameters.fit.reporting_period.batches=1",
+        )
+        words = [word for each in sets for word in ("--set", each)]
+        done = det_ds("run", "experiments/mine.yaml", ".", "--run-dir", name, *words, cwd=context)
+        assert done.returncode == 0, done.stderr
+        losses[name] = [metrics["loss"] for _, metrics in records(context / name, "training")]
+    assert len(losses["loop"]) == 4
+    assert losses["hand"] == pytest.approx(losses["loop"], rel=1e-5)

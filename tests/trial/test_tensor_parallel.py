@@ -14,7 +14,9 @@ import torch
 import transformers
 
 from determined_ds.errors import ConfigError
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
+from tests.package import records
+from tests.trial.regression import train
 
 STEPS, BATCH, TOKENS, VOCABULARY, CLIPPING, RATE = 20, 8, 16, 64, 0.5, 0.003
 SIZES = {
@@ -40,6 +42,8 @@ BIGCODE_CUT = {
         {"patterns": [".*[.]c_proj[.]weight$"], "partition_type": "row"},
     ],
 }
+NOTHING_CUT = {"use_default_specs": False, "layer_specs": [{"patterns": ["nothing"]}]}
+THREE_HEADS = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
 
 
 def config_of(kind: str, **more: Any) -> Any:
@@ -131,32 +135,21 @@ def hyperparameters(kind: str, stage: int, **given: Any) -> dict[str, Any]:
     }
 
 
-def train(run_dir: Path, hparams: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
+def run(run_dir: Path, hparams: dict[str, Any], steps: int = STEPS) -> dict[str, Any]:
     """Train in this rank; what it holds at the end."""
     from determined.pytorch import Batch
 
-    from determined_ds import Trainer, open_context
-
-    with open_context(
-        hparams=hparams, run_dir=run_dir, accelerator="cpu", enable_tensorboard_logging=False
-    ) as context:
-        trial = trial_class()(context)
-        Trainer(trial, context).fit(
-            max_length=Batch(steps),
-            reporting_period=Batch(1),
-            validation_period=Batch(steps),
-            checkpoint_period=Batch(steps),
-            checkpoint_policy="none",
-        )
-        return {
-            "shapes": {
-                name: tuple(getattr(each, "ds_shape", each.shape))
-                for name, each in trial.engine.module.named_parameters()
-            },
-            "replica": context._mpu.data_parallel_rank,
-            "batch_size": trial.engine.train_batch_size(),
-            "written": json.loads((run_dir / "deepspeed_config.json").read_text())["tensor_parallel"],
-        }
+    fit = {"validation_period": Batch(steps), "checkpoint_policy": "none"}
+    trial = train(run_dir, trial_class(), hparams, steps=steps, **fit)
+    return {
+        "shapes": {
+            name: tuple(getattr(each, "ds_shape", each.shape))
+            for name, each in trial.engine.module.named_parameters()
+        },
+        "replica": trial.context._mpu.data_parallel_rank,
+        "batch_size": trial.engine.train_batch_size(),
+        "written": json.loads((run_dir / "deepspeed_config.json").read_text())["tensor_parallel"],
+    }
 
 
 def plain(kind: str, **more: Any) -> tuple[list[float], list[float], float]:
@@ -179,18 +172,13 @@ def plain(kind: str, **more: Any) -> tuple[list[float], list[float], float]:
 
 
 def reported(run_dir: Path, group: str, name: str) -> list[float]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"][name] for line in lines if line["group"] == group]
+    return [metrics[name] for _, metrics in records(run_dir, group)]
 
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     **{f"llama, ZeRO {stage}": ("llama", stage, {}) for stage in range(4)},
     "llama, tied": ("llama", 1, {"more": {"tie_word_embeddings": True}}),
-    "llama, 3 heads of keys": (
-        "llama",
-        1,
-        {"more": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}},
-    ),
+    "llama, 3 heads of keys": ("llama", 1, {"more": THREE_HEADS}),
     "llama, accumulation": ("llama", 2, {"micro_batch_size": 2}),
     "qwen2": ("qwen2", 1, {}),
     "qwen3": ("qwen3", 1, {}),
@@ -211,7 +199,7 @@ def check_losses(run_dir: Path, kind: str, more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_plain_pytorch(name: str, two_ranks: Ranks, tmp_path: Path) -> None:
     kind, stage, given = CASES[name]
-    ranks = two_ranks.run(train, tmp_path, hyperparameters(kind, stage, **given))
+    ranks = two_ranks.run(run, tmp_path, hyperparameters(kind, stage, **given))
     check_losses(tmp_path, kind, given.get("more", {}))
     assert [rank["replica"] for rank in ranks] == [0, 0]
     assert {rank["batch_size"] for rank in ranks} == {BATCH}
@@ -219,14 +207,14 @@ def test_losses_are_those_of_plain_pytorch(name: str, two_ranks: Ranks, tmp_path
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_two_replicas_of_two_ranks_each(stage: int, four_ranks: Ranks, tmp_path: Path) -> None:
-    ranks = four_ranks.run(train, tmp_path, hyperparameters("llama", stage))
+    ranks = four_ranks.run(run, tmp_path, hyperparameters("llama", stage))
     check_losses(tmp_path, "llama", {})
     assert [rank["replica"] for rank in ranks] == [0, 0, 1, 1]
 
 
 def test_each_rank_holds_half_of_every_layer(two_ranks: Ranks, tmp_path: Path) -> None:
     """And ``model_parallel_size`` alone asks for it; what DeepSpeed was given says so."""
-    first, second = two_ranks.run(train, tmp_path, hyperparameters("llama", 0), 1)
+    first, second = two_ranks.run(run, tmp_path, hyperparameters("llama", 0), 1)
     assert first["shapes"] == second["shapes"]
     assert first["shapes"]["model.layers.0.self_attn.q_proj.weight"] == (16, 32)
     assert first["shapes"]["model.layers.0.self_attn.o_proj.weight"] == (32, 16)
@@ -240,22 +228,12 @@ def test_each_rank_holds_half_of_every_layer(two_ranks: Ranks, tmp_path: Path) -
 
 def dropped(run_dir: Path, hparams: dict[str, Any]) -> list[float]:
     """In each rank, some of what the model returns in training mode after a step: equal where its dropout is."""
-    import deepspeed.comm as dist
-    from determined.pytorch import Batch
-
-    from determined_ds import Trainer, open_context
-
-    with open_context(
-        hparams=hparams, run_dir=run_dir, accelerator="cpu", enable_tensorboard_logging=False
-    ) as context:
-        trial = trial_class()(context)
-        Trainer(trial, context).fit(max_length=Batch(2), reporting_period=Batch(1))
-        trial.engine.train()
-        tokens = torch.stack([each for each, _ in samples(4)])
-        with torch.no_grad():
-            found = trial.engine(input_ids=tokens, use_cache=False).logits.flatten()[::97]
-        dist.barrier()
-        return [float(each) for each in found]
+    trial = train(run_dir, trial_class(), hparams, steps=2)
+    trial.engine.train()
+    tokens = torch.stack([each for each, _ in samples(4)])
+    with torch.no_grad():
+        found = trial.engine(input_ids=tokens, use_cache=False).logits.flatten()[::97]
+    return [float(each) for each in found]
 
 
 def test_ranks_draw_the_same_dropout_for_what_they_share(two_ranks: Ranks, tmp_path: Path) -> None:
@@ -280,32 +258,25 @@ def refusal(run_dir: Path, hparams: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "message"),
+    ("kind", "given", "message"),
     [
         ("gpt2", {}, "its matrices are Conv1D, which hold the transposed weights"),
         (
             "llama",
-            {
-                "hidden_size": 48,
-                "num_attention_heads": 6,
-                "num_key_value_heads": 3,
-                "attention_dropout": 0.1,
-            },
+            {"more": {**THREE_HEADS, "attention_dropout": 0.1}},
             "so the ranks would draw different numbers of random numbers",
+        ),
+        (
+            "llama",
+            {"ds_config": {"tensor_parallel": {"partition_config": NOTHING_CUT}}},
+            "none of its layers was cut",
         ),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(
-    kind: str, more: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
+    kind: str, given: dict[str, Any], message: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    for said in two_ranks.run(refusal, tmp_path, hyperparameters(kind, 1, more=more)):
+    for said in two_ranks.run(refusal, tmp_path, hyperparameters(kind, 1, **given)):
         assert "hyperparameters.model_parallel_size = 2" in said
         assert message in said
         assert "fix: " in said
-
-
-def test_layers_that_none_matches_are_refused(two_ranks: Ranks, tmp_path: Path) -> None:
-    nothing = {"use_default_specs": False, "layer_specs": [{"patterns": ["nothing"]}]}
-    hparams = hyperparameters("llama", 1, ds_config={"tensor_parallel": {"partition_config": nothing}})
-    for said in two_ranks.run(refusal, tmp_path, hparams):
-        assert "none of its layers was cut" in said

@@ -13,10 +13,7 @@ import pytest
 
 import determined_ds
 from determined_ds.errors import ConfigError, TrainingError
-from determined_ds.search.trials import processes_below
-from determined_ds.tune.whole_run import ACCURACIES, named
-from tests.cli.conftest import OWN_MODEL
-from tests.command import det_ds
+from tests.harness.command import ROOT, det_ds, processes_of
 
 EPOCHS, SAMPLES = 3, 64
 LENGTH = ["hyperparameters.fit.max_length=null", f"hyperparameters.fit.max_length={{epochs: {EPOCHS}}}"]
@@ -25,7 +22,8 @@ LENGTH = ["hyperparameters.fit.max_length=null", f"hyperparameters.fit.max_lengt
 @pytest.fixture
 def own_model(tmp_path: Path) -> Path:
     """A copy of ``tests/cli/own_model``."""
-    return Path(shutil.copytree(OWN_MODEL, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(ROOT / "tests" / "cli" / "own_model", tmp_path / "own", ignore=ignored))
 
 
 def trained(folder: Path, **more: Any) -> determined_ds.TrainingResult:
@@ -33,6 +31,7 @@ def trained(folder: Path, **more: Any) -> determined_ds.TrainingResult:
     return determined_ds.run_training_experiment(folder / "experiment.yaml", folder, **{**stated, **more})
 
 
+@pytest.mark.long("two whole trainings; cli/test_run has the numbers of a run")
 def test_it_is_the_training_that_det_ds_run_does(
     own_model: Path, metrics_of: Callable[[Path, str], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +63,7 @@ def test_it_is_the_training_that_det_ds_run_does(
     assert result.samples_per_second == pytest.approx(EPOCHS * SAMPLES / sum(result.seconds_per_epoch))
     assert result.tokens_per_second is None
     assert result.peak_memory_bytes > 2**26
-    assert processes_below(own_model) == []
+    assert processes_of(own_model / "trained") == []
     assert asdict(result)["method"] == "zero0"
 
     assert (result.final_loss, result.train_losses) == (result.losses_per_epoch[-1], result.losses_per_epoch)
@@ -81,20 +80,6 @@ def test_it_is_the_training_that_det_ds_run_does(
     assert [path.name for path in drawn] == ["throughput.png", "memory.png", "loss.png"]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "accuracy"),
-    [
-        ({"validation_loss": 1.0, "validation_accuracy": 0.5}, 0.5),
-        ({"accuracy": 0.7, "top5_accuracy": 0.9}, 0.7),
-        ({"validation_pixel_accuracy": 0.6}, 0.6),
-        ({"a_accuracy": 0.1, "b_accuracy": 0.2}, None),
-        ({"validation_loss": 1.0}, None),
-    ],
-)
-def test_the_accuracy_is_the_one_that_is_clear(metrics: dict[str, float], accuracy: float | None) -> None:
-    assert named(metrics, ACCURACIES, ending="accuracy") == accuracy
-
-
 @pytest.mark.long("a run that fails; cli/test_run has failures")
 def test_a_training_that_fails_says_why(own_model: Path) -> None:
     trial = own_model / "trial.py"
@@ -103,7 +88,7 @@ def test_a_training_that_fails_says_why(own_model: Path) -> None:
         trained(own_model)
     assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in str(caught.value)
     assert str(own_model / "trained") in str(caught.value)
-    assert processes_below(own_model) == []
+    assert processes_of(own_model / "trained") == []
 
 
 @pytest.mark.long("one more run; protocol/test_metrics_file reads what is not finite")
@@ -145,3 +130,11 @@ def test_what_cannot_run_is_refused_before_it_starts(
         trained(own_model, **more)
     assert says in str(caught.value)
     assert not (own_model / "trained").exists()
+
+
+def test_numbers_of_a_comparison_that_make_no_sense_are_all_reported(own_model: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        determined_ds.compare(
+            own_model / "experiment.yaml", own_model, strategies=["zero0"], steps=0, repeat=0, slots=[2, -1]
+        )
+    assert [problem.key for problem in caught.value.problems] == ["steps", "repeat", "slots -1"]

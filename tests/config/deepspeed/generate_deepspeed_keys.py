@@ -1,16 +1,15 @@
-"""Writes `determined_ds/config/deepspeed/deepspeed_keys.json`: every key the installed DeepSpeed reads from its JSON.
+"""Writes `determined_ds/config/deepspeed_keys.json`: every key the installed DeepSpeed reads from its JSON.
 
     python tests/config/deepspeed/generate_deepspeed_keys.py [PATH]
 
 Run it after changing the DeepSpeed version: `test_deepspeed_keys_current.py` fails until the file is current.
 
-The file is one node, a mapping: `types` (JSON-schema names; absent: anything), `enum` (with `ignore_case`
-where DeepSpeed folds case), `minimum`, `maximum`, `minimum_exclusive`, `maximum_exclusive`, `keys` (the known
-children), `free` (others are fine too), `deprecated` (what to use instead), `removed` (DeepSpeed raises with
-this message) and `model` (the pydantic class behind an object: DeepSpeed raises on an unknown child and turns
-"2" into 2, 0 into false; without `model` an unknown child is ignored in silence). Beside `keys` the root has
-`deepspeed_version` and the names that DeepSpeed's own optimizers and schedules take: `optimizer_types`,
-`optimizer_params`, `scheduler_types`, `scheduler_params`. Other types come from torch, so these stay open.
+The file is a JSON Schema of draft 7 with four keywords more: `ignoreCase` (`enum` folds case), `deprecated` (what
+to use instead), `removed` (DeepSpeed raises with this message) and `model` (the pydantic class behind an object:
+DeepSpeed raises on an unknown child and turns "2" into 2, 0 into false; without `model` an unknown child is ignored
+in silence). Beside `properties` the root has `deepspeed_version` and the names that DeepSpeed's own optimizers and
+schedules take: `optimizer_types`, `optimizer_params`, `scheduler_types`, `scheduler_params`. Other types come from
+torch, so these stay open.
 
 DeepSpeedConfig is run on dicts that record what is asked of them, and with which default. Where a dict works
 as the value of a key, the search goes on inside it until nothing new is read; pydantic models met on the way
@@ -50,7 +49,7 @@ from deepspeed.runtime.model_checkpointing import constants as ckpt
 from deepspeed.utils.logging import log_levels
 
 Node = dict[str, Any]
-DEFAULT_PATH = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed" / "deepspeed_keys.json"
+DEFAULT_PATH = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed_keys.json"
 PROBE = "__probe__"
 SEED: Node = {"train_batch_size": 1, "optimizer": {"type": "adam"}, "scheduler": {"type": "WarmupLR"}}
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
@@ -277,13 +276,32 @@ def known_keys() -> Node:
     return root
 
 
+DRAFT_7 = {
+    "types": "type",
+    "ignore_case": "ignoreCase",
+    "minimum_exclusive": "exclusiveMinimum",
+    "maximum_exclusive": "exclusiveMaximum",
+}
+
+
+def as_schema(found: Node) -> Node:
+    """A node in the words of JSON Schema."""
+    schema = {DRAFT_7.get(key, key): value for key, value in found.items() if key not in ("keys", "free")}
+    if "keys" in found:
+        schema["properties"] = {key: as_schema(child) for key, child in found["keys"].items()}
+        if not found.get("free"):
+            schema["additionalProperties"] = False
+    return schema
+
+
 def generate() -> str:
     """The text of deepspeed_keys.json for the installed DeepSpeed."""
     logging.getLogger("DeepSpeed").setLevel(logging.CRITICAL)
     schedules = {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
     data = {
         "deepspeed_version": deepspeed.__version__.split("+")[0],
-        "keys": known_keys()["keys"],
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **as_schema({"types": ["object"], "keys": known_keys()["keys"]}),
         "optimizer_types": ds.DEEPSPEED_OPTIMIZERS,
         "optimizer_params": {name: sorted(params) for name, params in OPTIMIZERS.items()},
         "scheduler_types": [*schedules],

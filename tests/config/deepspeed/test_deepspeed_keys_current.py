@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 GENERATOR = Path(__file__).with_name("generate_deepspeed_keys.py")
-DATA = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed" / "deepspeed_keys.json"
+DATA = Path(__file__).parents[3] / "determined_ds" / "config" / "deepspeed_keys.json"
 
 
 def test_deepspeed_keys_are_those_of_the_installed_deepspeed(tmp_path: Path) -> None:

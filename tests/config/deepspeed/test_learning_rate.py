@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from determined_ds.config.reconcile import ResolvedConfig
-from tests.making import decide, refusal
-from tests.ranks import Ranks
+from determined_ds import ResolvedConfig
+from tests.harness.ranks import Ranks
+from tests.package import decide, refusal
 
 FILLED, STATED, OTHER = 0.25, 0.5, 0.75  # of the hyperparameter, of the JSON, of the other place in the JSON
 WARM_UP = 3
@@ -53,30 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], float, list[tuple[str, Any]]]] = {
         STATED,
         [HYPERPARAMETER],
     ),
-    "of the optimizer, no peak": (with_schedule("WarmupLR", STATED), STATED, [HYPERPARAMETER]),
-    "of the optimizer, which decays": (
-        with_schedule("WarmupDecayLR", STATED, warmup_max_lr=AUTO),
-        STATED,
-        [HYPERPARAMETER],
-    ),
-    "of the optimizer, which decays, no peak": (
-        with_schedule("WarmupDecayLR", STATED),
-        STATED,
-        [HYPERPARAMETER],
-    ),
     "of the optimizer, by a cosine": (with_schedule("WarmupCosineLR", STATED), STATED, [HYPERPARAMETER]),
-    "of the optimizer, in a cycle": (
-        with_schedule(
-            "OneCycle",
-            STATED,
-            cycle_min_lr=0.1,
-            cycle_max_lr=AUTO,
-            cycle_first_step_size=2,
-            cycle_momentum=False,
-        ),
-        STATED,
-        [HYPERPARAMETER],
-    ),
     "of the schedule": (with_schedule("WarmupLR", AUTO, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
     "of the schedule, no rate of the optimizer": (
         with_schedule("WarmupDecayLR", warmup_max_lr=STATED),
@@ -84,7 +61,6 @@ CASES: dict[str, tuple[dict[str, Any], float, list[tuple[str, Any]]]] = {
         [HYPERPARAMETER],
     ),
     "of both": (with_schedule("WarmupLR", OTHER, warmup_max_lr=STATED), STATED, [HYPERPARAMETER, OWN]),
-    "of both, the same": (with_schedule("WarmupLR", STATED, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
     "of neither": (with_schedule("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
     "of neither, by a cosine": (with_schedule("WarmupCosineLR"), FILLED, []),
 }
@@ -111,19 +87,6 @@ def test_a_rate_laid_over_the_json_is_trained_with(one_rank: Ranks) -> None:
         == "optimizer.params.lr, overwrite_deepspeed_args, hp.yaml:4"
     )
     assert resolved.ds_config["scheduler"]["params"]["warmup_min_lr"] == pytest.approx(STATED / WARM_UP)
-
-
-def test_a_schedule_of_parameter_groups_keeps_its_rates() -> None:
-    peaks = [STATED, OTHER]
-    resolved = decide(HP, with_schedule("WarmupLR", STATED, warmup_max_lr=peaks), slots=1)
-    assert resolved.ds_config["scheduler"]["params"]["warmup_max_lr"] == peaks
-    assert said(resolved) == [HYPERPARAMETER]
-
-
-def test_a_range_test_uses_no_stated_rate() -> None:
-    resolved = decide(HP, with_schedule("LRRangeTest", OTHER, lr_range_test_min_lr=0.01), slots=1)
-    assert said(resolved) == [HYPERPARAMETER, OWN]
-    assert said(decide(HP, with_schedule("LRRangeTest", FILLED, lr_range_test_min_lr=FILLED), slots=1)) == []
 
 
 def test_a_decay_without_any_rate_is_refused() -> None:

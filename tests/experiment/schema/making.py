@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from tests.experiments.master_schemas import BASE_URL, SCHEMAS
+from tests.harness.master_schemas import BASE_URL, SCHEMAS
 
 Json = Any
 Path = tuple[Any, ...]
@@ -165,7 +165,7 @@ class Maker:
 
     # --- What goes wrong ---
 
-    def spoilt(self, config: dict[str, Json]) -> dict[str, Json]:
+    def damaged(self, config: dict[str, Json]) -> dict[str, Json]:
         """A config with one thing about it changed; that may leave it valid."""
         config = copy.deepcopy(config)
         path = self.choices.choice(list(_paths(config)) or [None])

@@ -10,27 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
-from determined_ds.errors import ConfigError, DataError, DeterminedDSError, Problem
 from model_defs.bert.data import DataConfig, load_texts, read_rows
-from model_defs.bert.library import CODE, PROSE, module_of, prose_and_code
+from model_defs.bert.library import module_of
 from model_defs.bert.tokens import trained_tokenizer
-from tests.command import ROOT
+from tests.harness.command import ROOT
+from tests.model_defs.words import save_tokenizer
+from tests.package import refusal, refusals
 
 WORDS = ["<unk>", "<pad>", "good", "bad", "very", "not"]
-
-
-def save_tokenizer(folder: Path, **special_tokens: str) -> str:
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", **special_tokens
-    )
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture
@@ -42,14 +30,6 @@ def reviews(tmp_path: Path) -> Path:
     ]
     file.write_text("\n".join(["text,label", *lines]))
     return file
-
-
-def problems_of(error: type[DeterminedDSError], data: Any, **options: Any) -> tuple[Problem, ...]:
-    with pytest.raises(error) as caught:
-        load_texts(data, 8, **options)
-    assert isinstance(caught.value, ConfigError)
-    assert all(problem.fix for problem in caught.value.problems)
-    return caught.value.problems
 
 
 # --- the default: prose against code ---
@@ -71,24 +51,10 @@ def test_no_module_and_no_text_is_on_both_sides(sides: tuple[list[Any], list[Any
     assert sum(map(len, texts)) == sum(map(len, sides))
 
 
-def test_docstrings_and_functions_are_told_apart_by_what_they_are(sides: tuple[list[Any], list[Any]]) -> None:
-    for side in sides:
-        counts = {label: sum(row.label == label for row in side) for label in (PROSE, CODE)}
-        assert min(counts.values()) > 100
-    code = [row.text for row in sides[0] if row.label == CODE]
-    assert sum("return " in text for text in code) > len(code) / 3
-    assert not any(text.startswith(('"""', "'''")) for text in code)
-
-
-def test_less_source_is_a_part_of_more() -> None:
-    some, more = prose_and_code(2**17), prose_and_code(2**18)
-    assert 0 < len(some) < len(more)
-    assert more[: len(some)] == some
-
-
 # --- tokens ---
 
 
+@pytest.mark.long("two programs that load a tokenizer each")
 def test_a_trained_tokenizer_is_the_same_in_every_process() -> None:
     """Its trainer counts in hash tables, whose order is another in every process."""
     code = (
@@ -131,7 +97,7 @@ def test_texts_are_cut_or_padded_and_the_mask_says_where(reviews: Path) -> None:
 
 
 def test_a_tokenizer_that_is_named(reviews: Path, tmp_path: Path) -> None:
-    folder = save_tokenizer(tmp_path / "words", pad_token="<pad>")
+    folder = save_tokenizer(tmp_path / "words", WORDS, pad_token="<pad>")
     for options in ({"data": folder}, {"pretrained": folder}):
         data = load_texts(
             {"path": str(reviews), "tokenizer": options.get("data")}, 4, pretrained=options.get("pretrained")
@@ -142,18 +108,13 @@ def test_a_tokenizer_that_is_named(reviews: Path, tmp_path: Path) -> None:
 
 
 def test_tokenizers_that_do_not_do(reviews: Path, tmp_path: Path) -> None:
-    path = str(reviews)
-    folder = save_tokenizer(tmp_path / "words")
-    (problem,) = problems_of(ConfigError, {"path": path, "tokenizer": folder})
-    assert (problem.key, problem.value) == ("data.tokenizer", folder)
-    assert "no pad token" in problem.message
-    assert "add_special_tokens" in problem.fix
-    (problem,) = problems_of(DataError, {"path": path, "tokenizer": str(tmp_path / "nowhere")})
-    assert "no tokenizer" in problem.message
+    folder, nowhere = save_tokenizer(tmp_path / "words", WORDS), str(tmp_path / "nowhere")
+    for tokenizer, fix in ((folder, "add_special_tokens"), (nowhere, "")):  # the first has no pad token
+        found = refusal(lambda given=tokenizer: load_texts({"path": str(reviews), "tokenizer": given}, 8))
+        assert (found.key, found.value, fix in found.fix) == ("data.tokenizer", tokenizer, True)
     transformers.BertConfig().save_pretrained(tmp_path / "bare")
-    (problem,) = problems_of(DataError, {"path": path}, pretrained=str(tmp_path / "bare"))
-    assert problem.key == "hyperparameters.pretrained"
-    assert "no vocabulary" in problem.message
+    bare = refusal(lambda: load_texts({"path": str(reviews)}, 8, pretrained=str(tmp_path / "bare")))
+    assert bare.key == "hyperparameters.pretrained"
 
 
 # --- labels ---
@@ -189,29 +150,19 @@ def test_labels_outside_are_named_by_file_and_row(tmp_path: Path) -> None:
         "path": labelled(tmp_path / "a.jsonl", "0", "1", "1"),
         "validation_path": labelled(tmp_path / "b.jsonl", "1", "2", "-1"),
     }
-    problems = problems_of(DataError, data)
-    assert [(problem.origin, problem.value) for problem in problems] == [("b.jsonl:2", 2), ("b.jsonl:3", -1)]
-    assert "the classes are 0 to 1" in problems[0].message
+    found = refusals(lambda: load_texts(data, 8))
+    assert [(problem.origin, problem.value) for problem in found] == [("b.jsonl:2", 2), ("b.jsonl:3", -1)]
     data["validation_path"] = labelled(tmp_path / "c.jsonl", '"maybe"')
-    assert "the classes are 0, 1" in problems_of(DataError, data)[0].message
-    data["path"] = labelled(tmp_path / "d.jsonl", "2017", "2018")
-    assert "numbers of classes" in problems_of(DataError, data)[0].message
-    data["path"] = labelled(tmp_path / "e.jsonl", '"x"', '"x"')
-    assert "one class, 'x'" in problems_of(DataError, data)[0].message
+    assert refusal(lambda: load_texts(data, 8)).origin == "c.jsonl:1"
 
 
-# --- what cannot be ---
-
-
-def test_labels_that_are_not_distinct_names() -> None:
-    for labels in (["a", "a"], ["a", ""], ["a"], "a"):
-        (problem,) = problems_of(ConfigError, {"labels": labels})
-        assert problem.key == "data.labels"
+@pytest.mark.parametrize("labels", [["a", "a"], ["a", ""], ["a"], "a"])
+def test_labels_that_are_not_distinct_names(labels: Any) -> None:
+    assert refusal(lambda: load_texts({"labels": labels}, 8)).key == "data.labels"
 
 
 def test_one_text_cannot_be_split_and_rows_must_not_be_on_both_sides(reviews: Path, tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("text,label\nsame,yes\nsame,no\n")
-    (problem,) = problems_of(DataError, {"path": str(tmp_path / "one.csv")})
-    assert problem.message == "all 2 texts are the same, so that none is for validation."
-    (problem,) = problems_of(DataError, {"path": str(reviews), "validation_path": str(reviews.parent)})
-    assert "trained on" in problem.message
+    assert "none is for validation" in refusal(lambda: load_texts({"path": f"{tmp_path}/one.csv"}, 8)).message
+    overlapping = {"path": str(reviews), "validation_path": str(reviews.parent)}
+    assert refusal(lambda: load_texts(overlapping, 8)).key == "data.validation_path"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
 from model_defs.bert.reducers import MacroF1
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
+from tests.model_defs.training import reported, train
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12)
 
@@ -37,14 +38,6 @@ def test_f1_of_any_number_of_ranks_is_that_of_scikit_learn(ranks: list[list[tupl
     assert found == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
 
 
-def test_reset_forgets() -> None:
-    reducer = MacroF1(2)
-    reducer.update(torch.tensor([0]), torch.tensor([1]))
-    reducer.reset()
-    reducer.update(torch.tensor([1]), torch.tensor([1]))
-    assert reducer.per_slot_reduce() == [[0, 0], [0, 1]]
-
-
 def write_rows(path: Path, num_rows: int, seed: int) -> str:
     """Texts of three classes, unevenly many."""
     generator = np.random.default_rng(seed)
@@ -57,44 +50,31 @@ def write_rows(path: Path, num_rows: int, seed: int) -> str:
     return str(path)
 
 
-def train(run_dir: Path, stage: int, data: dict[str, Any]) -> list[tuple[int, int]]:
-    """Train in this rank; returns (label, prediction) of every sample of validation."""
-    from determined.pytorch import Batch
+HPARAMS = {
+    "global_batch_size": 8,
+    "sequence_length": 12,
+    "dropout": 0.0,
+    "learning_rate": 0.001,
+    "weight_decay": 0.01,
+    "warmup_num_steps": 2,
+}
+
+
+def predictions(trial: Any) -> list[tuple[int, int]]:
+    """In each rank: (label, prediction) of every sample of validation."""
     from torch.utils.data import default_collate
 
-    from determined_ds import Trainer, open_context
-    from model_defs.bert.trial import BertTrial
-
-    with open_context(
-        hparams={
-            "global_batch_size": 8,
-            "deepspeed_config": f"experiments/deepspeed/zero{stage}.json",
-            "sequence_length": 12,
-            "dropout": 0.0,
-            "learning_rate": 0.001,
-            "weight_decay": 0.01,
-            "warmup_num_steps": 2,
-        },
-        exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
-        run_dir=run_dir,
-        accelerator="cpu",
-        enable_tensorboard_logging=False,
-    ) as context:
-        trial = BertTrial(context)
-        Trainer(trial, context).fit(
-            max_length=Batch(40), validation_period=Batch(40), checkpoint_policy="none"
-        )
-        trial.engine.eval()
-        dataset = trial.data.validation
-        tokens_BT, mask_BT, labels_B = default_collate([dataset[index] for index in range(len(dataset))])
-        with torch.no_grad():
-            predicted_B = trial.logits(trial.engine, tokens_BT, mask_BT).argmax(-1)
-        return list(zip(labels_B.tolist(), predicted_B.tolist(), strict=True))
+    trial.engine.eval()
+    dataset = trial.data.validation
+    tokens_BT, mask_BT, labels_B = default_collate([dataset[index] for index in range(len(dataset))])
+    with torch.no_grad():
+        predicted_B = trial.logits(trial.engine, tokens_BT, mask_BT).argmax(-1)
+    return list(zip(labels_B.tolist(), predicted_B.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_validation_on_two_ranks_is_that_of_the_whole_set(
-    stage: int, two_ranks: Ranks, tmp_path: Path, metrics_of: Any
+    stage: int, two_ranks: Ranks, tmp_path: Path
 ) -> None:
     data = {
         "path": write_rows(tmp_path / "train.jsonl", 200, 1),
@@ -102,13 +82,12 @@ def test_validation_on_two_ranks_is_that_of_the_whole_set(
         "validation_path": write_rows(tmp_path / "validation.jsonl", 33, 2),
         "vocab_size": 280,
     }
-    pairs, same = two_ranks.run(train, tmp_path / "run", stage, data)
+    hparams = {**HPARAMS, "deepspeed_config": f"experiments/deepspeed/zero{stage}.json"}
+    pairs, same = two_ranks.run(train, tmp_path / "run", "bert", hparams, data, 40, then=predictions)
     assert pairs == same
     assert len(pairs) == 33
     true, predicted = np.array(pairs).T
-    (metrics,) = metrics_of(tmp_path / "run", "validation")
-    assert metrics["validation_f1"] == pytest.approx(
-        f1_score(true, predicted, average="macro", zero_division=0)
-    )
-    assert metrics["validation_accuracy"] == pytest.approx(accuracy_score(true, predicted))
+    f1, accuracy = reported(tmp_path / "run", "validation_f1", "validation_accuracy", group="validation")
+    assert f1 == pytest.approx(f1_score(true, predicted, average="macro", zero_division=0))
+    assert accuracy == pytest.approx(accuracy_score(true, predicted))
     assert len(set(predicted.tolist())) > 1, "a model that has learnt nothing proves nothing"

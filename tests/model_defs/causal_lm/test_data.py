@@ -1,36 +1,19 @@
-"""Packed text: the same with workers and after a resume; documents kept apart where that is asked for."""
+"""The text of a causal language model: its own tokens, and documents kept apart where that is asked for."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
-from determined_ds import DataLoader
-from determined_ds.config.batch import Batch
-from determined_ds.errors import ConfigError
-from determined_ds.runtime.data.samples import training_data
 from model_defs.causal_lm.model import check_masks, positions_in_documents
 from model_defs.common.text import load_text
 from tests.model_defs.causal_lm import tiny
-
-WORDS = ["<unk>", "<eos>", "one", "two", "three", "four"]
-
-
-def save_tokenizer(folder: Path, **special_tokens: str) -> str:
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="<unk>", **special_tokens
-    ).save_pretrained(folder)
-    return str(folder)
+from tests.model_defs.words import save_tokenizer
+from tests.package import refusal
 
 
 @pytest.fixture
@@ -51,41 +34,12 @@ def test_a_models_own_tokenizer_is_taken_and_needs_no_pad_token(documents: str, 
     assert 1 in torch.cat([text.train[i][0] for i in range(4)])
 
 
-def test_a_model_that_begins_at_random_takes_bytes(documents: str) -> None:
-    for tokenizer in (None, "bytes"):
-        text = load_text({"path": documents, "tokenizer": tokenizer}, 4)
-        assert (text.vocab_size, text.separator) == (256, 0)
-
-
-def test_bytes_are_taken_for_a_model_where_they_are_asked_for(documents: str) -> None:
-    text = load_text({"path": documents, "tokenizer": "bytes"}, 4, default_tokenizer="nowhere")
-    assert text.vocab_size == 256
-
-
-def stream(dataset: Any, *, workers: int, start_batch: int, num: int) -> list[torch.Tensor]:
-    loader = DataLoader(dataset, batch_size=2, shuffle=True, drop_last=True, num_workers=workers)
-    batch = Batch(global_batch_size=8, micro_batch_size=2, accumulation=2, replicas=2)
-    batches = training_data(loader, batch=batch, replica=1, seed=7, start_batch=start_batch).batches
-    return [next(batches)[0] for _ in range(num)]
-
-
-def test_loaders_are_reproducible_with_workers_and_resume_exactly(tmp_path: Path) -> None:
-    text = load_text({"path": tiny.text_file(tmp_path)}, 32)
-    plain = stream(text.train, workers=0, start_batch=0, num=20)
-    for workers, start_batch in ((2, 0), (0, 3), (2, 3)):
-        again = stream(text.train, workers=workers, start_batch=start_batch, num=20 - 2 * start_batch)
-        assert all(torch.equal(a, b) for a, b in zip(plain[2 * start_batch :], again, strict=True))
-
-
-# ------------------------------------------------------------------------------------------ documents
-
-
-def test_positions_start_again_after_each_separator() -> None:
-    tokens_BT = torch.tensor([[5, 5, 0, 5, 5, 5, 0, 0], [0, 5, 5, 5, 5, 5, 5, 5]])
-    assert positions_in_documents(tokens_BT, 0).tolist() == [
-        [0, 1, 2, 0, 1, 2, 3, 0],
-        [0, 0, 1, 2, 3, 4, 5, 6],
-    ]
+@pytest.mark.parametrize(("tokenizer", "default"), [(None, None), ("bytes", None), ("bytes", "nowhere")])
+def test_bytes_are_taken_at_random_weights_or_where_asked_for(
+    tokenizer: str | None, default: str | None, documents: str
+) -> None:
+    text = load_text({"path": documents, "tokenizer": tokenizer}, 4, default_tokenizer=default)
+    assert (text.vocab_size, text.separator) == (256, 0)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral", "qwen3", "phi3", "gemma2"])
@@ -110,5 +64,5 @@ def test_isolated_documents_see_nothing_of_each_other(model_type: str) -> None:
 def test_a_model_whose_masks_know_no_documents_is_refused() -> None:
     config = transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=64)
     model = transformers.BloomForCausalLM(config)
-    with pytest.raises(ConfigError, match="attend_across_documents"):
-        check_masks(model, isolated=True)
+    found = refusal(lambda: check_masks(model, isolated=True))
+    assert "attend_across_documents" in f"{found.key} {found.fix}"

@@ -10,9 +10,10 @@ import transformers
 
 from determined_ds import SequenceGroup
 from model_defs.causal_lm.config import check_sliced
-from tests.making import refusal
+from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.ranks import Ranks
+from tests.model_defs.training import reported
+from tests.package import refusal
 
 TOLERANCE = 1e-5  # relative
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
@@ -33,22 +34,8 @@ KINDS: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("data")
-    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
-
-
-@pytest.fixture(scope="module")
 def ranks(one_rank: Ranks, two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
     return {1: one_rank, 2: two_ranks, 4: four_ranks}
-
-
-def curve(run_dir: Path) -> list[float]:
-    return [
-        *tiny.metrics(run_dir, "training", "loss"),
-        *tiny.metrics(run_dir, "training", "grad_norm"),
-        *tiny.metrics(run_dir, "validation", "validation_loss"),
-    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +46,7 @@ def test_losses_are_those_of_one_rank(
     ranks[1].run(tiny.train, tmp_path / "whole", tiny.hyperparameters(0, **more), data)
     hparams = tiny.hyperparameters(stage, **more, sequence_parallel_size=size)
     ranks[size].run(tiny.train, tmp_path / "sliced", hparams, data)
-    assert curve(tmp_path / "sliced") == pytest.approx(curve(tmp_path / "whole"), rel=TOLERANCE)
+    assert tiny.curve(tmp_path / "sliced") == pytest.approx(tiny.curve(tmp_path / "whole"), rel=TOLERANCE)
 
 
 # Which ranks write a checkpoint, and which go on: (ranks, ranks that share a sequence, ZeRO stage).
@@ -83,8 +70,7 @@ def test_a_checkpoint_is_of_no_layout(
         hparams = tiny.hyperparameters(stage, sequence_parallel_size=sequence)
         ranks[size].run(tiny.train, tmp_path / "run", hparams, data, batches, latest)
         latest = latest or tiny.checkpoint(tmp_path / "run").name
-    losses = tiny.metrics(tmp_path / "run", "training", "loss")
-    assert losses == pytest.approx(tiny.metrics(tmp_path / "whole", "training", "loss"), rel=TOLERANCE)
+    assert reported(tmp_path / "run") == pytest.approx(reported(tmp_path / "whole"), rel=TOLERANCE)
 
 
 def group_of(size: int) -> SequenceGroup:
@@ -113,8 +99,3 @@ def test_what_slices_would_train_otherwise_is_refused(
 ) -> None:
     found = refusal(lambda: check_sliced(config, group_of(size), 32, isolated=isolated))
     assert found.code == code or not code
-
-
-def test_only_the_kernel_that_needs_no_mask_is_taken() -> None:
-    assert refusal(lambda: group_of(2).attention("eager")).fix == "attn_implementation: sdpa"
-    assert SequenceGroup().attention("eager") == "eager"

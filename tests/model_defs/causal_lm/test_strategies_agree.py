@@ -1,4 +1,4 @@
-"""A strategy changes how a step is computed, and nothing of what is computed; what it saves is Hugging Face's."""
+"""ZeRO changes how a model, or a LoRA of one, is trained and built, and nothing of what is learnt; peft loads it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from determined_ds import load_model_from_checkpoint_path
+from tests.harness.ranks import ROOT, Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.ranks import ROOT, Ranks
 
 # Relative. fp32 sums in another order differ by about 1e-6 of a loss.
 TOLERANCE = 1e-4
 LORA = {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("data")
-    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.saved_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.mark.parametrize("kind", ["at random", "loaded", "lora"])
@@ -40,28 +29,11 @@ def test_losses_agree(kind: str, two_ranks: Ranks, data: dict[str, Any], base: P
         # One of them computes blocks again going backward, which changes nothing either.
         hparams = tiny.hyperparameters(stage, **more, activation_checkpointing=stage == 3)
         two_ranks.run(tiny.train, tmp_path / str(stage), hparams, data)
-        curves[stage] = [
-            *tiny.metrics(tmp_path / str(stage), "training", "loss"),
-            *tiny.metrics(tmp_path / str(stage), "validation", "validation_loss"),
-        ]
-    assert len(curves[0]) == 9
+        curves[stage] = tiny.curve(tmp_path / str(stage))
+    assert len(curves[0]) == 17
     assert curves[0][-1] < curves[0][0]
     for stage in (1, 2, 3):
         assert curves[stage] == pytest.approx(curves[0], rel=TOLERANCE), f"ZeRO {stage}"
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-def test_what_was_trained_loads_in_plain_huggingface(
-    stage: int, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
-) -> None:
-    two_ranks.run(tiny.train, tmp_path / "run", tiny.hyperparameters(stage), data, 2)
-    model: Any = load_model_from_checkpoint_path(tiny.checkpoint(tmp_path / "run"), context_dir=ROOT)
-    model.save_pretrained(tmp_path / "saved")
-    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    tokens_BT = torch.arange(64).reshape(2, 32)
-    with torch.no_grad():
-        assert torch.equal(plain(tokens_BT).logits, model(tokens_BT).logits)
-    assert plain.dtype == torch.float32
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
@@ -88,30 +60,17 @@ def test_adapters_load_in_plain_peft(
         assert torch.allclose(merged(tokens_BT).logits, trained, atol=1e-5)
 
 
-@pytest.mark.parametrize("lora", [None, {**LORA, "dropout": 0.1}], ids=["whole", "lora"])
-def test_a_run_goes_on_as_if_it_had_never_stopped(
-    lora: Any, two_ranks: Ranks, data: dict[str, Any], base: Path, tmp_path: Path
-) -> None:
-    hparams = tiny.hyperparameters(3, model=str(base), lora=lora)
-    for run, num_batches in (("straight", 5), ("stopped", 3)):
-        two_ranks.run(tiny.train, tmp_path / run, hparams, data, num_batches)
-    uuid = tiny.checkpoint(tmp_path / "stopped").name
-    two_ranks.run(tiny.train, tmp_path / "stopped", hparams, data, 5, uuid)
-    losses = tiny.metrics(tmp_path / "stopped", "training", "loss")
-    assert losses == tiny.metrics(tmp_path / "straight", "training", "loss")
-
-
 # ------------------------------------------------------------------------------------------ partitions
 
 
 def parameters_as_built(folder: str | None) -> dict[str, Any]:
     """In each rank: how a model is held before there is an engine."""
-    from determined_ds.config.accelerator import Accelerator
-    from determined_ds.runtime.group.distributed import join_process_group
+    import deepspeed
+
     from model_defs.causal_lm import config, model
     from model_defs.causal_lm.source import Source
 
-    join_process_group(Accelerator(name="cpu", num_devices=2, bf16=False, fp16=False))
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     source = None if folder is None else Source(name=folder)
     found = config.read_config(source, tiny.MODEL_CONFIG, vocab_size=256)
     ds_config = {"train_batch_size": 2, "zero_optimization": {"stage": 3}}
@@ -121,7 +80,7 @@ def parameters_as_built(folder: str | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_under_zero_3_no_rank_holds_the_model(loaded: bool, two_ranks: Ranks, base: Path) -> None:
-    whole = tiny.num_parameters()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(base).num_parameters()
     for held in two_ranks.run(parameters_as_built, str(base) if loaded else None):
         assert {numel for numel, _ in held.values()} == {0}, "each is a placeholder"
         assert sum(share for _, share in held.values()) == pytest.approx(whole / 2, rel=0.01)
@@ -170,18 +129,3 @@ def test_every_stage_starts_from_the_same_weights(
     assert len(found[0][0]) > 10
     for of_ranks in found:
         assert of_ranks == [found[0][0], found[0][0]]
-
-
-def test_weights_are_drawn_on_the_host_and_put_back_where_they_were() -> None:
-    """As on a GPU, whose own generator would draw others; here by a precision that the draw would follow."""
-    from model_defs.causal_lm.model import on_the_host
-
-    weight, bias = (torch.nn.Parameter(torch.ones(size, dtype=torch.bfloat16)) for size in (64, 8))
-    places = [parameter.data_ptr() for parameter in (weight, bias)]
-    drawn = torch.nn.init.normal_(torch.empty(64), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), on_the_host([weight, bias, weight]):
-        assert (weight.device.type, weight.dtype) == ("cpu", torch.float32)
-        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(weight, drawn.bfloat16())
-    assert torch.equal(bias, torch.ones(8, dtype=torch.bfloat16))
-    assert places == [parameter.data_ptr() for parameter in (weight, bias)]

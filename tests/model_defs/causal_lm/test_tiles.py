@@ -9,9 +9,9 @@ import pytest
 import transformers
 
 from model_defs.causal_lm.tiles import check_tiles
-from tests.making import refusal
+from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.ranks import Ranks
+from tests.package import refusal
 
 TOLERANCE = 1e-5  # relative
 # 3 and 5 divide no sequence of 32 tokens.
@@ -25,20 +25,6 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("data")
-    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
-
-
-def curve(run_dir: Path) -> list[float]:
-    return [
-        *tiny.metrics(run_dir, "training", "loss"),
-        *tiny.metrics(run_dir, "training", "grad_norm"),
-        *tiny.metrics(run_dir, "validation", "validation_loss"),
-    ]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_are_those_without_tiles(
     way: str, one_rank: Ranks, two_ranks: Ranks, data: dict[str, Any], tmp_path: Path
@@ -46,7 +32,7 @@ def test_losses_are_those_without_tiles(
     stage, more = WAYS[way]
     one_rank.run(tiny.train, tmp_path / "whole", tiny.hyperparameters(0), data)
     two_ranks.run(tiny.train, tmp_path / "tiled", tiny.hyperparameters(stage, **TILES, **more), data)
-    assert curve(tmp_path / "tiled") == pytest.approx(curve(tmp_path / "whole"), rel=TOLERANCE)
+    assert tiny.curve(tmp_path / "tiled") == pytest.approx(tiny.curve(tmp_path / "whole"), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from tests.ranks import ROOT
+from tests.harness.ranks import ROOT
+from tests.model_defs import training
+from tests.model_defs.training import reported
 
 SEQUENCE_LENGTH = 32
 SIZES = {
@@ -67,39 +68,14 @@ def train(
     latest_checkpoint: str | None = None,
 ) -> None:
     """Train in this rank, to a checkpoint at the end."""
-    from determined.pytorch import Batch
-
-    from determined_ds import Trainer, open_context
-    from model_defs.causal_lm.trial import CausalLMTrial
-
-    with open_context(
-        hparams=hparams,
-        exp_conf={"data": data, "reproducibility": {"experiment_seed": 5}},
-        run_dir=run_dir,
-        accelerator="cpu",
-        enable_tensorboard_logging=False,
-    ) as context:
-        Trainer(CausalLMTrial(context), context).fit(
-            max_length=Batch(num_batches),
-            reporting_period=Batch(1),
-            validation_period=Batch(num_batches),
-            checkpoint_period=Batch(num_batches),
-            checkpoint_policy="none",
-            latest_checkpoint=latest_checkpoint,
-        )
+    training.train(run_dir, "causal_lm", hparams, data, num_batches, latest_checkpoint=latest_checkpoint)
 
 
-def metrics(run_dir: Path, group: str, name: str) -> list[float]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"][name] for line in lines if line["group"] == group]
+def curve(run_dir: Path) -> list[float]:
+    """Losses and norms of a run's steps, and the losses of its validations."""
+    return reported(run_dir, "loss", "grad_norm") + reported(run_dir, "validation_loss", group="validation")
 
 
 def checkpoint(run_dir: Path) -> Path:
     (found,) = (run_dir / "checkpoints").iterdir()
     return found
-
-
-def num_parameters() -> int:
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, vocab_size=256))
-    return sum(p.numel() for p in model.parameters())

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from determined_ds.errors import DataError
 from model_defs.dcgan.data import load_images
 from model_defs.dcgan.images import WithLatents
+from tests.package import refusal, refusals
 
 
 def test_digits_by_default() -> None:
@@ -66,45 +65,18 @@ def test_a_folder_at_any_depth(folder: Path) -> None:
     assert load(folder, num_colours=1).train[0].shape == (1, 8, 8)
 
 
-def test_an_image_stays_on_its_side_when_others_come(folder: Path) -> None:
-    before = set(load(folder).validation.files)
-    Image.new("L", (8, 8)).save(folder / "new.png")
-    assert set(load(folder).validation.files) - {folder / "new.png"} == before
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("no folder", ["no such folder, seen from"]),
-        ("no image", ["there is no image in it"]),
-        ("one image", ["has one image"]),
-        ("corrupt", ["a/1.png", "this image cannot be read", "b/c/0.png"]),
-    ],
-)
-def test_what_is_wrong_with_a_folder(name: str, said: list[str], folder: Path, tmp_path: Path) -> None:
-    root = folder
-    if name in ("no image", "one image"):
-        root = tmp_path / "other"
-        root.mkdir()
-    if name == "no folder":
-        root = tmp_path / "nowhere"
-    if name == "one image":
-        Image.new("L", (8, 8)).save(root / "one.png")
-    if name == "corrupt":
-        (folder / "a/1.png").write_bytes(b"no image")
-        (folder / "b/c/0.png").write_bytes(b"")
-    with pytest.raises(DataError) as caught:
-        load(root)
-    assert all(problem.fix for problem in caught.value.problems)
-    for words in said:
-        assert words in str(caught.value)
-
-
-def test_a_file_that_is_cut_short_is_named_when_it_is_read(folder: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 255, (20, 20, 3), dtype=np.uint8)
-    for path in folder.rglob("[0-9]*.png"):
-        Image.fromarray(noise).save(path)
-        path.write_bytes(path.read_bytes()[:200])  # the header is whole
-    data = load(folder)
-    with pytest.raises(DataError, match=rf"{data.train.files[0].name}.*this image cannot be read"):
-        data.train[0]
+def test_what_is_wrong_with_a_folder(folder: Path, tmp_path: Path) -> None:
+    """It is not there, has no image, has one, and has some that cannot be read."""
+    assert refusal(lambda: load(tmp_path / "nowhere")).key == "data.path"
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert "no image" in refusal(lambda: load(bare)).message
+    Image.new("L", (8, 8)).save(bare / "one.png")
+    assert "one image" in refusal(lambda: load(bare)).message
+    for name, content in (("a/1.png", b"no image"), ("b/c/0.png", b"")):
+        (folder / name).write_bytes(content)
+    found = refusals(lambda: load(folder))
+    assert sorted(str(Path(str(problem.value)).relative_to(folder)) for problem in found) == [
+        "a/1.png",
+        "b/c/0.png",
+    ]

@@ -1,11 +1,10 @@
-"""DCGAN's two models: their published size, shapes, independence of images, start, losses, and what is refused."""
+"""DCGAN's two models: published size and start, shapes, independence of images, losses and Fréchet distance."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from determined_ds.errors import ConfigError
 from model_defs.dcgan.frechet import FrechetDistance, features, frechet_distance
 from model_defs.dcgan.model import (
     DCGANConfig,
@@ -25,6 +24,11 @@ def test_full_size_parameters() -> None:
         generator, discriminator = Generator(DCGANConfig()), Discriminator(DCGANConfig())
     assert sum(p.numel() for p in generator.parameters()) == 3_576_704
     assert sum(p.numel() for p in discriminator.parameters()) == 2_765_568
+
+
+def test_convolutions_start_as_published() -> None:
+    weight = Generator(dcgan_config(SMALL), seed=3).state_dict()["layers.0.weight"]
+    assert weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("image_size", [8, 16, 32])
@@ -47,17 +51,6 @@ def test_an_image_does_not_depend_on_the_others() -> None:
     assert torch.allclose(discriminator(images)[2:], discriminator(images[2:]), atol=1e-6)
 
 
-def test_weights_depend_on_seed_and_name_alone() -> None:
-    torch.manual_seed(1)
-    first = Generator(dcgan_config(SMALL), seed=3).state_dict()
-    torch.manual_seed(2)
-    again = Generator(dcgan_config(SMALL), seed=3).state_dict()
-    assert all(torch.equal(value, again[name]) for name, value in first.items())
-    other = Generator(dcgan_config(SMALL), seed=4).state_dict()
-    assert not torch.equal(first["layers.0.weight"], other["layers.0.weight"])
-    assert first["layers.0.weight"].std().item() == pytest.approx(0.02, rel=0.1)
-
-
 def test_losses() -> None:
     undecided = torch.zeros(3)
     assert discriminator_loss(undecided, undecided).item() == pytest.approx(2 * 0.693147)
@@ -65,21 +58,6 @@ def test_losses() -> None:
     sure = torch.full((3,), 50.0)
     assert discriminator_loss(sure, -sure).item() == pytest.approx(0.0, abs=1e-6)
     assert generator_loss(-sure).item() == pytest.approx(50.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"image_size": 48}, ["image_size = 48", "power of two", "image_size: 32 or 64"]),
-        ({"image_size": 4}, ["image_size = 4", "at least 8", "image_size: 8"]),
-        ({"latent_size": 0, "generator_features": "x"}, ["latent_size = 0", "generator_features = 'x'"]),
-    ],
-)
-def test_sizes_that_do_not_fit(changes: dict[str, object], said: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        dcgan_config({**SMALL, **changes, "learning_rate": 0.1})
-    for words in said:
-        assert words in str(caught.value)
 
 
 # -------------------------------------------------------------------------------------- Fréchet distance
@@ -91,12 +69,6 @@ def test_distance_of_normal_distributions() -> None:
     other = (torch.tensor([3.0, 1.0]).double(), torch.diag(torch.tensor([1.0, 9.0]).double()))
     assert frechet_distance(one, other) == pytest.approx(9 + 1)
     assert frechet_distance(one, one) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_features_of_digits_are_their_pixels() -> None:
-    images = torch.rand(3, 1, 8, 8)
-    assert torch.equal(features(images), images.flatten(1).double())
-    assert features(torch.rand(3, 3, 64, 64)).shape == (3, 192)
 
 
 def test_the_distance_is_of_all_ranks_together() -> None:

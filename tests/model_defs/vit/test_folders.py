@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from determined_ds.errors import DataError, Problem
-from model_defs.vit.folders import MAX_PROBLEMS, Finder, ImageFile, ImageSplits
+from model_defs.vit.folders import Finder, ImageFile, ImageSplits
+from tests.package import refusals
 
 CLASSES = ["apple_pie", "baby_back_ribs", "waffles"]
 
@@ -40,12 +40,10 @@ def names(images: list[ImageFile], root: Path) -> list[tuple[str, int]]:
     return [(Path(image.path).relative_to(root).as_posix(), image.label) for image in images]
 
 
-def problems_of(root: Path) -> tuple[Problem, ...]:
-    with pytest.raises(DataError) as caught:
-        found(root)
-    assert all((problem.key, problem.value) == ("data.path", str(root)) for problem in caught.value.problems)
-    assert all(problem.fix for problem in caught.value.problems)
-    return caught.value.problems
+def problems_of(root: Path) -> list[str]:
+    problems = refusals(lambda: found(root))
+    assert {(problem.key, problem.value) for problem in problems} == {("data.path", str(root))}
+    return [problem.message for problem in problems]
 
 
 # --- Food-101 ---
@@ -63,34 +61,11 @@ def test_food_101_as_published(food101: Path) -> None:
 def test_what_is_wrong_with_the_lists_is_named_by_line(food101: Path) -> None:
     with (food101 / "meta/train.txt").open("a") as file:
         file.write("waffles/77\npancakes/1\nwaffles\nwaffles/3\n")
-    messages = [problem.message for problem in problems_of(food101)]
-    assert messages == [
-        "meta/train.txt:10 names images/waffles/77.jpg, which is not there.",
-        "meta/train.txt:11 is of class 'pancakes', which is not in meta/classes.txt.",
-        "meta/train.txt:12 is 'waffles', not <class>/<id>.",
-        "waffles/3 is in both meta/train.txt and meta/test.txt: validation data would be trained on.",
-    ]
-
-
-def test_many_missing_images_are_a_few_problems(food101: Path) -> None:
-    (food101 / "meta/train.txt").write_text("".join(f"waffles/{i}\n" for i in range(100, 200)))
-    assert len(problems_of(food101)) == MAX_PROBLEMS
-
-
-@pytest.mark.parametrize("name", ["classes.txt", "train.txt", "test.txt"])
-def test_lists_that_cannot_be_read(food101: Path, name: str) -> None:
-    (food101 / "meta" / name).write_bytes(b"cr\xe8me")
-    assert f"meta/{name} is not UTF-8: byte 0xe8 at offset 2." in [p.message for p in problems_of(food101)]
-    (food101 / "meta" / name).unlink()
-    assert any(
-        p.message == f"meta/{name} cannot be read: No such file or directory." for p in problems_of(food101)
-    )
-
-
-def test_an_empty_split(food101: Path) -> None:
-    (food101 / "meta/test.txt").write_text("\n")
-    (problem,) = problems_of(food101)
-    assert problem.message == "there is no image for validation."
+    unlisted, unknown, no_path, twice = problems_of(food101)
+    assert all(word in unlisted for word in ("meta/train.txt:10", "images/waffles/77.jpg"))
+    assert all(word in unknown for word in ("meta/train.txt:11", "'pancakes'"))
+    assert "meta/train.txt:12" in no_path
+    assert all(word in twice for word in ("waffles/3", "meta/train.txt", "meta/test.txt"))
 
 
 # --- a folder a class ---
@@ -139,12 +114,12 @@ def test_classes_that_do_not_match(tmp_path: Path) -> None:
     for name in ("train/a/0.png", "train/b/0.png", "val/c/0.png"):
         picture(tmp_path / name)
     (tmp_path / "val/b").mkdir()
-    messages = [problem.message for problem in problems_of(tmp_path)]
-    assert messages == ["val/b holds no image.", "val/c is of a class that training does not have."]
+    empty, unknown = problems_of(tmp_path)
+    assert empty.startswith("val/b")
+    assert unknown.startswith("val/c")
 
 
 def test_nothing_to_learn_from(tmp_path: Path) -> None:
-    assert "no such folder" in problems_of(tmp_path / "nowhere")[0].message
-    assert "no image in it" in problems_of(tmp_path)[0].message
+    assert len(problems_of(tmp_path / "nowhere")) == len(problems_of(tmp_path)) == 1
     picture(tmp_path / "only" / "0.png")
-    assert "two classes" in problems_of(tmp_path)[0].message
+    assert "two classes" in problems_of(tmp_path)[0]

@@ -1,14 +1,12 @@
-"""What tools have written, by their own readers."""
+"""What W&B and MLflow have of a run, by their own formats and clients."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import struct
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,9 +45,7 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
         run: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "exit_code": None}
         for record in wandb_records(file):
             if record.HasField("run"):
-                run |= {"id": record.run.run_id, "project": record.run.project}
-                run |= {"name": record.run.display_name, "group": record.run.run_group}
-                run["tags"] = list(record.run.tags)
+                run |= {"id": record.run.run_id, "project": record.run.project, "tags": [*record.run.tags]}
                 run["config"] |= _items(record.run.config.update)
             elif record.HasField("config"):
                 run["config"] |= _items(record.config.update)
@@ -72,42 +68,6 @@ def points_of(rows: list[dict[str, Any]], name: str, step: str) -> Points:
     return [(int(row[step]), float(row[name])) for row in rows if row.get(name) not in (None, "")]
 
 
-def comet_archives(folder: Path, key: str) -> list[dict[str, Any]]:
-    """Each start of an offline experiment: ``experiment``, ``metrics`` by name, ``others`` and ``parameters``."""
-    found = []
-    for file in sorted(folder.glob(f"{key}*.zip"), key=lambda path: path.stat().st_mtime):
-        with zipfile.ZipFile(file) as archive:
-            messages = [json.loads(line) for line in archive.read("messages.json").splitlines()]
-            read: dict[str, Any] = {"experiment": json.loads(archive.read("experiment.json"))}
-        read |= {"metrics": {}, "others": {}, "parameters": {}}
-        for message in messages:
-            payload = message["payload"]
-            if message["type"] == "metric_msg":
-                metric = payload["metric"]
-                value = (metric["step"], float(metric["metricValue"]))
-                read["metrics"].setdefault(metric["metricName"], []).append(value)
-            elif message["type"] == "log_other":
-                read["others"][payload["key"]] = payload["value"]
-            elif message["type"] == "parameter_msg":
-                read["parameters"][payload["param"]["paramName"]] = payload["param"]["paramValue"]
-        found.append(read)
-    return found
-
-
-def csv_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.csv``."""
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
-def scalars(folder: Path, tag: str) -> Points:
-    """A scalar as TensorBoard shows it."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder)).Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
 @contextlib.contextmanager
 def serving_mlflow(folder: Path) -> Iterator[str]:
     """MLflow's own server, on loopback. Yields its url."""
@@ -124,15 +84,13 @@ def serving_mlflow(folder: Path) -> Iterator[str]:
     thread.join()
 
 
-def mlflow_run(uri: str, experiment: str, key: str) -> tuple[Any, Any]:
-    """The client, and the one run of a key in an experiment."""
+def mlflow_runs(uri: str, experiment: str) -> tuple[Any, list[Any]]:
+    """The client, and the runs of an experiment."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
-    runs = client.search_runs([found.experiment_id], f"tags.`determined_ds.run` = '{key}'")
-    assert len(runs) == 1
-    return client, runs[0]
+    return client, list(client.search_runs([found.experiment_id]))
 
 
 def mlflow_points(client: Any, run: Any, name: str) -> Points:

@@ -5,17 +5,14 @@ The model is the identity and a sample is its own number, so that the mean over 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
+from tests.package import records
 
 MICRO_BATCH_SIZE = 2
 ACCUMULATION = 4
@@ -48,18 +45,10 @@ def hyperparameters(kind: str) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def opened(kind: str, run_dir: Path | None = None, **more: Any) -> Iterator[Any]:
+def opened(kind: str, run_dir: Path | None = None) -> Any:
     from determined_ds import open_context
 
-    with open_context(
-        hparams={**hyperparameters(kind), **more},
-        exp_conf={"searcher": {"name": "single", "metric": "validation_loss"}},
-        run_dir=run_dir,
-        accelerator="cpu",
-        enable_tensorboard_logging=False,
-    ) as context:
-        yield context
+    return open_context(hparams=hyperparameters(kind), run_dir=run_dir, accelerator="cpu")
 
 
 def identity() -> torch.nn.Linear:
@@ -71,30 +60,43 @@ def identity() -> torch.nn.Linear:
 
 def trial_classes() -> dict[str, Any]:
     """The trials, made where deepspeed is loaded: in a rank."""
-    from determined.pytorch import Reducer
+    from determined.pytorch import PyTorchCallback
 
     from determined_ds import DataParallelTrial, PipelineTrial
+
+    class Keeping(PyTorchCallback):
+        def __init__(self, validated: list[dict[str, Any]]) -> None:
+            self.validated = validated
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            self.validated.append({name: metrics[name] for name in metrics.keys() - {"batches"}})
 
     class Shared:
         """Data of any size, and a reducer that keeps every sample it is shown."""
 
         size = 1
-        streamed = False
+        data = "indexed"
         context: Any
         training_loader: Any
         validation_loader: Any
 
         def prepare(self) -> None:
             self.seen = self.context.wrap_reducer(sorted_numbers, name="seen")
+            self.validated: list[dict[str, Any]] = []
 
         def build_training_data_loader(self) -> Any:
             return self.training_loader(Numbers(64), shuffle=False)
 
         def build_validation_data_loader(self) -> Any:
             data = Numbers(self.size)
+            if self.data == "torch's":
+                return torch.utils.data.DataLoader(data, batch_size=MICRO_BATCH_SIZE, shuffle=True)
             return self.validation_loader(
-                (lambda: (data[i] for i in range(len(data)))) if self.streamed else data
+                (lambda: (data[i] for i in range(len(data)))) if self.data == "stream" else data
             )
+
+        def build_callbacks(self) -> Any:
+            return {"keeping": Keeping(self.validated)}
 
     class Replicated(Shared, DataParallelTrial):
         def build_model(self) -> torch.nn.Module:
@@ -104,16 +106,6 @@ def trial_classes() -> dict[str, Any]:
             self.seen.update(batch[1].flatten().tolist())
             return model(batch[0]).mean()
 
-    class Summed(Replicated):
-        """Reports how many samples it saw, to be added up, and the largest."""
-
-        def evaluation_reducer(self) -> Any:
-            return {"count": Reducer.SUM, "largest": Reducer.MAX}
-
-        def evaluate(self, model: Any, batch: Any) -> dict[str, Any]:
-            outputs = model(batch[0])
-            return {"count": len(outputs), "largest": outputs.max(), "mean": outputs.mean()}
-
     class Piped(Shared, PipelineTrial):
         def build_layers(self) -> list[Any]:
             return [identity(), identity()]
@@ -122,12 +114,6 @@ def trial_classes() -> dict[str, Any]:
             self.seen.update(targets.flatten().tolist())
             return outputs.mean()
 
-        def evaluate_batch(self, dataloader_iter: Any, batch_idx: int) -> dict[str, Any]:
-            return {**super().evaluate_batch(dataloader_iter, batch_idx), "calls": 1}
-
-        def evaluation_reducer(self) -> Any:
-            return {"calls": Reducer.SUM}
-
     class Whole(Replicated):
         """Validates on the chief, the whole of the data."""
 
@@ -135,7 +121,7 @@ def trial_classes() -> dict[str, Any]:
             numbers = [number for batch in data_loader for number in batch[0].flatten().tolist()]
             return {"validation_loss": sum(numbers) / len(numbers), "numbers": numbers}
 
-    return {"replicated": Replicated, "summed": Summed, "piped": Piped, "whole": Whole}
+    return {"replicated": Replicated, "piped": Piped, "whole": Whole}
 
 
 def sorted_numbers(lists: list[list[float]]) -> list[float]:
@@ -145,48 +131,42 @@ def sorted_numbers(lists: list[list[float]]) -> list[float]:
 # ------------------------------------------------------------------------------- every size, every strategy
 
 
-def validate(kind: str, name: str, sizes: tuple[int, ...], streamed: bool = False) -> list[dict[str, Any]]:
+def validate(kind: str, name: str, sizes: tuple[int, ...], data: str = "indexed") -> list[dict[str, Any]]:
     """The metrics of a validation of each size, one engine for all of them."""
-    from determined_ds.runtime.loop.validation import Validator
+    from determined.pytorch import Batch
 
-    results = []
+    from determined_ds import Trainer
+
     with opened(kind) as context:
         trial = trial_classes()[name](context)
-        trial.streamed = streamed
-        for size in sizes:
-            trial.size = size
-            results.append(Validator(trial, context).run([]))
-    return results
+        trial.data = data
+        for trial.size in sizes:
+            Trainer(trial, context).fit(max_length=Batch(1), checkpoint_policy="none")
+        return list(trial.validated)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("kind", ["0", "3", "pipeline"])
-def test_every_sample_counts_once(two_ranks: Ranks, kind: str, streamed: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("0", "indexed"),
+        ("0", "torch's"),
+        ("3", "stream"),
+        ("pipeline", "indexed"),
+        ("pipeline", "stream"),
+        pytest.param("3", "indexed", marks=pytest.mark.long("ZeRO 0, and ZeRO 3 on a stream, are short")),
+    ],
+)
+def test_every_sample_counts_once(two_ranks: Ranks, kind: str, data: str) -> None:
     """With 1 to 19 samples: on one rank fewer batches than on the other, and smaller last ones, or none.
 
     Of a stream nobody knows how many there are, until it ends.
     """
     name = "piped" if kind == "pipeline" else "replicated"
-    first, second = two_ranks.run(validate, kind, name, SIZES, streamed)
+    first, second = two_ranks.run(validate, kind, name, SIZES, data)
     assert first == second, "every rank knows the metrics"
     for size, metrics in zip(SIZES, first, strict=True):
         assert metrics["validation_loss"] == pytest.approx((size - 1) / 2), size
         assert metrics["seen"] == [float(number) for number in range(size)], size
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_pipeline_overlaps_as_many_micro_batches_as_in_training(two_ranks: Ranks, streamed: bool) -> None:
-    """Only a smaller last micro-batch goes by itself; and ranks of one replica count it once."""
-    sizes = (8, 16, 10, 9)  # micro-batches: 4; 4 + 4; 4 + 1; 4 + a smaller one
-    results = two_ranks.run(validate, "pipeline", "piped", sizes, streamed)[0]
-    assert [metrics["calls"] for metrics in results] == [1, 2, 2, 2]
-
-
-@pytest.mark.parametrize("kind", ["0", "3"])
-def test_other_reducers_than_the_mean(two_ranks: Ranks, kind: str) -> None:
-    for metrics, size in zip(two_ranks.run(validate, kind, "summed", (1, 5, 9))[1], (1, 5, 9), strict=True):
-        expected = {"count": size, "largest": size - 1, "mean": pytest.approx((size - 1) / 2), "seen": []}
-        assert metrics == expected
 
 
 # ----------------------------------------------------------------------------- in the middle of training
@@ -200,22 +180,18 @@ def train_and_validate(kind: str, name: str, run_dir: Path) -> None:
     with opened(kind, run_dir) as context:
         trial = trial_classes()[name](context)
         trial.size = 5
-        Trainer(trial, context).fit(
-            max_length=Batch(4),
-            reporting_period=Batch(3),
-            validation_period=Batch(1),
-            checkpoint_policy="none",
-        )
+        periods = {"reporting_period": Batch(3), "validation_period": Batch(1)}
+        Trainer(trial, context).fit(max_length=Batch(4), checkpoint_policy="none", **periods)
 
 
 @pytest.mark.parametrize("kind", ["0", "pipeline"])
 def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
-    two_ranks: Ranks, kind: str, tmp_path: Path, metrics_of: Callable[..., Any]
+    two_ranks: Ranks, kind: str, tmp_path: Path
 ) -> None:
     two_ranks.run(train_and_validate, kind, "piped" if kind == "pipeline" else "replicated", tmp_path)
     size = hyperparameters(kind)["global_batch_size"]
     numbers = [float(number % 64) for number in range(4 * size)]
-    reports = metrics_of(tmp_path, "training")
+    reports = [metrics for _, metrics in records(tmp_path, "training")]
     assert [metrics["seen"] for metrics in reports] == [
         sorted(numbers[: 3 * size]),
         sorted(numbers[3 * size :]),
@@ -223,7 +199,7 @@ def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
     assert [metrics["loss"] for metrics in reports] == pytest.approx(
         [sum(numbers[: 3 * size]) / (3 * size), sum(numbers[3 * size :]) / size]
     )
-    validations = metrics_of(tmp_path, "validation")
+    validations = [metrics for _, metrics in records(tmp_path, "validation")]
     assert [metrics["seen"] for metrics in validations] == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 4
     assert [metrics["validation_loss"] for metrics in validations] == [2.0] * 4
 
@@ -231,49 +207,20 @@ def test_a_validation_leaves_what_reducers_hold_of_the_training_alone(
 # ------------------------------------------------------------------------------------ the whole on the chief
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks, streamed: bool) -> None:
-    for (metrics,) in two_ranks.run(validate, "0", "whole", (5,), streamed):
+def test_evaluate_full_dataset_is_given_all_of_it_on_the_chief(two_ranks: Ranks) -> None:
+    for (metrics,) in two_ranks.run(validate, "0", "whole", (5,), "stream"):
         assert metrics["validation_loss"] == 2.0
         assert metrics["numbers"] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def refused(kind: str, name: str) -> str:
-    from determined_ds.errors import TrainingError
+    from determined_ds import TrainingError
 
-    try:
+    with pytest.raises(TrainingError) as raised:
         validate(kind, name, (5,))
-    except TrainingError as error:
-        return str(error)
-    return ""
+    return str(raised.value)
 
 
 def test_evaluate_full_dataset_is_refused_where_it_would_hang(two_ranks: Ranks) -> None:
     for message in two_ranks.run(refused, "3", "whole"):
         assert "evaluate_batch" in message
-
-
-# ------------------------------------------------------------------------------------- a trial's mistakes
-
-
-# ---------------------------------------------------------------------------------------- the plan, by itself
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 3), max_size=9), min_size=1, max_size=3).filter(any), st.integers(1, 4)
-)
-def test_a_call_never_mixes_what_weighs_differently(sizes: list[list[int]], at_most: int) -> None:
-    from determined_ds.runtime.data.shares import CallPlan
-
-    plan = CallPlan(sizes, at_most=at_most)
-    assert plan.num_batches == max(len(own) for own in sizes)
-    left = plan.num_batches
-    while left:
-        count = plan.next(left)
-        assert 1 <= count <= min(at_most, left)
-        start = plan.num_batches - left
-        for own in sizes:
-            if own:  # a rank without a data loader weighs nothing
-                padded = own + [0] * (plan.num_batches - len(own))
-                assert len(set(padded[start : start + count])) == 1
-        left -= count

@@ -1,0 +1,212 @@
+"""What ``det-ds check train.py`` says of code that was written for another trainer: each line that has to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from tests.harness.checked import findings
+
+# The comments name what is found in their lines.
+PLAIN = """
+import argparse, deepspeed, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--local_rank", type=int)  # local-rank
+parser = deepspeed.add_config_arguments(parser)  # config-arguments
+args = parser.parse_args()
+deepspeed.init_distributed()  # session
+dist.init_process_group("nccl")  # process-group
+torch.cuda.set_device(args.local_rank)  # device
+device = torch.device("cuda", args.local_rank)  # device
+sampler = DistributedSampler(train_set)  # sampler
+train_loader = DataLoader(train_set, sampler=sampler)  # data-loader
+test_loader = torch.utils.data.DataLoader(test_set)  # data-loader
+engine, *_ = deepspeed.initialize(args=args, model=model.cuda(), training_data=train_set)  # device initialize
+engine.load_checkpoint("out")  # load-checkpoint
+for epoch in range(3):
+    sampler.set_epoch(epoch)  # sampler
+    for batch in train_loader:
+        loss = engine(batch.to(device))
+        engine.backward(loss)
+        engine.step()
+        print(epoch, loss.item())  # report
+    engine.save_checkpoint("out")  # save-checkpoint
+print("done")
+"""
+PIPELINE = """
+import deepspeed
+engine, _, _, _ = deepspeed.initialize(model=net, config="ds.json")  # initialize session
+for step in range(10):
+    loss = engine.train_batch(data_iter=batches)  # train-batch
+"""
+PORTED = """
+import deepspeed
+import determined_ds
+deepspeed.init_distributed()
+
+with determined_ds.session() as s:
+    engine, *_ = deepspeed.initialize(model=net, config=s.ds_config)
+    s.checkpoint(engine)
+    for epoch in s.epochs(2):
+        for batch in s.loader(dataset):
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+            s.report({"loss": loss})
+            print(loss)
+"""
+TRAINER = """
+from determined.pytorch import deepspeed as det_ds, Batch  # determined-own
+import trial
+
+with det_ds.init() as context:
+    trainer = det_ds.Trainer(trial.Mine(context), context)
+    trainer.fit(max_length=Batch(10))  # latest-checkpoint
+"""
+OWN_TRIAL = """
+from determined.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext  # determined-import
+
+class Base(DeepSpeedTrial):
+    pass
+
+class Mine(Base):
+    def train_batch(self, batches):
+        return self.engine(next(batches).cuda())  # device
+"""
+OTHER_TRIAL = """
+from determined.pytorch import PyTorchTrial
+
+class Mine(PyTorchTrial):  # other-trial
+    pass
+"""
+HF = """
+import transformers
+from transformers import HfArgumentParser, Trainer, TrainingArguments  # arguments
+
+class Own(Trainer):
+    pass
+
+args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+trainer = Own(model, args)  # det-callback
+trainer.train()  # resume-from-checkpoint
+other = transformers.Trainer(model=model)  # det-callback
+other.train(resume_from_checkpoint=None)
+"""
+HF_OF_DETERMINED = """
+from determined.transformers import DetCallback  # det-callback
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments  # arguments
+trainer = Seq2SeqTrainer(callbacks=[DetCallback(core_context, args)])
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator()  # accelerator
+"""
+CORE = """
+import determined as det
+with det.core.init() as core_context:
+    pass
+"""
+NOTHING = """# unknown-script
+import torch
+"""
+EXAMPLES = {
+    name.lower(): text
+    for name, text in globals().items()
+    if name.isupper() and isinstance(text, str) and "\n" in text
+}
+
+
+def expected(text: str) -> set[tuple[int, str]]:
+    lines = enumerate(text.splitlines(), 1)
+    return {(number, code) for number, line in lines for code in line.partition("  # ")[2].split()}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_line_that_has_to_change_is_named_with_its_fix(name: str, tmp_path: Path) -> None:
+    text = EXAMPLES[name].replace("# unknown-script", "pass  # unknown-script")
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    found = [each for each in findings(file) if each.code != "no-experiment"]
+    assert {(each.line, each.code) for each in found} == expected(text)
+    assert all(each.message and each.fix for each in found)
+
+
+def fixes(text: str, tmp_path: Path) -> dict[str, list[str]]:
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    found: dict[str, list[str]] = {}
+    for each in findings(file):
+        found.setdefault(each.code, []).append(each.fix)
+    return found
+
+
+def test_a_fix_is_written_with_the_names_of_the_script(tmp_path: Path) -> None:
+    found = fixes(PLAIN, tmp_path)
+    assert found["report"] == ['write s.report({"loss": loss})']
+    assert found["data-loader"] == ["write s.loader(train_set)", "write s.validation_loader(test_set)"]
+    assert "s.loader(train_set)" in found["initialize"][0]
+    assert "s.checkpoint(engine)" in found["initialize"][0]
+    assert found["device"][-1] == "write model.to(s.device)"
+    assert found["sampler"] == ["remove it", "remove sampler.set_epoch(...)"]
+    found = fixes(OWN_TRIAL, tmp_path)
+    assert found["determined-import"] == [
+        "write from determined_ds.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext"
+    ]
+    assert fixes(TRAINER, tmp_path)["determined-own"] == [
+        "write from determined_ds import deepspeed as det_ds"
+    ]
+
+
+def test_what_may_stay_is_a_note(tmp_path: Path) -> None:
+    ported = f"import determined_ds\nwith determined_ds.session() as s:\n    pass\n{PLAIN}"
+    (tmp_path / "train.py").write_text(ported)
+    left = {each.code: each.severity for each in findings(tmp_path / "train.py")}
+    assert left.pop("process-group") == "warning"
+    assert set(left.values()) == {"note"}
+
+
+def test_it_ends_with_the_command_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import trial\n" + CORE)
+    Path("trial.py").write_text(OWN_TRIAL)
+    done = CliRunner().invoke(main, ["check", "train.py"])
+    assert done.exit_code == 0
+    assert "train.py: run it with: det-ds run train.yaml .\n" in done.stdout
+    assert re.search(
+        r"fix: write train.yaml: \{name: train, entrypoint: python3 .* python3 train.py,", done.stdout
+    )
+    Path("ds.json").write_text('{"train_batch_size": 8}')
+    assert (
+        "hyperparameters: {deepspeed_config: ds.json}"
+        in CliRunner().invoke(main, ["check", "train.py"]).stdout
+    )
+    Path("experiments").mkdir()
+    Path("experiments/mine.yaml").write_text("entrypoint: python3 train.py\n")
+    for file in ("train.py", "trial.py"):  # the module that a script imports, too
+        done = CliRunner().invoke(main, ["check", file])
+        assert f"{file}: run it with: det-ds run experiments/mine.yaml .\n" in done.stdout
+        assert "no-experiment" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"import x y\n", "train.py:1:1: error: is not Python"),
+        (b"import deepspeed\nname = '\xff'\n", "error: is not Python"),
+        (None, "No such file"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "train.py").write_bytes(content)
+    done = CliRunner().invoke(main, ["check", str(tmp_path / "train.py")])
+    assert done.exit_code == 2
+    assert said in done.stdout

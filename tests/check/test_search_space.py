@@ -1,0 +1,172 @@
+"""Every point of a search is judged as it would be alone; those that cannot run are counted and described."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from tests.harness.checked import DEEPSPEED, report_of
+
+GRID = {"name": "grid", "metric": "validation_loss"}
+PIPELINE = """
+from determined_ds import PipelineTrial
+
+
+class T(PipelineTrial):
+    pass
+"""
+
+
+def choice(*values: Any) -> dict[str, Any]:
+    return {"type": "categorical", "vals": list(values)}
+
+
+def wrapped(value: Any) -> Any:
+    return {"type": "const", "val": value} if isinstance(value, dict) else value
+
+
+STATES = {"zero_optimization": {"stage": 2}}
+OFFLOADED = {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}}
+RATE = {"optimizer": {"params": {"lr": 0.5}}}
+# What of each hyperparameter is searched.
+SPACES: dict[str, dict[str, list[Any]]] = {
+    "the batch": {"global_batch_size": [8, 9, "8"], "micro_batch_size": [1, 2, 4, None]},
+    "stages": {"pipe_parallel_size": [1, 2], "global_batch_size": [8, 10], "micro_batch_size": [2, 3]},
+    "the JSON": {
+        "deepspeed_config": ["plain.json", "wrong.json", "none.json", 3],
+        "learning_rate": [0.1, "0.1"],
+    },
+    "overwritten values": {"overwrite_deepspeed_args": [STATES, OFFLOADED, RATE], "zero_stage": [1, 2]},
+    "what fills auto": {
+        "betas": [[0.9, 0.95], 1, None],
+        "adam_beta1": [0.8, None],
+        "max_grad_norm": [1.0, "x"],
+    },
+    "the length": {"fit": [{"max_length": {"batches": 3}}, {"max_lenght": 1}], "dropout": [0.1, 0.2]},
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_points_judged_together_get_the_verdict_that_each_gets_alone(tmp_path: Path, name: str) -> None:
+    for file, stage in (("plain", 1), ("wrong", 7)):
+        ds = {**DEEPSPEED, "zero_optimization": {"stage": stage}}
+        (tmp_path / f"{file}.json").write_text(json.dumps(ds))
+    searched = SPACES[name]
+    axes = {key: choice(*values) for key, values in searched.items()}
+    together = report_of(tmp_path, hyperparameters=axes, searcher=GRID)
+    points = [*itertools.product(*searched.values())]
+    runnable, codes = 0, set()
+    for values in points:
+        alone = report_of(tmp_path, hyperparameters=dict(zip(searched, map(wrapped, values), strict=True)))
+        refused = {each.code for each in alone["findings"] if each.severity == "error"}
+        runnable += not refused
+        codes |= refused
+    assert together["points"] == {"checked": len(points), "runnable": runnable, "size": len(points)}
+    assert codes
+    assert {each.code for each in together["findings"] if each.points} & codes
+
+
+def test_a_schedule_is_judged_with_its_micro_batches_and_its_chunks(tmp_path: Path) -> None:
+    """Of two stages."""
+    report = report_of(
+        tmp_path,
+        trial=PIPELINE,
+        searcher=GRID,
+        hyperparameters={
+            "global_batch_size": 24,
+            "pipe_parallel_size": 2,
+            "pipe_schedule": choice("1f1b", "interleaved", "dualpipev", "zb-h1"),
+            "pipe_chunks": choice(None, 4),
+            "overwrite_deepspeed_args": {"gradient_accumulation_steps": choice(2, 3, 4)},
+        },
+    )
+    any_batch, folded, in_turns = 2 * 3, 1, 2 * 2
+    assert report["points"] == {"checked": 24, "runnable": any_batch + folded + in_turns, "size": 24}
+    refused = {each.code: each.points for each in report["findings"] if each.code.startswith("pipe-")}
+    assert {code: points and points["count"] for code, points in refused.items()} == {
+        "pipe-chunks": 9,
+        "pipe-schedule": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("batches", "micro", "count", "where"),
+    [
+        ([8, 9, 10, 11], [1, 1], 4, "all 4 points with global_batch_size = 9 or 11"),
+        ([8, 16, 24], [1, 2, 3], 2, "all 2 points with global_batch_size = 8 or 16 and micro_batch_size = 3"),
+        ([8, 9], [1, 8], 3, "all 3 points with global_batch_size = 9, or micro_batch_size = 8"),
+        ([8, 9], [1, 2], 2, "all 2 points with global_batch_size = 9"),
+        (
+            range(8, 48),
+            [1],
+            20,
+            "all 20 points with global_batch_size = 9, 11, 13, 15, 17, 19 or 14 more values",
+        ),
+        (
+            [8, 9, 12, 16, 20, 28, 44, 52, 68],  # all but 9 have one divisor each
+            [4, 6, 8, 10, 14, 22, 26, 34],
+            63,
+            "63 points: every one with global_batch_size = 9; e.g. global_batch_size = 8, micro_batch_size = 6",
+        ),
+    ],
+)
+def test_the_points_that_cannot_run_are_counted_and_described(
+    tmp_path: Path, batches: Sequence[int], micro: Sequence[int], count: int, where: str
+) -> None:
+    space = {"global_batch_size": choice(*batches), "micro_batch_size": choice(*micro)}
+    report = report_of(tmp_path, hyperparameters=space, searcher=GRID)
+    (only,) = report["findings"]
+    size = len(batches) * len(micro)
+    share = pytest.approx(count / size)
+    assert only.points == {"count": count, "share": share, "of": size, "exact": True, "where": where}
+    assert report["points"]["runnable"] == size - count
+
+
+@pytest.mark.parametrize(
+    ("searcher", "dropout", "sampled"),
+    [
+        ("random", {"type": "double", "minval": 0, "maxval": 1}, r"\d+ points of a continuous space"),
+        (
+            "grid",
+            {"type": "double", "minval": 0, "maxval": 1, "count": 600_000},
+            r"[45],\d+ of 1,200,000 points",
+        ),
+        ("random", {"type": "int", "minval": 1, "maxval": 600_000}, r"[45],\d+ of 1,200,000 points"),
+    ],
+)
+def test_a_large_space_is_sampled_and_said_to_be(
+    tmp_path: Path, searcher: str, dropout: dict[str, Any], sampled: str
+) -> None:
+    space = {"global_batch_size": choice(8, 9), "dropout": dropout}
+    named = {
+        "name": searcher,
+        "metric": "validation_loss",
+        **({"max_trials": 5} if searcher == "random" else {}),
+    }
+    report = report_of(tmp_path, hyperparameters=space, searcher=named)
+    (only,) = [each for each in report["findings"] if each.code == "batch"]
+    assert not only.points["exact"]
+    assert 0.3 < only.points["share"] < 0.7
+    assert only.points["where"] == f"all {only.points['count']:,} points with global_batch_size = 9"
+    said = CliRunner().invoke(main, ["check", str(tmp_path / "a.yaml")]).stdout
+    assert re.search(f"points can run; sampled {sampled}\n", said)
+
+
+def test_what_no_decision_reads_costs_nothing(tmp_path: Path) -> None:
+    """The model's own hyperparameters: 5,000 points are judged by one decision."""
+    report_of(tmp_path)  # everything is loaded
+    axis = {"type": "int", "minval": 1, "maxval": 100}
+    axes = {"dropout": {**axis, "count": 50}, "width": {**axis, "count": 100}}
+    start = time.process_time()
+    report = report_of(tmp_path, hyperparameters=axes, searcher=GRID)
+    assert report["points"] == {"checked": 5000, "runnable": 5000, "size": 5000}
+    assert time.process_time() - start < 1

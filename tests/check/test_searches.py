@@ -1,0 +1,151 @@
+"""A search that does not fit itself is reported before a trial starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.checked import Found, report_of
+
+ASHA = {"name": "adaptive_asha", "max_trials": 16, "time_metric": "batches", "max_time": 256}
+RANDOM = {"name": "random", "max_trials": 2}
+RANGE = {"type": "double", "minval": 0, "maxval": 1}
+LIST = {"type": "categorical", "vals": [1, 2]}
+FEW = {"a": LIST, "b": {"type": "int", "minval": 1, "maxval": 3}}
+MANY = {**RANGE, "count": 101}
+
+
+def found(
+    folder: Path, searcher: dict[str, Any], searched: dict[str, Any], validation: dict[str, int] | None
+) -> list[Found]:
+    fit = {"max_length": {"batches": 256}, "validation_period": validation}
+    metric = searcher.get("metric", "validation_loss")
+    trial = (
+        "from determined_ds import DataParallelTrial\n\nclass T(DataParallelTrial):\n"
+        f"    validation_metrics = ('{metric}',)\n\n    def evaluate(self, model, batch):\n        return f(batch)\n"
+    )
+    report = report_of(
+        folder, trial=trial, hyperparameters={**searched, "fit": fit}, searcher={"metric": metric, **searcher}
+    )
+    every: list[Found] = report["findings"]
+    return every
+
+
+@pytest.mark.parametrize(
+    ("searcher", "searched"),
+    [
+        (ASHA, {"dropout": RANGE}),
+        ({**ASHA, "mode": "aggressive"}, {"dropout": RANGE}),
+        ({**ASHA, "max_concurrent_trials": 2}, {"dropout": RANGE}),
+        ({**ASHA, "metric": "accuracy", "smaller_is_better": False}, {"dropout": RANGE}),
+        ({**ASHA, "metric": "accuracy_loss", "smaller_is_better": False}, {"dropout": RANGE}),
+        ({"name": "random", "max_trials": 6}, FEW),
+        ({"name": "grid"}, {"dropout": MANY}),
+        ({"name": "grid"}, {"m": {"b": LIST, "a": LIST}}),
+        (RANDOM, {"m": {"b": LIST, "c": 3}, "n": {"a": LIST}, "dropout": RANGE}),
+        ({"name": "single"}, {}),
+    ],
+)
+def test_a_search_that_fits_itself_checks_clean(
+    tmp_path: Path, searcher: dict[str, Any], searched: dict[str, Any]
+) -> None:
+    assert found(tmp_path, searcher, searched, {"batches": 4}) == []
+
+
+@pytest.mark.parametrize(
+    ("searcher", "searched", "code", "key", "said"),
+    [
+        # The space
+        ({"name": "grid"}, {}, "search-nothing", "searcher.name", ""),
+        (RANDOM, {}, "search-nothing", "searcher.name", ""),
+        (ASHA, {}, "search-nothing", "searcher.name", ""),
+        ({"name": "single"}, {"dropout": RANGE}, "search-single", "searcher.name", "dropout"),
+        ({"name": "random", "max_trials": 7}, FEW, "search-repeats", "searcher.max_trials", "6 points"),
+        ({"name": "grid"}, {"a": MANY, "b": MANY}, "search-grid-size", "searcher.name", "10201 trials"),
+        (RANDOM, {"m": {"b": LIST, "a": LIST}}, "search-order", "hyperparameters.m", "2 hyperparameters"),
+        (RANDOM, {"m": {"b": {"c": LIST}, "a": RANGE}}, "search-order", "hyperparameters.m", "(a, b.c)"),
+        # The metric
+        ({**ASHA, "metric": "val_acc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
+        ({**ASHA, "metric": "eval-auc"}, {"a": RANGE}, "search-direction", "searcher.metric", "false"),
+        (
+            {**ASHA, "smaller_is_better": False},
+            {"a": RANGE},
+            "search-direction",
+            "searcher.smaller_is_better",
+            "",
+        ),
+        ({**ASHA, "time_metric": "tokens"}, {"a": RANGE}, "search-time", "searcher.time_metric", "batches"),
+        # Lengths, and trials at once
+        ({**ASHA, "max_time": 512}, {"a": RANGE}, "search-length", "searcher.max_time", "max_time to 256"),
+        ({**ASHA, "max_time": 128}, {"a": RANGE}, "search-length", "searcher.max_time", "{batches: 128}"),
+        (
+            {**ASHA, "time_metric": "epochs"},
+            {"a": RANGE},
+            "search-length",
+            "searcher.max_time",
+            "time_metric to batches",
+        ),
+        ({**ASHA, "max_trials": 3}, {"a": RANGE}, "search-rungs", "searcher.name", ""),
+        (
+            {**ASHA, "max_concurrent_trials": 1},
+            {"a": RANGE},
+            "search-concurrency",
+            "searcher.max_concurrent_trials",
+            "2 brackets",
+        ),
+    ],
+)
+def test_one_that_does_not_is_reported_at_its_key(
+    tmp_path: Path, searcher: dict[str, Any], searched: dict[str, Any], code: str, key: str, said: str
+) -> None:
+    (only,) = found(tmp_path, searcher, searched, {"batches": 4})
+    assert (only.code, only.key) == (code, key)
+    assert said in f"{only.message} {only.fix}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "validation", "judged", "fix"),
+    [
+        # Rungs as master/pkg/searcher/adaptive_asha.go and asha_stopping.go have them, by hand.
+        ({}, {"batches": 50}, "after 16, 64 and 256 batches, and validate after 50 first", "max_rungs to 2"),
+        ({}, {"batches": 17}, "after 16, 64 and 256", "{batches: 16}"),
+        ({}, None, "after 16, 64 and 256 batches, and validate after 256 first", "max_rungs to 1"),
+        ({"max_trials": 1000}, {"batches": 4}, "after 1, 4, 16, 64 and 256", "{batches: 1}"),
+        ({"max_trials": 1000, "max_rungs": 2}, {"batches": 65}, "after 64 and 256", "max_rungs to 1"),
+        ({"divisor": 2, "max_trials": 8}, {"batches": 40}, "after 32, 64, 128 and 256", "{batches: 32}"),
+        ({"bracket_rungs": [2, 4]}, {"batches": 8}, "after 4, 16, 64 and 256", "{batches: 4}"),
+        ({"name": "async_halving", "num_rungs": 2}, {"batches": 65}, "after 64 and 256", "{batches: 64}"),
+    ],
+)
+def test_trials_validate_as_often_as_they_are_judged(
+    tmp_path: Path, fields: dict[str, Any], validation: dict[str, int] | None, judged: str, fix: str
+) -> None:
+    (only,) = found(tmp_path, {**ASHA, **fields}, {"dropout": RANGE}, validation)
+    assert (only.code, only.key) == ("search-validation", "hyperparameters.fit.validation_period")
+    assert judged in only.message
+    assert fix in only.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "base", "drawn", "meant"),
+    [
+        ("learning_rate", 0.0001, 1, 10, "from 1.00023 to 10", "minval: -4, maxval: 0"),
+        ("weight_decay", 2, 4, 10, "from 100 to 10000", "0.0001 to 0.01 write minval: -4, maxval: -2"),
+        ("lr", 1, 3, 2, "from 2 to 8", "0.125 to 0.5 write minval: -3, maxval: -1"),
+        ("learning_rate", -4, 2, 10, "from 0.0001 to 100", "minval: -4 and maxval: -2 are 0.0001 and 0.01"),
+        ("learning_rate", -4, -2, 10, None, None),
+        ("width", 2, 4, 10, None, None),
+        ("sample_rate", 3, 5, 10, None, None),
+    ],
+)
+def test_bounds_of_a_log_hyperparameter_are_exponents(
+    tmp_path: Path, name: str, low: float, high: float, base: float, drawn: str | None, meant: str | None
+) -> None:
+    spec = {"type": "log", "minval": low, "maxval": high, "base": base}
+    odd = [each for each in found(tmp_path, RANDOM, {name: spec}, None) if each.code == "log-bounds"]
+    assert [each.key for each in odd] == ([f"hyperparameters.{name}"] if drawn else [])
+    for each in odd:
+        assert str(drawn) in each.message
+        assert str(meant) in each.fix

@@ -1,0 +1,333 @@
+"""What a trial can run as and reports, read from its source without running it, is held against the experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.checked import DEEPSPEED, Found, report_of
+
+IMPORTS = """
+import determined_ds, torch
+from determined.pytorch import deepspeed
+from determined.pytorch.deepspeed import DeepSpeedTrial
+from determined_ds import DataParallelTrial, PipelineTrial, ReconciledTrial
+"""
+
+
+def found(folder: Path, source: str, metric: str = "validation_loss", **sections: Any) -> list[Found]:
+    searcher = {"name": "single", "metric": metric}
+    every: list[Found] = report_of(folder, trial=source, searcher=searcher, **sections)["findings"]
+    return every
+
+
+def trial(*body: str, base: str = "DataParallelTrial") -> str:
+    return f"class T({base}):\n" + "".join(f"    {line}\n" for line in body or ("pass",))
+
+
+def returning(*values: str, name: str = "evaluate") -> tuple[str, ...]:
+    return (f"def {name}(self, *given):", *(f"    return {value}" for value in values))
+
+
+# ------------------------------------------------------------------------------------------------- metrics
+
+WRONG, UNKNOWN = "metric", "metric-unknown"
+LOSS = trial("def loss(self, model, batch):", "    return f(batch)")
+TOP = returning("{'top1': 1, 'top5': 2}")
+REDUCER = ("def prepare(self):", "    self.context.wrap_reducer(f, 'auc')")
+TWO = f"class A(DataParallelTrial): pass\n{trial(*TOP).replace('class T', 'class B')}"
+
+
+@pytest.mark.parametrize(
+    ("source", "metric", "code"),
+    [
+        (LOSS, "validation_loss", None),
+        (LOSS, "validation_accuracy", UNKNOWN),  # a loss may be a mapping
+        (LOSS, "accuracy", WRONG),
+        (LOSS.replace("batch):", "batch) -> torch.Tensor:"), "validation_accuracy", WRONG),
+        (LOSS.replace("f(batch)", "{'loss': 1, 'accuracy': 2}"), "validation_accuracy", None),
+        (LOSS.replace("f(batch)", "dict(loss=1)"), "validation_f1", WRONG),
+        (trial(base="PipelineTrial"), "validation_loss", None),
+        ("class M(ReconciledTrial):\n    pass\n" + trial(base="M, PipelineTrial"), "loss", WRONG),
+        ("import abc\n" + trial(base="abc.ABC, PipelineTrial"), "loss", WRONG),
+        (trial(*TOP), "top5", None),
+        (trial(*returning("{NAME: 1}")), "loss", UNKNOWN),
+        (trial(*returning("self.metrics(batch)")), "loss", UNKNOWN),
+        (trial("validation_metrics = ('f1', 'accuracy')"), "f1", None),
+        (trial("validation_metrics = ('f1', 'accuracy')"), "loss", WRONG),
+        (trial("validation_metrics = {'auc': f, 'errors': 'sum'}"), "errors", None),
+        (trial("validation_metrics: tuple = ('f1',)").replace("T(", "B(") + trial(base="B"), "f1", None),
+        (trial(*REDUCER), "auc", UNKNOWN),
+        (trial("validation_metrics = ('auc',)", *REDUCER), "auc", None),
+        (trial("validation_metrics = ('auc',)", *REDUCER), "loss", WRONG),
+        (trial(*returning("{'a': 1}", name="evaluate_full_dataset")), "a", None),
+        # What the source does not show for sure.
+        (trial("validation_metrics = (NAME, 'f1')"), "auc", UNKNOWN),
+        (trial("validation_metrics = dict(auc=f)"), "auc", UNKNOWN),
+        (trial("def prepare(self):", "    self.validation_metrics = ('auc',)"), "auc", UNKNOWN),
+        (trial("def prepare(self):", "    setattr(self, KEY, ('auc',))"), "auc", UNKNOWN),
+        (trial(*TOP) + "T.evaluate = f\n", "auc", UNKNOWN),
+        (trial(*returning("{**super().evaluate(*given), 'a': 1}")), "b", UNKNOWN),
+        (trial(*returning("metrics").__add__(("    metrics['b'] = 1",))), "b", UNKNOWN),
+        (trial("@named", *TOP), "auc", UNKNOWN),
+        (trial("@torch.no_grad()", *TOP), "auc", WRONG),
+        ("@registered\n" + trial(*TOP), "auc", UNKNOWN),
+        (trial("if FLAG:", *(f"    {line}" for line in TOP)), "auc", UNKNOWN),
+        (trial("evaluate = f"), "auc", UNKNOWN),
+        (trial(*TOP, base="DataParallelTrial, metaclass=Meta"), "auc", UNKNOWN),
+        ("if FLAG:\n    class T(PipelineTrial): pass\nelse:\n    class T: pass\n", "loss", UNKNOWN),
+        (TWO + trial(base="A, B"), "top1", None),
+        (TWO + trial(base="A, B"), "loss", WRONG),
+        (trial(base="make()"), "loss", UNKNOWN),
+        (trial(base="Unknown, PipelineTrial"), "loss", UNKNOWN),
+        ("from elsewhere import T\n", "loss", UNKNOWN),
+        (trial(base="T"), "loss", UNKNOWN),
+    ],
+)
+def test_the_metric_of_a_searcher_is_one_that_the_trial_reports(
+    tmp_path: Path, source: str, metric: str, code: str | None
+) -> None:
+    """What its source does not show is a note, which says how to declare it."""
+    metrics = [each for each in found(tmp_path, IMPORTS + source, metric) if each.code.startswith("metric")]
+    assert [each.code for each in metrics] == ([code] if code else [])
+    for each in metrics:
+        assert each.value == metric
+        assert each.severity == ("note" if code == UNKNOWN else "error")
+        assert f'validation_metrics = ("{metric}",)' in each.fix or code == WRONG
+
+
+INNER = "from pack.inner import Base\nclass T(Base): pass\n"
+BASE = f"{IMPORTS}class Base(PipelineTrial):\n    pass\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "code"),
+    [
+        ("import pack\nclass T(pack.Shown): pass\n", {}, WRONG),
+        ("from pack import Shown as T\n", {}, WRONG),
+        ("from pack.inner import *\nclass T(Base): pass\n", {}, WRONG),
+        ("from space.inner import Base\nclass T(Base): pass\n", {"space/inner.py": BASE}, WRONG),  # a namespace package
+        ("try:\n    from pack import Shown as B\nexcept ImportError:\n    B = object\nclass T(B): pass\n", {}, UNKNOWN),
+        ("from pack.inner import *\nfrom torch import *\nclass T(Base): pass\n", {}, UNKNOWN),
+        (INNER, {"pack/inner.py": b"class Base("}, UNKNOWN),
+        (INNER, {"pack/inner.py": BASE + b"NAME = '\xff'\n"}, UNKNOWN),
+        (INNER, {"pack/inner.py": b"from ...up import Base\n"}, UNKNOWN),
+        # A helper may add metrics.
+        ("import pack.more\nfrom pack import Shown as T\n", {"pack/more.py": b"def f(c): c.wrap_reducer(g)\n"}, WRONG),
+        ("import more\n" + BASE.decode() + trial(base="Base"), {"more.py": b"def f(c): c.wrap_reducer(g)\n"}, UNKNOWN),
+    ],
+)  # fmt: skip
+def test_bases_in_other_files_are_followed(
+    tmp_path: Path, source: str, files: dict[str, bytes], code: str
+) -> None:
+    for name, content in {
+        "pack/__init__.py": b"from .inner import Base as Shown\n",
+        "pack/inner.py": BASE,
+        **files,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert {each.code for each in found(tmp_path, source, "loss") if each.code.startswith("metric")} == {code}
+
+
+# ---------------------------------------------------------------------------------- optimizers and schedules
+
+SGD, ADAMW = "return torch.optim.SGD(model.parameters())", "return torch.optim.AdamW(model.parameters())"
+ON_ZERO = {"zero_optimization": {"stage": 2}}
+ON_CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+SCHEDULED = {**DEEPSPEED, "scheduler": {"type": "WarmupLR"}}
+STEPS = "torch.optim.lr_scheduler.StepLR(optimizer, 2)"
+
+
+def built(method: str, *body: str, base: str = "DataParallelTrial") -> str:
+    return trial(f"def {method}(self, given):", *(f"    {line}" for line in body), base=base)
+
+
+@pytest.mark.parametrize(
+    ("source", "ds", "said"),
+    [
+        (built("build_optimizer", SGD), ON_ZERO, "SGD, and ZeRO stage 2"),
+        (built("build_optimizer", SGD.replace("return", "o ="), "return o"), ON_ZERO, "torch.optim.SGD"),
+        ("from torch import optim\n" + built("build_optimizer", "return optim.SGD(given)"), ON_ZERO, "torch.optim.SGD"),
+        ("from torch.optim import RAdam as R\n" + built("build_optimizer", "return R(given)"), ON_ZERO, "optim.RAdam"),
+        (built("build_optimizer", ADAMW), ON_CPU, "must be DeepSpeed's own"),
+        (built("build_optimizer", ADAMW), {**ON_CPU, "zero_force_ds_cpu_optimizer": False}, ""),
+        (built("build_optimizer", ADAMW), ON_ZERO, ""),
+        (built("build_optimizer", SGD), {**ON_ZERO, "zero_allow_untested_optimizer": True}, ""),
+        (built("build_optimizer", SGD), {}, ""),
+        (built("build_optimizer", SGD.replace("return", "o ="), "o = f(o)", "return o"), ON_ZERO, ""),
+        (built("build_optimizer", SGD, base="DeepSpeedTrial"), ON_ZERO, ""),
+        (built("build_optimizer", SGD) + "    def initialize(self, *given): ...\n", ON_ZERO, ""),
+        ("from mine import SGD\n" + built("build_optimizer", "return SGD(given)"), ON_ZERO, ""),
+        (built("build_optimizer", "return make(given)"), ON_ZERO, ""),
+        (built("build_optimizer", "return None"), ON_ZERO, ""),
+        (built("build_scheduler", f"return {STEPS}"), SCHEDULED, "one must go"),
+        (built("build_scheduler", f"return {STEPS}"), DEEPSPEED, ""),
+        (built("build_scheduler", "return None"), SCHEDULED, ""),
+        # Which may return None.
+        (built("build_scheduler", f"return {STEPS} if given else None"), SCHEDULED, ""),
+        (built("build_scheduler", "return self.mine(given)"), SCHEDULED, ""),
+        (built("build_scheduler", "return super().build_scheduler(given)"), SCHEDULED, ""),
+        ("from trial import mine\n" + built("build_scheduler", "return mine(given)"), SCHEDULED, ""),
+    ],
+)  # fmt: skip
+def test_what_a_trial_builds_is_held_against_the_json(
+    tmp_path: Path, source: str, ds: dict[str, Any], said: str
+) -> None:
+    hyperparameters = {
+        "deepspeed_config": {"type": "const", "val": ds},
+        "learning_rate": 0.1 if ds in (SCHEDULED, DEEPSPEED) else None,
+    }
+    every = [
+        each
+        for each in found(tmp_path, IMPORTS + source, hyperparameters=hyperparameters)
+        if each.file.endswith(".py")
+    ]
+    assert len(every) == bool(said)
+    for each in every:
+        assert said in each.message
+        assert "(" in (tmp_path / "trial.py").read_text().splitlines()[each.line - 1]
+
+
+# -------------------------------------------------------------------------------------- stages and sequences
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        (trial(base="DataParallelTrial"), True),
+        (trial(base="determined_ds.SeveralEnginesTrial"), True),
+        (trial(base="ReconciledTrial, PipelineTrial"), False),
+        (trial(base="Unknown"), False),
+        (trial(base="Unknown, DataParallelTrial"), False),
+    ],
+)
+def test_stages_need_a_trial_that_has_them(tmp_path: Path, source: str, refused: bool) -> None:
+    for stages in (2, 1, "auto"):
+        every = found(tmp_path, IMPORTS + source, hyperparameters={"pipe_parallel_size": stages})
+        assert ("trial-kind" in {each.code for each in every}) == (refused and stages == 2)
+
+
+def test_autotp_cuts_no_pipeline(tmp_path: Path) -> None:
+    ds = {**DEEPSPEED, "tensor_parallel": {"autotp_size": 2}}
+    hyperparameters = {"deepspeed_config": {"type": "const", "val": ds}, "model_parallel_size": 2}
+    for base, refused in (("PipelineTrial", True), ("DataParallelTrial", False)):
+        every = found(tmp_path, IMPORTS + trial(base=base), hyperparameters=hyperparameters)
+        assert ("tensor-pipeline" in {each.code for each in every}) == refused
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        (trial(), True),
+        (trial("sequence_parallel = False"), True),
+        (trial("sequence_parallel: bool = True"), False),
+        ("class B(DataParallelTrial):\n    sequence_parallel = True\n" + trial(base="B"), False),
+        # What is not shown is left to the ranks.
+        (trial("sequence_parallel = f()"), False),
+        (trial("def __init__(self, c):", "    self.sequence_parallel = f()"), False),
+        ("from elsewhere import B\n" + trial(base="B"), False),
+        (trial(base="determined_ds.DeepSpeedTrial"), False),
+    ],
+)
+def test_a_trial_that_computes_on_whole_sequences_gets_no_slices(
+    tmp_path: Path, source: str, refused: bool
+) -> None:
+    every = found(tmp_path, IMPORTS + source, hyperparameters={"sequence_parallel_size": 2})
+    sliced = [each for each in every if each.code == "sequence-trial"]
+    assert bool(sliced) == refused
+    assert all(each.file.endswith("a.yaml") and each.line > 1 for each in sliced)
+
+
+# -------------------------------------------------------------------------------------------------- the file
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nfrom determined.pytorch import DeepSpeedTrial\nclass T(DeepSpeedTrial): pass\n",
+        "from determined import pytorch\nclass T(pytorch.DeepSpeedTrial): pass\n",
+    ],
+)
+def test_a_name_that_determined_has_elsewhere_is_named_with_its_home(tmp_path: Path, source: str) -> None:
+    (only,) = [each for each in found(tmp_path, source) if each.severity == "error"]
+    assert "DeepSpeedTrial" in source.splitlines()[only.line - 1]
+    assert only.file == str(tmp_path / "trial.py")
+    assert only.message == "determined.pytorch has no DeepSpeedTrial"
+    assert "from determined.pytorch.deepspeed import DeepSpeedTrial" in only.fix
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "said", "fix"),
+    [
+        ("trial:MyTrail", "class MyTrial: ...", "module trial has no MyTrail", "did you mean MyTrial?"),
+        ("trail:T", "class T: ...", "has no module trail", "did you mean trial?"),
+        ("trial:T", "import torch\nclass T(object)", "trial.py:2 is not Python", "fix trial.py:2"),
+        ("trial:T", "\0\1", "trial.py is not Python", "fix trial.py"),
+    ],
+)
+def test_a_trial_that_is_not_there_is_named_with_what_is(
+    tmp_path: Path, named: str, source: str, said: str, fix: str
+) -> None:
+    report = report_of(tmp_path, trial=source, entrypoint=f"python3 -m determined_ds.train {named}")
+    (only,) = [each for each in report["findings"] if each.severity == "error"]
+    assert only.key == "entrypoint"
+    assert said in only.message
+    assert fix in only.fix
+
+
+LOADS_X = b"import nothing_by_this_name\n"
+OWN = "from determined.pytorch import deepspeed as d\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "code"),
+    [
+        ("import a.b\n", {"a/b.py": LOADS_X}, "missing-package"),
+        (OWN + "if __name__ == '__main__':\n    d.init()\n", {}, "determined-own"),
+        (f"def f():\n    {OWN}    d.Trainer()\n", {}, "determined-own"),
+        ("x = '\xff'\n", {}, "entrypoint"),
+        ("# coding: latin-1\nx = '\xff'\n", {}, ""),
+        ("import __main__\n", {}, ""),
+        ("import ns.mod\n", {"ns/mod.py": b""}, ""),
+        ("import fast\n", {"fast.abi3.so": b""}, ""),
+        ("import sys\nsys.path.append('src')\nimport nothing_by_this_name\n", {}, ""),
+        ("try:\n    import a.b\nexcept ImportError:\n    pass\n", {"a/b.py": LOADS_X}, ""),
+        (f"import os\nif os.environ.get('X'):\n    {OWN}    d.init()\n", {}, ""),
+        (
+            f"try:\n    from determined_ds import deepspeed as d\nexcept ImportError:\n    {OWN}d.init()\n",
+            {},
+            "",
+        ),
+    ],
+)
+def test_of_a_script_is_said_what_is_certain(
+    tmp_path: Path, script: str, files: dict[str, bytes], code: str
+) -> None:
+    for name, content in {"train.py": script.encode("latin-1"), **files}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    every = report_of(tmp_path, entrypoint="python3 train.py")["findings"]
+    said = {each.code for each in every if each.severity != "note" and each.key in ("", "entrypoint")}
+    assert said == ({code} if code else set())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from determined.pytorch import deepspeed\nclass T(deepspeed.DeepSpeedTrial): pass\n",
+        "from .pytorch import DeepSpeedTrial\nclass T(DeepSpeedTrial): pass\n",
+        "try:\n    from determined.pytorch import DeepSpeedTrial\nexcept ImportError:\n    pass\nclass T: pass\n",
+        "from elsewhere import *\n",
+        "import elsewhere\n\nT = elsewhere.make()",
+        "try:\n    import torch\nexcept ImportError:\n    raise\nelse:\n    class T:\n        ...",
+        "def __getattr__(name):\n    return object",
+        "globals()['T'] = object\n",
+        "def make():\n    global T\n    class T: ...\nmake()\n",
+        f"class T: ...\nx = {' + '.join(['1'] * 3000)}\n",  # too deep for what walks down a tree
+    ],
+)
+def test_what_may_well_be_there_is_left_alone(tmp_path: Path, source: str) -> None:
+    assert not [each for each in found(tmp_path, source) if each.severity == "error"]

@@ -1,0 +1,172 @@
+"""What from_pretrained loads from an export computes what the trained engine computes, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+import yaml
+
+from determined_ds import load_model_from_checkpoint_path, load_state_dict_from_checkpoint_path
+from tests.checkpoints import trained
+from tests.checkpoints.command import checkpoint, succeeded
+from tests.checkpoints.trained import LORA, hyperparameters
+from tests.harness.command import det_ds
+from tests.harness.ranks import ROOT, Ranks
+from tests.interrupted.experiments import hf_experiment
+from tests.model_defs.causal_lm import tiny
+from tests.package import checkpoints
+
+BF16 = {"overwrite_deepspeed_args": {"bf16": {"enabled": True}}}
+# Kind of model, ZeRO stage, more hyperparameters, class of transformers.
+CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
+    "gpt2-zero3": ("gpt2", 3, {}, "GPT2LMHeadModel"),
+    "gpt2-zero3-bf16": ("gpt2", 3, BF16, "GPT2LMHeadModel"),
+    "gpt2-zero1-bf16": ("gpt2", 1, BF16, "GPT2LMHeadModel"),
+    "bert-zero2": ("bert", 2, {}, "BertForSequenceClassification"),
+    "vit-zero1-bf16": ("vit", 1, BF16, "ViTForImageClassification"),
+    "causal-zero0": ("causal_lm", 0, {}, "LlamaForCausalLM"),
+}
+peft_warns = pytest.mark.filterwarnings("ignore::FutureWarning")  # by peft, of names of transformers'
+
+
+def exported(run_dir: Path, out: Path, *options: str | Path) -> Path:
+    words = ["--to", "huggingface", "--context-dir", ROOT, "--out", out]
+    succeeded("export", checkpoints(run_dir)[0], *words, *options)
+    return out
+
+
+def logits_of(model: Any, kind: str) -> Any:
+    given = trained.inputs(kind, model.dtype)
+    given = {"input_ids" if name == "tokens_BT" else name: value for name, value in given.items()}
+    with torch.no_grad():
+        return model.eval()(**given).logits
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("data")
+    return {"path": tiny.text_file(folder), "tokenizer": "bytes", "validation_fraction": 0.15}
+
+
+def data_of(kind: str, text: dict[str, Any]) -> dict[str, Any]:
+    return text if kind in ("gpt2", "gpt2_pipeline", "causal_lm") else {}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_from_pretrained_computes_what_the_engine_did(
+    case: str, two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
+) -> None:
+    kind, stage, more, name = CASES[case]
+    hparams = hyperparameters(kind, stage, **more)
+    two_ranks.run(trained.train, kind, str(tmp_path), hparams, data_of(kind, text))
+    out = exported(tmp_path, tmp_path / "out")
+    model = getattr(transformers, name).from_pretrained(out)
+    expected = torch.load(tmp_path / "logits.pt")
+    assert model.dtype == expected.dtype == (torch.bfloat16 if "bf16" in case else torch.float32)
+    assert torch.equal(logits_of(model, kind), expected)
+    assert json.loads((out / "config.json").read_text())["architectures"] == [name]
+
+
+def test_a_pipeline_and_shards(two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]) -> None:
+    hparams = hyperparameters("gpt2", 1, pipe_parallel_size=2)
+    two_ranks.run(trained.train, "gpt2_pipeline", str(tmp_path), hparams, text)
+    out = exported(tmp_path, tmp_path / "out", "--shard-size", "1MB")
+    assert len(list(out.glob("model-0000?-of-00004.safetensors"))) == 4
+    model = transformers.AutoModelForCausalLM.from_pretrained(out)
+    chain = load_model_from_checkpoint_path(checkpoints(tmp_path)[0], context_dir=ROOT)
+    with torch.no_grad():
+        assert torch.equal(logits_of(model, "gpt2"), chain(trained.inputs("gpt2", None)["tokens_BT"]))
+
+
+def test_averages_in_place_of_the_weights(two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]) -> None:
+    hparams = hyperparameters("gpt2", 3)
+    two_ranks.run(trained.train, "gpt2", str(tmp_path), hparams, text, averaged=True)
+    path = checkpoints(tmp_path)[0]
+    expected = load_state_dict_from_checkpoint_path(path, average="ema")
+    weights = load_state_dict_from_checkpoint_path(path)
+    assert not all(torch.equal(weights[name], expected[name]) for name in expected)
+    options = ["--to", "torch", "--average", "ema", "--out", tmp_path / "averages.pt"]
+    succeeded("export", path, *options)
+    found = torch.load(tmp_path / "averages.pt")
+    assert found.keys() >= expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def adapted(
+    two_ranks: Ranks, text: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A LoRA of a saved model, trained under ZeRO 3 in bf16; and that model."""
+    run_dir, base = tmp_path_factory.mktemp("lora"), tiny.saved_model(tmp_path_factory.mktemp("base"))
+    hparams = hyperparameters("causal_lm", 3, model=str(base), lora=LORA, **BF16)
+    two_ranks.run(trained.train, "causal_lm", str(run_dir), hparams, text)
+    return run_dir, base
+
+
+@peft_warns
+def test_an_adapter_is_read_by_peft_and_merged_as_peft_does(
+    adapted: tuple[Path, Path], tmp_path: Path
+) -> None:
+    import peft
+
+    run_dir, base = adapted
+    out = exported(run_dir, tmp_path / "adapter")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    model: Any = peft.PeftModel.from_pretrained(plain, str(out), autocast_adapter_dtype=False)
+    assert torch.equal(logits_of(model, "causal_lm"), torch.load(run_dir / "logits.pt"))
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+
+    expected = model.merge_and_unload().state_dict()
+    merged = exported(run_dir, tmp_path / "merged", "--merge-lora")
+    found = transformers.AutoModelForCausalLM.from_pretrained(merged).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_a_checkpoint_does_not_have_is_refused(
+    two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
+) -> None:
+    """Another model's tensors, adapters, averages."""
+    hparams = hyperparameters("causal_lm", 0)
+    two_ranks.run(trained.train, "causal_lm", str(tmp_path), hparams, text)
+    path = checkpoints(tmp_path)[0]
+    config = transformers.LlamaConfig(**{**tiny.SIZES, "num_hidden_layers": 1}, vocab_size=300)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "other")
+    for option, said in {
+        ("--config", tmp_path / "other"): "model.embed_tokens.weight has shape (256, 32) in the checkpoint",
+        ("--merge-lora",): "no adapters of peft",
+        ("--average", "ema"): "no average of a callback 'ema'; it has: none",
+    }.items():
+        words = ["--to", "huggingface", "--context-dir", ROOT, "--out", tmp_path / "out"]
+        done = checkpoint("export", path, *words, *option)
+        assert (done.exit_code in (1, 2), said in done.output) == (True, True), done.output
+        assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    "zero_stage", [pytest.param(1, marks=pytest.mark.long("under ZeRO 3 it holds the least")), 3]
+)
+def test_a_checkpoint_of_transformers_trainer(zero_stage: int, tmp_path: Path) -> None:
+    """Its configuration lies in the checkpoint; under ZeRO 3 its weights lie there in parts alone."""
+    config: dict[str, Any] = hf_experiment(zero_stage)
+    config["hyperparameters"]["fit"]["max_length"] = {"batches": 3}
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
+    done = det_ds("run", tmp_path / "experiment.yaml", ROOT, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    path = checkpoints(tmp_path / "run")[0]
+    out = exported(tmp_path / "run", tmp_path / "out")
+    found = safetensors.torch.load_file(out / "model.safetensors")
+    said = json.loads((out / "config.json").read_text())["architectures"]
+    model = getattr(transformers, said[0]).from_pretrained(out)
+    assert found.keys() <= model.state_dict().keys()
+    if zero_stage == 1:
+        (written,) = path.glob("checkpoint-*/model.safetensors")
+        theirs = safetensors.torch.load_file(written)
+        assert all(torch.equal(found[name], theirs[name]) for name in found)

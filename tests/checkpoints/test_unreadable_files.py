@@ -1,0 +1,101 @@
+"""A file of a sealed checkpoint that is not what it should be is an error with its name, and none of it is executed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints.making import sealed
+from tests.harness.ranks import Ranks
+from tests.package import checkpoints
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return print, ("this must not be printed",)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:2000])
+
+
+def harmful(file: Path) -> None:
+    torch.save(Harmful(), file)
+
+
+def of_something_else(file: Path) -> None:
+    torch.save({"groups": []}, file)
+
+
+SETTINGS, PART = "model0/settings_stage0.pt", "det_state_dict_rank0.pth"
+STATE, INDEX = "trial_state.json", "model0/index.json"
+# A file, what is done to it (or what it holds then), and what is said of it.
+CASES: dict[str, tuple[str, Any, str]] = {
+    "empty": (SETTINGS, b"", "settings_stage0.pt is not what torch.save wrote"),
+    "junk": (SETTINGS, b"junk", "settings_stage0.pt is not what torch.save wrote"),
+    "half a zip": (SETTINGS, b"PK\x03\x04" + bytes(40), "settings_stage0.pt is not what torch.save wrote"),
+    "half a pickle": (SETTINGS, b"\x80\x02}q", "settings_stage0.pt is not what torch.save wrote"),
+    "settings of something else": (
+        SETTINGS,
+        of_something_else,
+        "does not hold the settings of an engine",
+    ),
+    "harmful settings": (SETTINGS, harmful, "could run code, and is not loaded"),
+    "a part that is missing": (PART, Path.unlink, "det_state_dict_rank0.pth is missing"),
+    "a part that was cut": (PART, cut, "det_state_dict_rank0.pth is not what torch.save wrote"),
+    "a harmful part": (PART, harmful, "could run code, and is not loaded"),
+    "no JSON": (STATE, b"{nope", "cannot be read"),
+    "a list": (STATE, b"[1]", "batches_trained = None"),
+    "words for a number": (STATE, b'{"batches_trained": "4"}', "batches_trained = '4'"),
+    "a number for a list": (STATE, b'{"batches_trained": 4, "kept": 3}', "kept = 3"),
+    "half an index": (INDEX, b'{"version": 1', "index.json cannot be read: it is not JSON"),
+}
+
+
+def train(run_dir: str, resume: list[str | None]) -> list[str]:
+    """In a rank: train two batches, from each of these checkpoints. Returns what was raised."""
+    from determined.pytorch import Batch
+
+    from determined_ds import DeterminedDSError, Trainer, open_context
+    from tests.interrupted.trials import Victim
+
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    said = []
+    for latest in resume:
+        try:
+            with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+                Trainer(Victim(context), context).fit(max_length=Batch(2), latest_checkpoint=latest)
+            said.append("")
+        except DeterminedDSError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.fixture(scope="module")
+def said(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a resume from each of these says; the manifest of each is that of its files as they are."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    assert one_rank.run(train, str(folder / "run"), [None]) == [[""]]
+    whole = checkpoints(folder / "run")[0]
+    for number, (name, change, _) in enumerate(CASES.values()):
+        shutil.copytree(whole, folder / str(number))
+        file = folder / str(number) / name
+        file.write_bytes(change) if isinstance(change, bytes) else change(file)
+        sealed(folder / str(number), 2)
+    paths: list[str | None] = [str(folder / str(number)) for number in range(len(CASES))]
+    before = len(one_rank.said(0))
+    [found] = one_rank.run(train, str(folder / "run"), [*paths, str(whole)])
+    assert "must not be printed" not in one_rank.said(0)[before:]
+    assert found[-1] == "", "the same checkpoint as it was written"
+    return dict(zip(CASES, found, strict=False))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resume_names_it(case: str, said: dict[str, str]) -> None:
+    assert CASES[case][2] in said[case]
+    assert "\n  fix: " in said[case] or "could run code" in said[case]

@@ -1,0 +1,220 @@
+"""What the pages tell an author to write in a trial is taken by every command, not by ``run`` alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.own_runs import invoke
+from tests.harness.command import det_ds
+
+HEAD = """
+import torch
+from determined.pytorch import MetricReducer, PyTorchCallback
+from trial import TinyTrial, samples
+
+from determined_ds import PipelineTrial
+from determined_ds.callbacks import EMA
+
+
+def cosine(optimizer, total_steps):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+
+"""
+# Its trial, and what its experiment says: docs/your-model.md, docs/pipelines.md.
+OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
+    "its own optimizer and schedule": (
+        """
+class T(TinyTrial):
+    def build_optimizer(self, model):
+        return torch.optim.AdamW(self.build_parameters(model), lr=0.01)
+
+    def build_parameters(self, model):
+        return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+
+    def build_scheduler(self, optimizer):
+        return cosine(optimizer, self.total_steps)
+""",
+        {"overwrite_deepspeed_args": {"optimizer": None, "scheduler": None}},
+    ),
+    "its own schedule, frozen layers, metrics and callbacks": (
+        """
+class Count(MetricReducer):
+    def reset(self):
+        self.samples = 0
+
+    def update(self, samples):
+        self.samples += samples
+
+    def per_slot_reduce(self):
+        return self.samples
+
+    def cross_slot_reduce(self, per_slot_metrics):
+        return sum(per_slot_metrics)
+
+
+class Steps(PyTorchCallback):
+    steps = 0
+
+    def on_step_end(self, batch_idx, metrics):
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict):
+        self.steps = state_dict["steps"]
+
+
+class T(TinyTrial):
+    validation_metrics = {"validation_largest": "max"}
+
+    def tokens_per_sample(self):
+        return 4
+
+    def prepare(self):
+        self.count = self.context.wrap_reducer(Count(), name="validation_count", for_training=False)
+
+    def build_parameters(self, model):
+        return [{"params": [model.weight]}, {"params": [model.bias]}]
+
+    def build_scheduler(self, optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 1.0, lambda step: 0.5])
+
+    def frozen(self, batch_idx):
+        return [self.engine.module.bias] if batch_idx < 1 else []
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return {"loss": loss, "half": loss / 2}
+
+    def evaluate(self, model, batch):
+        self.count.update(len(batch[0]))
+        loss = super().loss(model, batch)
+        return {"validation_loss": loss, "validation_largest": loss}
+
+    def on_step_end(self, batch_idx, metrics):
+        assert metrics["loss"] >= 0
+
+    def predict(self, model, batch):
+        return {"output": model(batch[0]).squeeze(1)}
+
+    def build_callbacks(self):
+        return {"steps": Steps(), "ema": EMA(0.9)}
+""",
+        {"overwrite_deepspeed_args": {"scheduler": None}},
+    ),
+    "its own step, the whole set at once": (
+        """
+class T(TinyTrial):
+    def __init__(self, context):
+        context.disable_auto_grad_accumulation()
+        super().__init__(context)
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        losses = []
+        for _ in range(self.resolved.batch.accumulation):
+            losses.append(self.loss(self.engine, self.context.to_device(next(dataloader_iter))))
+            self.engine.backward(losses[-1])
+            self.engine.step()
+        return {"loss": torch.stack(losses).detach().mean()}
+
+    def evaluate_full_dataset(self, data_loader):
+        losses = [self.loss(self.engine.module, self.context.to_device(batch)) for batch in data_loader]
+        return {"validation_loss": float(torch.stack(losses).mean())}
+""",
+        {"micro_batch_size": 2},
+    ),
+    "a pipeline": (
+        """
+class T(PipelineTrial):
+    partition_method = "uniform"
+
+    def build_layers(self):
+        return [torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)]
+
+    def loss(self, outputs, targets):
+        return torch.nn.functional.mse_loss(outputs, targets)
+
+    def build_scheduler(self, optimizer):
+        return cosine(optimizer, self.total_steps)
+
+    def build_training_data_loader(self):
+        return self.training_loader(samples(64, seed=1))
+
+    def build_validation_data_loader(self):
+        return self.validation_loader(samples(10, seed=2))
+""",
+        {"pipe_parallel_size": 2, "pipe_schedule": "zb-h1", "micro_batch_size": 2},
+    ),
+}
+DECIDING: dict[str, list[str]] = {
+    "check": ["check", "--strict"],
+    "check --explain": ["check", "--explain"],
+    "check --memory": ["check", "--memory"],
+}
+SHORT = ["--steps", "5", "--warmup", "0"]
+TRAINING: dict[str, list[str]] = {
+    "run": ["run", "--test"],
+    "compare": ["compare", "--strategies", "zero0,zero1", "--repeat", "1", "--parts", "0", *SHORT],
+    "autotune": ["autotune", "--budget", "2", "--over", "zero_stage,micro_batch", *SHORT],
+}
+
+
+@pytest.fixture
+def own(own_model: Path, request: pytest.FixtureRequest) -> Path:
+    """A context directory with the trial of an option."""
+    source, hyperparameters = OPTIONS[request.param]
+    (own_model / "own.py").write_text(HEAD + source)
+    config = yaml.safe_load((own_model / "experiment.yaml").read_text())
+    config["entrypoint"] = "python3 -m determined_ds.train own:T"
+    config["hyperparameters"] |= hyperparameters
+    (own_model / "experiment.yaml").write_text(json.dumps(config))
+    return own_model
+
+
+def train(own: Path, words: list[str], run_dir: Path) -> None:
+    command, *options = words
+    there = (command, own / "experiment.yaml", own, "--run-dir", run_dir, "--accelerator", "cpu")
+    done = det_ds(*there, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("own", OPTIONS, indirect=True)
+@pytest.mark.parametrize("words", DECIDING.values(), ids=DECIDING)
+def test_what_decides_takes_it(own: Path, words: list[str]) -> None:
+    command, *options = words
+    done = invoke(command, own, *options)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("own", ["its own optimizer and schedule"], indirect=True)
+def test_a_comparison_takes_an_optimizer_of_the_trial(own: Path, tmp_path: Path) -> None:
+    options = [
+        "--slots",
+        "1",
+        "--strategies",
+        "zero1",
+        "--steps",
+        "1",
+        "--warmup",
+        "0",
+        "--repeat",
+        "1",
+        "--parts",
+        "0",
+    ]
+    train(own, ["compare", *options], tmp_path / "run")
+
+
+@pytest.mark.long("every option by each command that trains; the short test has the one that failed")
+@pytest.mark.parametrize("own", OPTIONS, indirect=True)
+@pytest.mark.parametrize("words", TRAINING.values(), ids=TRAINING)
+def test_what_trains_takes_it(own: Path, words: list[str], tmp_path: Path) -> None:
+    if "PipelineTrial)" in (own / "own.py").read_text():
+        words = ["1f1b,zb-h1" if word == "zero0,zero1" else word for word in words]
+    train(own, words, tmp_path / "run")

@@ -1,0 +1,95 @@
+"""What the scenarios train: templates cut short, and context directories made for a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import yaml
+
+from tests.harness.command import ROOT
+
+# The address of a real master, on which the scenarios then run; without it they run on ours.
+REAL = os.environ.get("DET_MASTER", "")
+# Of a training that is stopped on its way: ours holds it meanwhile, for a real master it has to be long enough.
+LENGTH = 100 if REAL else 10
+
+CONST, PIPELINE, SEARCH, ZB_H1, INTERLEAVED, SEQUENCE_PARALLEL = (
+    f"experiments/gpt2/{name}.yaml"
+    for name in ("const", "pipeline", "search", "zb_h1", "interleaved", "sequence_parallel")
+)
+HF_TRAINER = "experiments/hf_trainer/const.yaml"
+TEMPLATES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "experiments").glob("*/*.yaml"))]
+# Those that need no CUDA, by the second line of their comments.
+ON_CPU = [path for path in TEMPLATES if "CPU" in (ROOT / path).read_text().splitlines()[1]]
+
+# As here: with other threads come other last digits, and trials on one agent of CPU slots share its cores.
+ONE_THREAD = "environment.environment_variables=['OMP_NUM_THREADS=1']"
+ONE_SLOT = "resources.slots_per_trial=1"
+
+
+def batches(length: int) -> tuple[str, ...]:
+    """Overrides: train so many batches, validate and save halfway and at the end, and report every second batch."""
+    fit = {"max_length": length, "validation_period": length // 2, "checkpoint_period": length // 2}
+    periods = {**fit, "reporting_period": 2}
+    return (ONE_THREAD, *(f"hyperparameters.fit.{key}.batches={value}" for key, value in periods.items()))
+
+
+def tiny(length: int) -> tuple[str, ...]:
+    """Overrides: so many batches on one slot as fast as can be, validated and saved at every second one."""
+    periods = {"max_length": length, "validation_period": 2, "checkpoint_period": 2, "reporting_period": 1}
+    return (
+        ONE_THREAD,
+        ONE_SLOT,
+        "hyperparameters.global_batch_size=16",
+        "hyperparameters.sequence_length=16",
+        "data.max_validation_sequences=64",
+        *(f"hyperparameters.fit.{key}.batches={value}" for key, value in periods.items()),
+    )
+
+
+SMALL = ("hyperparameters.sequence_length=32", "data.max_validation_sequences=64")
+SHORT = (*batches(10), *SMALL)
+LONG_ENOUGH = (*batches(LENGTH), *SMALL)
+EVERY_BATCH = (*LONG_ENOUGH, "hyperparameters.fit.reporting_period.batches=1")
+
+
+def entrypoint(path: str, *replaced: tuple[str, str], more: str = "") -> str:
+    """An override: the entrypoint of a template, of which something is replaced."""
+    words = str(yaml.safe_load((ROOT / path).read_text())["entrypoint"])
+    for old, new in replaced:
+        words = words.replace(old, new)
+    return f"entrypoint={words}{more}"
+
+
+def by_launcher(path: str, name: str) -> str:
+    """An override: the entrypoint of a template under another launcher of Determined's."""
+    return entrypoint(path, ("launch.torch_distributed", f"launch.{name}"))
+
+
+def killed(path: str, rank: int) -> tuple[str, str]:
+    """Overrides: a rank of the first run kills itself in its eighth batch, which needs ``killed.py`` included."""
+    names = (("GPT2Trial", "Killed"), ("GPT2PipelineTrial", "KilledPipeline"))
+    trials = [(f"model_defs.gpt2.trial:{old}", f"killed:{new}") for old, new in names]
+    variables = ["OMP_NUM_THREADS=1", f"KILLED_RANK={rank}"]
+    return entrypoint(path, *trials), f"environment.environment_variables={variables}"
+
+
+KILLED = Path(__file__).with_name("killed.py")
+SENT = ("determined_ds", "setup.cfg", "pyproject.toml", "constraints.txt", "startup-hook.sh", "README.md")
+
+
+def context_of(folder: Path, *files: Path) -> Path:
+    """Make a context directory with the library, as much of it as is sent, and files beside it."""
+    folder.mkdir()
+    for name in SENT:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder)
+    for file in files:
+        shutil.copy(file, folder)
+    ignored = (ROOT / ".detignore").read_text()
+    (folder / ".detignore").write_text(ignored.replace("/*\n", "/*\n!/*.py\n!/*.yaml\n", 1))
+    return folder

@@ -1,0 +1,211 @@
+"""What a trial leaves to others: a checkpoint that loads anywhere, and a training that goes on, here or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.client import RealCluster, metrics_of
+from tests.cluster.fake import FakeCluster
+from tests.cluster.protocol import Cluster, Metrics, Trial
+from tests.cluster.scenarios import CONST, EVERY_BATCH, LENGTH, ONE_SLOT, PIPELINE, SHORT, entrypoint
+from tests.package import damage
+
+pytestmark = pytest.mark.long(
+    "forks and continues on a cluster; test_follow downloads, cli/test_going_on.py forks"
+)
+
+# What the web UI's "Use in Notebook" says, for a trial of this library; in a folder without anything of the project.
+LOADS = """
+import determined as det
+
+with det.import_from_path("got/code"):
+    import determined_ds
+    from determined_ds import load_model_from_checkpoint_path
+
+    model = load_model_from_checkpoint_path("got", code="checkpoint")
+    import model_defs.gpt2.model
+
+print(determined_ds.__file__, model_defs.gpt2.model.__file__)
+print(sum(parameter.numel() for parameter in model.parameters()))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster) -> Trial:
+    """``const.yaml``, cut short, profiled; on ours held in its first report until the system metrics have come."""
+    number = cluster.create(CONST, *SHORT, ONE_SLOT, "profiling.enabled=true", paused=True)
+    with cluster.reached(2, number):
+        if isinstance(cluster, FakeCluster):
+            kept = cluster.kept(cluster.trial(number))
+            cluster.poll(lambda: {"cpu", "network"} <= kept.profiled.keys())
+    [trial] = cluster.wait(number)
+    return trial
+
+
+def last(cluster: Cluster, trial: Trial) -> str:
+    """The uuid of its last checkpoint."""
+    return cluster.checkpoints(trial)[-1].uuid
+
+
+def test_profiling_fills_the_profiler_tab(fake: FakeCluster, source: Trial) -> None:
+    """With the groups that Determined's own trials report, by machine."""
+    profiled = fake.kept(source).profiled
+    assert {"cpu", "memory", "disk", "network"} <= profiled.keys()
+    [of_machine] = profiled["memory"][0].values()
+    assert of_machine["memory_free"] > 0
+
+
+def test_a_downloaded_checkpoint_loads_where_nothing_else_of_the_project_is(
+    cluster: Cluster, source: Trial, tmp_path: Path
+) -> None:
+    """In a fresh process and an empty folder, by its own ``code/``; and its manifest holds that code, too."""
+    got = tmp_path / "got"
+    cluster.det("checkpoint", "download", last(cluster, source), "-o", got)
+    files = json.loads((got / "manifest.json").read_text())["files"]
+    assert {"code/model_defs/gpt2/trial.py", "code/determined_ds/train.py"} <= files.keys()
+    assert not [name for name in files if name.startswith(("code/tests", "code/.", "code/runs"))]
+    done = loaded_in(tmp_path)
+    assert done.returncode == 0, done.stderr
+    imported, number = done.stdout.strip().splitlines()[-2:]
+    assert [Path(path).is_relative_to(got / "code") for path in imported.split()] == [True, True]
+    assert int(number) > 0
+
+    (got / "code/model_defs/gpt2/trial.py").write_text("raise SystemExit('not what was written')")
+    done = loaded_in(tmp_path)
+    assert done.returncode != 0
+    assert "code/model_defs/gpt2/trial.py has" in done.stderr
+
+
+def loaded_in(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A fresh Python that finds the environment's packages and what is in a folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", LOADS]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_checkpoint_is_registered(real: RealCluster, source: Trial) -> None:
+    version = real.register(f"tests-{secrets.token_hex(4)}", last(real, source))
+    assert version["checkpoint"]["uuid"] == last(real, source)
+
+
+@pytest.mark.parametrize("key", ["source_checkpoint_uuid", "source_trial_id"])
+def test_a_fork_begins_with_the_weights_and_says_so(cluster: Cluster, source: Trial, key: str) -> None:
+    """As the web UI's Continue Trial does, which makes a new experiment: the rate is that of a first step again."""
+    value = last(cluster, source) if key == "source_checkpoint_uuid" else source.id
+    said, before, after = forked(cluster, source, f"searcher.{key}={value}")
+    whence = f"batch 10 of trial {source.id}, checkpoint {last(cluster, source)}"
+    taken = "its weights alone, with a new optimizer and schedule; counting from batch 0"
+    assert f"warm start  {whence}: {taken}" in said
+    assert after[0][1]["lr"] == before[0][1]["lr"]
+
+
+def test_a_fork_may_begin_with_the_optimizer_too_and_on_other_slots(cluster: Cluster, source: Trial) -> None:
+    from_it = (
+        f"searcher.source_checkpoint_uuid={last(cluster, source)}",
+        "hyperparameters.fit.warm_start=all",
+    )
+    said, before, after = forked(cluster, source, *from_it, "resources.slots_per_trial=2")
+    assert "its weights, optimizer, schedule and loss scale; counting from batch 0" in said
+    assert after[0][1]["lr"] >= before[-1][1]["lr"], "its schedule goes on"
+
+
+def forked(cluster: Cluster, source: Trial, *overrides: str) -> tuple[str, Metrics, Metrics]:
+    """Train a fork. Returns what its log says of its beginning, and the training reports of both."""
+    [fork] = cluster.wait(cluster.create(CONST, *SHORT, ONE_SLOT, *overrides))
+    [said] = [line for line in cluster.log(fork).splitlines() if "warm start  " in line]
+    before, after = (cluster.reports(trial, "training") for trial in (source, fork))
+    assert [steps for steps, _ in after] == [steps for steps, _ in before]
+    assert after[0][1]["loss"] < before[0][1]["loss"]
+    return said, before, after
+
+
+def test_a_checkpoint_is_evaluated_by_its_uuid_and_nothing_is_trained(
+    cluster: Cluster, source: Trial
+) -> None:
+    """On two slots, where one has trained."""
+    evaluates = entrypoint(CONST, more=f" --evaluate {last(cluster, source)}")
+    [trial] = cluster.wait(cluster.create(CONST, *SHORT, evaluates))
+    [(steps, metrics)] = cluster.metrics(trial)["validation"]
+    then = cluster.metrics(source)["validation"][-1]
+    assert steps == then[0]
+    assert metrics["validation_loss"] == pytest.approx(then[1]["validation_loss"], rel=1e-5)
+    assert not cluster.metrics(trial)["training"]
+    assert not cluster.checkpoints(trial)
+
+
+# A name -> the template, with what it is continued after a quarter and after half of its batches, and what its log
+# then says.
+STAGE = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage"
+SCHEDULE = "hyperparameters.pipe_schedule"
+CONTINUED = {
+    "on 1 slot and on 2 again": (
+        CONST,  # without dropout, of which each replica draws its own
+        (ONE_SLOT, f"{STAGE}=3"),
+        ("resources.slots_per_trial=2", f"{STAGE}=2"),
+        (
+            r"1 replica, ZeRO 3",
+            r"2 replicas, ZeRO 2",
+            r"elastic +2 ranks .* -> 1 rank ",
+            r"elastic +1 rank .* -> 2",
+        ),
+    ),
+    "under other schedules": (
+        PIPELINE,
+        (f"{SCHEDULE}=zb-h1", "hyperparameters.partition_method=measured"),
+        (f"{SCHEDULE}=dualpipev", "hyperparameters.partition_method=uniform"),
+        (
+            r"  schedule   1f1b",
+            r"  schedule   zb-h1",
+            r"  schedule   dualpipev, 2 chunks a rank: a bubble of ",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_canceled_and_continued_it_trains_the_same(
+    cluster: Cluster, run_here: Callable[..., Path], name: str
+) -> None:
+    """Each batch once, and the losses are those of one training."""
+    path, then, at_last, said = CONTINUED[name]
+    number = cluster.create(path, *EVERY_BATCH, paused=True)
+    cluster.stop(number, at=LENGTH // 4, how="cancel")
+    cluster.continue_(number, *then)
+    cluster.stop(number, at=LENGTH // 2, how="cancel")
+    cluster.continue_(number, *at_last)
+    [trial] = cluster.wait(number)
+    assert (trial.restarts, cluster.num_starts(trial)) == (0, 3)
+    here, found = metrics_of(run_here(path, *EVERY_BATCH)), cluster.metrics(trial)
+    for group, loss in (("training", "loss"), ("validation", "validation_loss")):
+        expected = {steps: metrics[loss] for steps, metrics in here[group]}
+        assert [steps for steps, _ in found[group]] == list(expected)
+        # One sum of 32 samples, or two of 16: the last digits drift apart, to 1.5e-4 within 100 batches.
+        drift = 2e-5 if LENGTH == 10 else 1e-3
+        assert {steps: metrics[loss] for steps, metrics in found[group]} == pytest.approx(expected, rel=drift)
+    for text in said:
+        assert re.search(text, cluster.log(trial)), text
+
+
+def test_a_completed_trial_is_continued_for_longer_and_counts_on(cluster: Cluster, tmp_path: Path) -> None:
+    """``det experiment continue``; its last checkpoint is intact."""
+    number = cluster.create(CONST, *SHORT)
+    cluster.wait(number)
+    cluster.continue_(number, "hyperparameters.fit.max_length.batches=20")
+    [trial] = cluster.wait(number)
+    found = cluster.metrics(trial)
+    assert [steps for steps, _ in found["validation"]] == [5, 10, 15, 20]
+    assert [steps for steps, _ in found["training"]] == list(range(2, 21, 2))
+    assert "resumed at batch 10 of 20" in cluster.log(trial)
+    cluster.det("checkpoint", "download", cluster.checkpoints(trial)[-1].uuid, "-o", tmp_path / "got")
+    assert damage(tmp_path / "got") is None

@@ -1,0 +1,162 @@
+"""What a changed key means to a run that goes on: it takes effect, is another strategy, or must be as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.package import changes, experiment
+
+
+def config(slots: int = 2, entrypoint: str = "trial:One", **hyperparameters: Any) -> dict[str, Any]:
+    ds = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    return {
+        "name": "one",
+        "entrypoint": f"python3 -m determined.launch.deepspeed python3 -m determined_ds.train {entrypoint}",
+        "resources": {"slots_per_trial": slots},
+        "hyperparameters": {
+            "global_batch_size": 8,
+            "deepspeed_config": {"type": "const", "val": ds},
+            "learning_rate": 0.01,
+            "fit": {"max_length": {"batches": 4}},
+            **hyperparameters,
+        },
+        "searcher": {"name": "single", "metric": "validation_loss"},
+    }
+
+
+def with_json(slots: int = 2, **overwrites: Any) -> dict[str, Any]:
+    """With leaves of the DeepSpeed JSON overwritten."""
+    return config(slots, overwrite_deepspeed_args={"type": "const", "val": overwrites})
+
+
+OF_ANOTHER_KIND = with_json(optimizer={"type": "Adagrad"})
+ON_FOUR = with_json(
+    4,
+    zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    train_micro_batch_size_per_gpu=1,
+)
+ON_NVME = with_json(
+    4, zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}
+)
+SECRET = {"environment": {"environment_variables": ["TOKEN=hunter2", "OTHER=1"]}}
+SAME = {
+    **config(learning_rate={"type": "const", "val": 0.01}),
+    "entrypoint": "python3 -m determined.launch.torch_distributed python3 -m determined_ds.train trial:One",
+    "description": None,
+    "max_restarts": 0,
+}
+# What is changed, how it goes on, and what is said of it: lines, or the keys of problems; ... is for further ones.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = {
+    "nothing, however it is written": (SAME, {}, {}),
+    "what takes effect, with both values": (
+        config(learning_rate=0.001, width=7),
+        {},
+        {
+            "effective": (
+                "hyperparameters.learning_rate: 0.01 -> 0.001",
+                "hyperparameters.width: not given -> 7",
+                "deepspeed optimizer.params.lr: 0.01 -> 0.001",
+            )
+        },
+    ),
+    "what means nothing": (
+        {**config(), "name": "two", "labels": ["a"]},
+        {},
+        {"idle": ("labels: not given -> ['a']", 'name: "one" -> "two"')},
+    ),
+    "a seed": (config(trial_seed=5), {}, {"problems": ("hyperparameters.trial_seed",)}),
+    "the seed that it had": (config(trial_seed=experiment(config()).trial_seed), {}, {}),
+    "the course, by a fork of all": (
+        {**config(global_batch_size=16), "reproducibility": {"experiment_seed": 7}},
+        {"warm_start": "all"},
+        {"effective": (...,)},
+    ),
+    "the layout, by a fork of all": (
+        with_json(zero_optimization={"stage": 2}),
+        {"warm_start": "all", "refusal": "it has no index"},
+        {"problems": ("deepspeed zero_optimization.stage",)},
+    ),
+    "the strategy": (
+        ON_FOUR,
+        {},
+        {"strategy": ("slots 2 -> 4", "zero_stage 1 -> 3", ...), "effective": (...,)},
+    ),
+    "a schedule that is the default": (config(pipe_schedule="1f1b", pipe_chunks=1), {}, {}),
+    "another schedule": (
+        config(pipe_schedule="interleaved"),
+        {},
+        {"strategy": ("pipe_chunks 1 -> 2", "pipe_schedule 1f1b -> interleaved")},
+    ),
+    "another trial of the module": (
+        config(entrypoint="trial:Two", pipe_parallel_size=2),
+        {},
+        {"strategy": ("trial One -> Two", "pipe_parallel_size 1 -> 2"), "effective": (...,)},
+    ),
+    "another module": (config(entrypoint="other:One"), {}, {"problems": ("entrypoint",)}),
+    "the optimizer": (OF_ANOTHER_KIND, {}, {"problems": ("deepspeed optimizer.type",), "strategy": (...,)}),
+    "the optimizer, started again": (
+        OF_ANOTHER_KIND,
+        {"resets_optimizer": True},
+        {"effective": (...,), "strategy": (...,)},
+    ),
+    "Adam for AdamW": (with_json(optimizer={"type": "Adam"}), {}, {"effective": (...,)}),
+    "all but the weights": (
+        with_json(4, zero_optimization={"stage": 2}, optimizer={"type": "Adagrad", "params": {"lr": 0.1}}),
+        {"warm_start": "weights"},
+        {"effective": (...,)},
+    ),
+    "how weights are cut": (
+        config(pipe_parallel_size=2),
+        {"warm_start": "weights", "refusal": "it has experts"},
+        {"problems": ("hyperparameters.pipe_parallel_size",), "effective": (...,)},
+    ),
+    "values of environment variables, never told": (
+        {**config(), **SECRET},
+        {},
+        {"effective": ("environment.environment_variables: not given -> ['OTHER', 'TOKEN']",)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("now", "how", "expected"), CASES.values(), ids=CASES.keys())
+def test_what_a_change_means(now: dict[str, Any], how: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = changes(config(), now, **how)
+    told = {**found, "problems": tuple(problem.key for problem in found["problems"])}
+    for name, lines in told.items():
+        wanted = expected.get(name, ())
+        if ... in wanted:
+            assert lines
+            assert {*wanted} - {...} <= {*lines}
+        else:
+            assert lines == wanted
+
+
+def test_what_must_stay_is_refused_with_both_values_all_at_once() -> None:
+    now = {**config(global_batch_size=16), "reproducibility": {"experiment_seed": 7}}
+    told = {problem.key: str(problem) for problem in changes(config(), now)["problems"]}
+    assert set(told) == {"reproducibility.experiment_seed", "deepspeed train_batch_size"}
+    said = told["deepspeed train_batch_size"]
+    assert "= 16 (global_batch_size, one.yaml): was 8 when checkpoint c was written" in said
+    assert "fix: go back to 8, or start anew in another --run-dir" in said
+
+
+@pytest.mark.parametrize(
+    ("now", "refusal", "reason"),
+    [(ON_FOUR, "it has no index", "it has no index"), (ON_NVME, None, "cannot be filled from it")],
+)
+def test_a_strategy_that_cannot_change_is_refused_with_the_reason(
+    now: dict[str, Any], refusal: str | None, reason: str
+) -> None:
+    told = {each.key: each.message for each in changes(config(), now, refusal=refusal)["problems"]}
+    assert "deepspeed zero_optimization.stage" in told
+    assert all(message.endswith(reason) for message in told.values())
+
+
+def test_an_optimizer_of_another_kind_is_begun_anew_by_a_flag_unless_forked() -> None:
+    [resumed] = changes(config(), OF_ANOTHER_KIND)["problems"]
+    [forked] = changes(config(), OF_ANOTHER_KIND, warm_start="all")["problems"]
+    assert "--reset-optimizer" in resumed.fix
+    assert "--reset-optimizer" not in forked.fix
+    assert "start anew, without it" in forked.fix

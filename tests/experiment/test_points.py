@@ -1,0 +1,232 @@
+"""The points that a search visits are those that a master visits: a grid's as it lays them out, others as it draws."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.master_schemas import sanity_errors
+from tests.package import ENTRYPOINT, experiment, points, refusal
+
+
+def config(hyperparameters: dict[str, Any], searcher: str = "grid", seed: int = 0) -> dict[str, Any]:
+    return {
+        "entrypoint": ENTRYPOINT,
+        "hyperparameters": hyperparameters,
+        "searcher": {"name": searcher, "metric": "validation_loss"},
+        "reproducibility": {"experiment_seed": seed},
+    }
+
+
+def integer(low: int, high: int, count: int | None = None) -> dict[str, Any]:
+    return {"type": "int", "minval": low, "maxval": high, **({"count": count} if count else {})}
+
+
+def double(low: float, high: float, **more: Any) -> dict[str, Any]:
+    return {"type": "double", "minval": low, "maxval": high, **more}
+
+
+def log(low: float, high: float, base: float = 10, **more: Any) -> dict[str, Any]:
+    return {"type": "log", "base": base, "minval": low, "maxval": high, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "values"),
+    [
+        # Those of master/pkg/searcher/grid_test.go and of the documentation's page on grids.
+        (integer(0, 2, 3), [0, 1, 2]),
+        (integer(0, 2, 100), [0, 1, 2]),
+        (integer(0, 10, 5), [0, 3, 5, 8, 10]),
+        (integer(-5, 0, 3), [-5, -3, 0]),  # -2.5 is rounded away from 0
+        (integer(1, 8, 1), [5]),
+        (integer(-8, -1, 1), [-5]),
+        (double(0.1, 0.5, count=3), [0.1, 0.3, 0.5]),
+        (double(0, 1, count=1), [0.5]),
+        (log(-5, -3, count=3), [1e-5, 1e-4, 1e-3]),
+        (log(-4, -2, count=1), [1e-3]),
+        ({"type": "categorical", "vals": ["b", "a", {"c": 1}]}, ["b", "a", {"c": 1}]),
+        # The master sends JSON, and its JSON has 8 for 8.0: a trial takes it for a size.
+        (double(8, 16, count=2), [8, 16]),
+        (log(2, 3, 2, count=2), [4, 8]),
+    ],
+)
+def test_a_grid_takes_these_values_of_a_hyperparameter(spec: dict[str, Any], values: list[Any]) -> None:
+    found = [point["h"] for point in points(config({"h": spec}))]
+    assert found == [pytest.approx(value) if isinstance(value, float) else value for value in values]
+    assert [type(each) for each in found] == [type(value) for value in values]
+
+
+def test_a_grid_is_laid_out_by_name_the_last_fastest() -> None:
+    """`FlattenHPs` and `Each` sort by name, mapping by mapping; the text's own order does not matter."""
+    nested = {"type": "categorical", "vals": [1, 2]}
+    space = {"z": nested, "a": {"y": nested, "b": nested}, "lists": [nested], "fixed": {"x": {}}}
+    found = points(config(space))
+    values = [(point["a"]["b"], point["a"]["y"], point["z"]) for point in found]
+    assert values == list(itertools.product([1, 2], repeat=3))
+    assert found[1] == {"z": 2, "a": {"y": 1, "b": 1}, "lists": [nested], "fixed": {"x": {}}}
+
+
+def test_of_a_large_grid_a_sample_and_the_corners_are_taken() -> None:
+    large = config({"a": integer(1, 10**6, 10**6), "b": integer(1, 10**14, 10**14), "c": integer(0, 1, 2)})
+    found = [tuple(point.values()) for point in points(large)]
+    assert len({*found}) == len(found) == 5_000
+    assert {*itertools.product([1, 10**6], [1, 10**14], [0, 1])} < {*found}
+    assert [tuple(point.values()) for point in points(large)] == found
+
+
+# -------------------------------------------------------------------------------------------- what is drawn
+
+# Learning rates of the first five trials of a search with experiment_seed 0 on a master of Determined 0.38.1, whose
+# {type: log, base: 10, minval: -3.5, maxval: -2.0} is all that is drawn. Go's power may differ in the last digit.
+OBSERVED = [
+    0.00210484565828905,
+    0.005900347745614208,
+    0.0068811258559188316,
+    0.005227007137911156,
+    0.0004041607057974523,
+]
+
+
+@pytest.mark.parametrize("searcher", ["random", "adaptive_asha"])
+def test_the_first_points_are_those_that_a_master_drew(searcher: str) -> None:
+    drawn = [point["lr"] for point in points(config({"lr": log(-3.5, -2.0)}, searcher))[:5]]
+    assert drawn == pytest.approx(OBSERVED, rel=1e-14)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_trial_takes_its_numbers_from_numpys_generator(seed: int) -> None:
+    """One for each hyperparameter, by name, and five words for its id and its own seed."""
+    choice = {"type": "categorical", "vals": ["x", "y", "z"]}
+    space = {"b": double(-1, 1), "a": double(0, 1), "c": 3, "d": integer(3, 9), "e": choice}
+    theirs = np.random.RandomState(seed)
+    for point in points(config(space, "random", seed))[:20]:
+        assert (point["a"], point["b"]) == (theirs.random_sample(), -1 + 2 * theirs.random_sample())
+        assert (point["d"], point["e"]) == (theirs.randint(3, 9 + 1), choice["vals"][theirs.randint(3)])
+        theirs.bytes(20)
+    words = np.random.RandomState(seed).randint(0, 2**32, size=5, dtype=np.uint32)
+    assert experiment(config({}, "single", seed)).trial_seed == int(words[4]) % 2**31
+
+
+def test_the_seed_of_a_trial_is_that_which_a_master_gave_it() -> None:
+    """Seen in the database of a master of Determined 0.38.1: experiment_seed 0, all hyperparameters constant."""
+    assert experiment(config({}, "single")).trial_seed == 441365315
+
+
+def test_the_ends_of_a_range_are_looked_at_and_the_last_number_is_not_drawn() -> None:
+    found = [point["a"] for point in points(config({"a": double(0.0, 1.0)}, "random"))]
+    assert {0, np.nextafter(1.0, 0.0)} <= {*found}
+    assert 1.0 not in found
+    assert [point["a"] for point in points(config({"a": integer(1, 3)}, "random"))] == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------------- any space
+
+RANGES = st.builds(
+    lambda kind, low, width, count, base: {
+        "type": kind,
+        "minval": low,
+        "maxval": low + width,
+        "count": count,
+        **({"base": base} if kind == "log" else {}),
+    },
+    st.sampled_from(["int", "double", "log"]),
+    st.integers(-20, 20),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from([2, 10, 0.5]),
+)
+LISTS = st.builds(
+    lambda values: {"type": "categorical", "vals": values},
+    st.lists(st.sampled_from([1, 2.5, "a", None, True, [1], {"b": 2}]), min_size=1, max_size=3),
+)
+SPACES = st.dictionaries(st.sampled_from("abc"), RANGES | LISTS, max_size=2)
+SEARCHERS = st.sampled_from(["grid", "random", "adaptive_asha", "single"])
+
+
+def within(value: Any, spec: dict[str, Any]) -> bool:
+    if spec["type"] == "categorical":
+        return any(value is one for one in spec["vals"])
+    low, high = spec["minval"], spec["maxval"]
+    if spec["type"] == "log":
+        low, high = sorted((spec["base"] ** low, spec["base"] ** high))
+    return bool(low * (1 - 1e-12) <= value <= high * (1 + 1e-12) or low <= value <= high)
+
+
+@given(SPACES, SEARCHERS, st.integers(0, 2**32 - 1))
+def test_every_point_is_one_of_the_space(space: dict[str, Any], searcher: str, seed: int) -> None:
+    """Those of a mapping in it, too; the constants are theirs; and the space is as it was."""
+    before = copy.deepcopy(space)
+    fixed = {"constant": {"type": "const", "val": {"type": "k"}}, "list": [1]}
+    given_space = config({**fixed, "mapping": {"inner": space}}, searcher, seed)
+    found = points(given_space)
+    for point in found[:300]:
+        assert (point["constant"], point["list"]) == ({"type": "k"}, [1])
+        inner = point["mapping"]["inner"]
+        assert inner.keys() == space.keys()
+        for name, spec in space.items():
+            assert within(inner[name], spec)
+            assert spec["type"] != "int" or type(inner[name]) is int
+    assert space == before
+    assert points(given_space) == found
+
+
+@pytest.mark.parametrize(
+    ("spec", "point"),
+    [
+        ({"type": "const", "val": 3}, 3),
+        ({"type": "const", "val": None}, None),
+        ({"type": "const", "val": {"type": "AdamW"}}, {"type": "AdamW"}),
+        ({"type": "categorical", "vals": ["b", "a"]}, "b"),
+        (integer(1, 8), 4),
+        (double(0, 1), 0.5),
+        (log(-4, -2), 1e-3),
+        ([{"type": "linear"}], [{"type": "linear"}]),  # a list hides a type
+    ],
+)
+def test_without_a_search_the_middle_is_taken(spec: Any, point: Any) -> None:
+    """At the top, and nested; what the master would take is taken."""
+    given_one = config({"h": spec, "nested": {"deeper": copy.deepcopy(spec), "own": 1}}, "single")
+    read = experiment(given_one)
+    expected = pytest.approx(point) if isinstance(point, float) else point
+    assert read.hyperparameters.data == {"h": expected, "nested": {"deeper": expected, "own": 1}}
+    searched = isinstance(spec, dict) and spec["type"] != "const"
+    assert read.searched == (("hyperparameters.h", "hyperparameters.nested.deeper") if searched else ())
+    assert sanity_errors(given_one) == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "const"},
+        {"type": "const", "val": 1, "vals": [1]},
+        {"type": "categorical"},
+        {"type": "categorical", "vals": "abc"},
+        {"type": "int", "minval": 1},
+        integer(2, 1),
+        {"type": "int", "minval": 1, "maxval": 2.5},
+        {"type": "int", "minval": False, "maxval": True},
+        double(1, 1),
+        {"type": "double", "minval": "a", "maxval": "b"},
+        double(0, 1, step=0.1),
+        {"type": "log", "minval": 1, "maxval": 2},
+        log(1, 2, 0),
+        {"type": "AdamW", "params": {}},
+        {**integer(1, 2), "count": "3"},
+    ],
+)
+def test_what_the_master_refuses_to_search_is_refused(spec: dict[str, Any]) -> None:
+    for searcher in ("single", "random"):
+        assert sanity_errors(config({"a": {"h": spec}}, searcher))
+        problem = refusal(lambda each=searcher: experiment(config({"a": {"h": spec}}, each)))
+        assert (problem.key, problem.code) == ("hyperparameters.a.h", "hyperparameter-spec")
+
+
+@pytest.mark.parametrize("spec", [log(1, 400), double(-1.7e308, 1.7e308)])
+def test_what_gives_no_finite_numbers_is_refused(spec: dict[str, Any]) -> None:
+    assert refusal(lambda: points(config({"h": spec}, "random"))).code == "hyperparameter-spec"

@@ -1,0 +1,400 @@
+"""Processes started by a fork: 20 ms where a start that loads torch, DeepSpeed and transformers is 4 s of a core.
+
+One server for each test session loads what ranks load and then forks on request. It has one thread and keeps no state,
+so a fork is as good as a new process, and all of them share its memory. :func:`tests.harness.command.det_ds`,
+:class:`tests.harness.ranks.Ranks` and the workers of pytest-xdist are its forks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import random
+import runpy
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[2]
+# Environment variable with the address of the server, for workers of the same session.
+ADDRESS = "DETERMINED_DS_TESTS_FORKS"
+SERVER = "import sys; from tests.harness.forked import serve; serve(int(sys.argv[1]), sys.argv[2:])"
+# Everything that a rank may load. Two of them leave a thread behind and stay out: pyarrow and scikit-learn's OpenMP.
+LOADED = (
+    "torch._dynamo",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
+    "torch.utils.tensorboard",
+    "deepspeed.accelerator.cuda_accelerator",
+    "deepspeed.comm.mori",
+    "deepspeed.module_inject.auto_ep_comm",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.pipe.engine",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "determined.cli.cli",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.vit.modeling_vit",
+    "peft",
+    "psutil",
+    "pytest",
+)
+MESSAGE_BYTES = 2**18
+# Environment variable that a process hands on to whatever it starts, by fork or as a program, in any session.
+MARK = "DETERMINED_DS_TESTS_MARK"
+NO_MARK = "0" * 32
+
+
+class Forked:
+    """A function running in a process of its own; used like a ``Popen``. Dropped or closed, it is killed.
+
+    Args:
+        function: ``module:name``; what it returns is the exit code (None: 0).
+        args: Its arguments, pickled.
+        env: The whole environment.
+        cwd: The working directory.
+        files: Descriptors to be its stdin, stdout, stderr and 3.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        *args: Any,
+        env: Mapping[str, str],
+        cwd: Path = ROOT,
+        files: Sequence[int],
+    ) -> None:
+        self.returncode: int | None = None
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(f"\0{address()}")
+        socket.send_fds(self._server, [pickle.dumps((function, args, dict(env), str(cwd)))], list(files))
+        self.pid = int(self._server.recv(MESSAGE_BYTES) or 0)
+        assert self.pid, "the server of forks has ended"
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+        if self.returncode is None:
+            self._server.settimeout(timeout if timeout is None else max(timeout, 1e-6))
+            try:
+                self.returncode = int(self._server.recv(MESSAGE_BYTES))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit code is under way
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it, if it has not ended; the server then kills what is left of its process group."""
+        if self.returncode is None:
+            self.kill()
+            self.wait()
+
+
+def marked(mark: str) -> list[str]:
+    """Every process that has this value of ``MARK``: its id and its command.
+
+    Args:
+        mark: 32 characters.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            is_marked = f"{MARK}={mark}".encode() in (process / "environ").read_bytes()
+            if is_marked and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{process.name} {words.strip()}")
+    return found
+
+
+def _carry(mark: str) -> None:
+    """Have the environment that the system shows of this fork, which is the server's, name this mark."""
+    place = Path("/proc/self/environ").read_bytes().find(f"{MARK}=".encode())
+    if place >= 0 and len(mark) == len(NO_MARK):
+        env_start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])
+        ctypes.memmove(env_start + place + len(MARK) + 1, mark.encode(), len(mark))
+
+
+def address(collected: Sequence[str] = ()) -> str:
+    """Of the server of this session; the first to ask starts it, and it ends with the process that did.
+
+    Args:
+        collected: Words of pytest's command line: tests that its forks will collect, and that it loads for them.
+    """
+    if known := os.environ.get(ADDRESS):
+        return known
+    name = f"determined_ds-tests-{os.getpid()}-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")  # in no folder, so that it is there in a container too
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(listener.fileno()), *collected],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", MARK: NO_MARK},
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    assert server.stdin is not None
+    atexit.register(server.stdin.close)
+    os.environ[ADDRESS] = name
+    return name
+
+
+# ------------------------------------------------------------------------------------------- in the server
+
+
+def serve(descriptor: int, collected: list[str]) -> None:
+    """Fork whatever a connection asks for, and answer with its process id and its exit code."""
+    gc.disable()
+    _load(collected)
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "with threads, a fork may hang"
+    listener = socket.socket(fileno=descriptor)
+    with selectors.DefaultSelector() as ready:
+        ready.register(sys.stdin.fileno(), selectors.EVENT_READ, ("owner",))
+        ready.register(listener, selectors.EVENT_READ, ("listener",))
+        while True:
+            for key, _ in ready.select():
+                match key.data:
+                    case ("owner",):
+                        return
+                    case ("listener",):
+                        connection, _ = listener.accept()
+                        message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 16)
+                        if (pid := os.fork()) == 0:
+                            ready.close()
+                            listener.close()
+                            connection.close()
+                            _serve_one(pickle.loads(message), files)
+                        for file in files:
+                            os.close(file)
+                        connection.send(str(pid).encode())
+                        ready.register(connection, selectors.EVENT_READ, ("connection", pid))
+                        ready.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", pid, connection))
+                    case ("connection", pid):  # whoever started it has ended, or dropped it
+                        ready.unregister(key.fileobj)
+                        with contextlib.suppress(OSError):
+                            os.killpg(pid, signal.SIGKILL)
+                    case ("process", pid, connection):
+                        ready.unregister(key.fd)
+                        os.close(key.fd)
+                        _, status = os.waitpid(pid, 0)
+                        with contextlib.suppress(KeyError):
+                            ready.unregister(connection)
+                        with contextlib.suppress(OSError):
+                            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+                        connection.close()
+
+
+def _load(collected: list[str]) -> None:
+    """All that forks would load, each of them for itself."""
+    # Deepspeed's autotuner loads it where it is installed, and with it pyarrow, which starts a thread.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    importlib.import_module("tests.package").load_as_a_rank_does()
+    for name in LOADED:
+        importlib.import_module(name)
+    del sys.modules["mlflow"]
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # asks a compiler
+    if collected:
+        pytest = importlib.import_module("pytest")
+        pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *collected])
+        gc.disable()  # conftest.py has enabled it
+
+
+def _serve_one(request: tuple[str, tuple[Any, ...], dict[str, str], str], files: list[int]) -> NoReturn:
+    """In the fork: call the function of a request."""
+    function, args, env, cwd = request
+
+    def call() -> Any:
+        import numpy
+
+        random.seed()
+        numpy.random.seed()  # torch's generator is as in any new process
+        gc.enable()
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(*args)
+
+    os.setsid()
+    _become(call, env, Path(cwd), dict(enumerate(files)))
+
+
+def _become(call: Callable[[], Any], env: Mapping[str, str], cwd: Path, files: Mapping[int, int]) -> NoReturn:
+    """End this process with what a function returns, in a process group, an environment and a folder of its own."""
+    code: Any = 70
+    try:
+        if os.getpgid(0) != os.getpid():
+            os.setpgid(0, 0)
+        for descriptor, file in files.items():
+            os.dup2(file, descriptor)
+        for file in {*files.values()} - {*files}:
+            os.close(file)
+        os.environ.clear()
+        os.environ.update(env)
+        _carry(env.get(MARK, NO_MARK))
+        os.chdir(cwd)
+        sys.path[0] = str(cwd)
+        code = call()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):  # a pipe that its reader has closed
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+# ------------------------------------------------------------------------------------------- programs
+
+
+def worker() -> None:
+    """A worker of pytest-xdist, which reads its program from stdin; see ``worker.py``."""
+    os.environ.pop("PYTHONHASHSEED", None)  # of this process alone; see conftest.py
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+
+
+def _forget_tests() -> None:
+    """A program loads models from the folder where it is started, and knows no tests."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("model_defs", "tests"):
+            del sys.modules[name]
+
+
+def module(words: list[str], cwd: str) -> None:
+    """``python3 -m WORDS`` in a container: the client's user and mount namespaces and its root; see ``worker.py``."""
+    for descriptor, name in ((3, "user"), (4, "mnt")):
+        if not os.path.samestat(os.fstat(descriptor), os.stat(f"/proc/self/ns/{name}")):
+            assert ctypes.CDLL(None).setns(descriptor, 0) == 0, f"the {name} namespace cannot be entered"
+    os.fchdir(5)
+    os.chroot(".")
+    os.chdir(cwd)
+    os.closerange(3, 6)
+    sys.path[0] = cwd
+    sys.argv = words
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def det(words: list[str]) -> None:
+    """Determined's command line."""
+    from determined.cli import cli
+
+    _forget_tests()
+    sys.argv = ["det", *words]
+    cli.main(words)
+
+
+def det_ds(words: list[str]) -> None:
+    """``det-ds``: the runs that it starts, and the ranks that those start, are forks of it."""
+    from determined_ds.cli.main import main
+    from tests.package import start_by_forks
+
+    start_by_forks(fork_rank, fork_run)
+    _forget_tests()
+    sys.argv = ["det-ds", *words]
+    sys.path[0] = str(Path(sys.executable).parent)
+    main(words)
+
+
+def fork_rank(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    cwd: Path,
+    log: Path | None,
+    keep_open: Sequence[int],
+) -> Child:
+    """In place of ``rank.start_process``: what ``python3 -m determined_ds.train`` or ``determined_ds.script`` does."""
+    main = importlib.import_module(command[2]).main
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
+        return Child(main, command, environment, cwd, output.fileno() if output else None)
+
+
+def fork_run(
+    command: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **options: object
+) -> Child:
+    """In place of ``trial_process.subprocess.Popen``: what ``python3 -m determined_ds.cli`` does."""
+    from determined_ds.cli.main import main
+
+    return Child(main, command, env, Path.cwd(), stdout.fileno())
+
+
+class Child:
+    """A fork of this process that runs a module's ``main``. Like a ``Popen``.
+
+    Args:
+        main: Called with the words that follow the module; returns an exit code or raises SystemExit.
+        command: ``python3 -m MODULE WORDS``.
+        env: Its whole environment.
+        cwd: Its working directory.
+        output: Descriptor of its stdout and stderr; None: those of this process.
+    """
+
+    def __init__(
+        self,
+        main: Callable[[list[str]], Any],
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        output: int | None,
+    ) -> None:
+        self._code: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            sys.argv = list(command[2:])
+            _become(
+                lambda: main(sys.argv[1:]), env, cwd, {1: output, 2: output} if output is not None else {}
+            )
+        with contextlib.suppress(OSError):  # it may have ended
+            os.setpgid(self.pid, self.pid)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(0.02)
+        assert self._code is not None
+        return self._code

@@ -1,0 +1,228 @@
+"""Two machines on this one: network namespaces joined by a cable, as two servers are by a switch.
+
+::
+
+    def test_they_reach_each_other(machines):
+        first, second = machines
+        assert first.run(["ping", "-c1", second.address]).returncode == 0
+
+Each has its own network, loopback included, its own processes, host name, ``/etc/hosts``, ``/tmp``, ``/run`` and
+``/dev/shm``; all other folders, and the ``shared`` one, are those of this machine. Its host name resolves to 127.0.1.1
+on itself, as on Debian, and to its address on the other. Nothing outside reaches them, and they reach nothing outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.harness.command import ROOT, TIMEOUT_S
+
+T = TypeVar("T")
+NETWORK = "10.77.0"
+CLONE_NEWNET = 0x40000000
+# The first process of a machine: all others end with it, and it ends with the tests.
+MACHINE = """
+set -eu
+own=$1 name=$2
+shift 2
+for seen in "$@"; do
+    mkdir -p "$own$seen"
+    mount --rbind "$seen" "$own$seen"
+done
+mount -t tmpfs none /dev/shm
+mount --bind "$own/hosts" /etc/hosts
+mount --bind "$own/hostname" /etc/hostname
+mount --bind "$own/resolv.conf" /etc/resolv.conf
+mount --rbind "$own/run" /run
+mount --rbind "$own/tmp" /tmp
+hostname "$name"
+ip link set lo up
+echo ready
+read -r _ || true
+"""
+NEEDED = ("unshare", "nsenter", "ip", "mount", "hostname")
+HIDDEN = ("/run/", "/tmp/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One of them.
+
+    Args:
+        name: Its host name.
+        address: Its IP address; the cable is its interface ``eth0``.
+        shared: A folder that all machines see.
+        init: Process id of its first process.
+    """
+
+    name: str
+    address: str
+    shared: Path
+    init: int
+
+    @property
+    def enter(self) -> list[str]:
+        """The words before a command that start it there."""
+        return ["nsenter", f"--target={self.init}", "--net", "--mount", "--uts", "--pid"]
+
+    def in_network(self, make: Callable[[], T]) -> T:
+        """What a function of this process returns that is called in the network of the machine: a server, say."""
+        with ThreadPoolExecutor(1) as thread, open(f"/proc/{self.init}/ns/net") as network:
+            if thread.submit(ctypes.CDLL(None).setns, network.fileno(), CLONE_NEWNET).result():
+                raise OSError(f"the network of {self.name} cannot be entered")
+            return thread.submit(make).result()
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        *,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        output: Path | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a command on it.
+
+        Args:
+            command: The program and its arguments.
+            cwd: Its working directory.
+            env: More environment variables.
+            output: Where its stdout and stderr go; a pipe, if None.
+        """
+        environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
+        environment |= {"OMP_NUM_THREADS": "1", "HOSTNAME": self.name, **(env or {})}
+        with contextlib.ExitStack() as stack:
+            stdout = subprocess.PIPE if output is None else stack.enter_context(output.open("w"))
+            return subprocess.Popen(
+                [*self.enter, f"--wd={cwd}", "--", *map(str, command)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on it to its end; ``stdout`` has its stderr, too."""
+        process = self.start(command, cwd=cwd, env=env)
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(list(map(str, command)), process.returncode, said)
+
+    def cut(self) -> None:
+        """Pull the cable out: what either machine sends from now on is lost, and neither is told."""
+        assert self.run(["ip", "link", "set", "eth0", "down"]).returncode == 0
+
+    def plug_in(self) -> None:
+        """Put the cable back."""
+        assert self.run(["ip", "link", "set", "eth0", "up"]).returncode == 0
+
+    def die(self) -> None:
+        """End all of its processes at once; the kernel closes their connections, as at ``kill -9``."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.init, signal.SIGKILL)
+
+
+def why_no_machines() -> str | None:
+    """Why no machine can be had here, in a sentence; None where one can."""
+    missing = [name for name in NEEDED if not shutil.which(name)]
+    if missing or not sys.platform.startswith("linux"):
+        return f"machines of network namespaces need {', '.join(missing) or 'Linux'}"
+    if os.geteuid() != 0:
+        return "machines of network namespaces need root"
+    probe = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "true"], capture_output=True, text=True
+    )
+    return f"no network namespace can be had: {probe.stderr.strip()}" if probe.returncode else None
+
+
+@contextlib.contextmanager
+def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Start two machines, and end them with all that runs on them.
+
+    Args:
+        folder: An empty folder, for what is theirs.
+    """
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(_machine(folder, number)) for number in (0, 1))
+        # Seen from here, where the process ids of both are known.
+        cable = [
+            "ip",
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(second.init),
+        ]
+        subprocess.run(["nsenter", f"--net=/proc/{first.init}/ns/net", *cable], check=True)
+        for machine in (first, second):
+            for words in (
+                ["address", "add", f"{machine.address}/24", "dev", "eth0"],
+                ["link", "set", "eth0", "up"],
+            ):
+                done = machine.run(["ip", *words])
+                assert done.returncode == 0, done.stdout
+        yield first, second
+
+
+@contextlib.contextmanager
+def _machine(folder: Path, number: int) -> Iterator[Machine]:
+    name, shared = f"machine{number}", folder / "shared"
+    own = folder / name
+    for made in (shared, own / "tmp", own / "run" / "lock", own / "run" / "sshd"):
+        made.mkdir(parents=True, exist_ok=True)
+    (own / "tmp").chmod(0o1777)
+    (own / "hostname").write_text(f"{name}\n")
+    (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers there, and at once
+    others = "".join(f"{NETWORK}.{each + 1} machine{each}\n" for each in (0, 1) if each != number)
+    (own / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}")
+    seen = {
+        str(shared),
+        str(ROOT),
+        sys.prefix,
+        os.path.realpath(sys.prefix),
+        os.path.realpath(sys.base_prefix),
+    }
+    words = [str(own), name, *sorted(path for path in seen if path.startswith(HIDDEN))]
+    namespaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    process = subprocess.Popen(
+        ["unshare", *namespaces, "bash", "-c", MACHINE, "machine", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = process.stdout.readline()
+        assert said == "ready\n", said + process.stdout.read()
+        init = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        yield Machine(name=name, address=f"{NETWORK}.{number + 1}", shared=shared, init=init)
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,176 @@
+"""A plain script with a session, killed by tests: what it has at its end, and what it draws, must not depend on that.
+
+Run as ``python3 script.py FORM``; the environment says where to die.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+
+import determined_ds
+
+FORM = sys.argv[1] if len(sys.argv) > 1 else "range"
+EPOCHS = 3
+SAMPLES = 44  # 5 steps of 8, and a rest that is dropped
+HPARAMS = {
+    "global_batch_size": 8,
+    "deepspeed_config": {
+        "gradient_accumulation_steps": int(os.environ.get("ACCUMULATION", "2")),
+        "zero_optimization": {"stage": int(os.environ.get("ZERO", "1"))},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 10}},
+    },
+    "fit": {
+        "checkpoint_period": {"batches": 3},
+        "reporting_period": {"batches": 4},
+    },
+}
+CONFIG = {
+    "name": "victim",
+    "hyperparameters": {**HPARAMS, "deepspeed_config": {"type": "const", "val": HPARAMS["deepspeed_config"]}},
+    "searcher": {"name": "single", "metric": "validation_loss"},
+    "reproducibility": {"experiment_seed": 7},
+}
+
+
+class Data(torch.utils.data.Dataset[Any]):
+    """Samples that are drawn anew each time, as by an augmentation."""
+
+    def __init__(self, size: int) -> None:
+        self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] + 0.1 * torch.randn(4), self.inputs[index, :2]
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """The same samples in the order in which they are."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Any:
+        data = Data(SAMPLES)
+        return (data[index] for index in range(SAMPLES))
+
+
+def loader_of(s: Any, data: str) -> Any:
+    """A session's loader over each kind of data that it takes."""
+    if data == "stream":
+        return s.loader(Stream(), num_workers=2)
+    if data == "torch":
+        size = s.resolved.batch.micro_batch_size
+        return s.loader(torch.utils.data.DataLoader(Data(SAMPLES), size, shuffle=True, num_workers=2))
+    return s.loader(Data(SAMPLES))
+
+
+def own(parameter: Any) -> Any:
+    """A parameter, or this rank's part of it under ZeRO 3."""
+    return getattr(parameter, "ds_tensor", parameter).detach()
+
+
+class Average:
+    """An average of the weights, and how often it was updated."""
+
+    def __init__(self, model: Any) -> None:
+        self.mean = [own(parameter).clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self, model: Any) -> None:
+        self.updates += 1
+        for mean, parameter in zip(self.mean, model.parameters(), strict=True):
+            mean.lerp_(own(parameter), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.updates = state["mean"], state["updates"]
+
+
+def die_at(place: str) -> None:
+    """Be killed, or be asked to stop, where the environment says so."""
+    for name, number in (("KILL_AT", signal.SIGKILL), ("STOP_AT", signal.SIGTERM)):
+        if os.environ.get(name) == place and int(os.environ.get("RANK", "0")) == 0:
+            del os.environ[name]
+            os.kill(os.getpid(), number)
+
+
+def step(s: Any, engine: Any, average: Average, batch: Any) -> None:
+    inputs, targets = batch
+    loss = torch.nn.functional.mse_loss(engine(inputs.to(s.device)), targets.to(s.device))
+    engine.backward(loss)
+    engine.step()
+    average.update(engine.module)
+    s.report({"loss": loss})
+    SEEN.append(loss.item())
+    die_at(f"micro:{engine.global_steps}")
+
+
+def validate(s: Any, engine: Any, held: Any) -> None:
+    engine.eval()
+    die_at(f"validating:{engine.global_steps}")
+    with torch.no_grad():
+        for inputs, targets in held:
+            loss = torch.nn.functional.mse_loss(engine(inputs.to(s.device)), targets.to(s.device))
+            s.report({"validation_loss": loss}, validation=True)
+    engine.train()
+    torch.randn(3)  # whatever a script draws between two passes
+    die_at(f"validated:{engine.global_steps}")
+
+
+SEEN: list[float] = []
+
+
+def main(s: Any) -> None:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2))
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=s.ds_config)
+    loader = loader_of(s, os.environ.get("DATA", "indexed"))
+    held = s.validation_loader(Data(13))
+    average = Average(model)
+    s.checkpoint(engine, average=average)
+    if FORM == "range":
+        for _ in range(EPOCHS):
+            for batch in loader:
+                step(s, engine, average, batch)
+            validate(s, engine, held)
+    elif FORM == "epochs":
+        for _ in s.epochs(EPOCHS):
+            for batch in loader:
+                step(s, engine, average, batch)
+            validate(s, engine, held)
+    elif FORM == "steps":
+        for batches in s.steps(5 * EPOCHS):
+            for batch in batches:
+                step(s, engine, average, batch)
+            if engine.global_steps % 5 == 0:
+                validate(s, engine, held)
+    if s.stop_requested:
+        return
+    words = {
+        "weights": [own(parameter).tolist() for parameter in engine.module.parameters()],
+        "average": [mean.tolist() for mean in average.mean],
+        "updates": average.updates,
+        "steps": engine.global_steps,
+        "drawn": torch.rand(3).tolist(),
+        "last": SEEN[-4:],
+    }
+    (s.run_dir / f"words{s.rank}.json").write_text(json.dumps(words))
+
+
+if __name__ == "__main__":
+    run_dir = Path(os.environ["VICTIM_DIR"]) if "VICTIM_DIR" in os.environ else None
+    with determined_ds.session(CONFIG, run_dir=run_dir, resume=True) as s:
+        main(s)

@@ -1,0 +1,146 @@
+"""Environment variables of a launcher make a process one of its ranks; a shell, a script or a task is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.package import place_of_rank, refusal
+
+MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+PLAIN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", **MASTER}
+TORCHRUN = {**PLAIN, "TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+DEEPSPEED = {
+    **{name: PLAIN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
+    "LOCAL_SIZE": "8",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    **MASTER,
+}
+# What the batch script of a SLURM job has, and a task of ``srun`` in it.
+JOB = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NTASKS": "16",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_TASKS_PER_NODE": "8(x2)",
+}
+TASK = {
+    **JOB,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "9",
+    "OMPI_COMM_WORLD_SIZE": "16",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+    "PMIX_NAMESPACE": "prterun-node1-77@1",
+    "MASTER_ADDR": "node1",
+}
+HYDRA = {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8", **MASTER}
+POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+NUMBERS = ("rank", "size", "local_rank", "local_size", "machine", "machines")
+
+
+def without(environment: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "expected"),
+    [
+        (TORCHRUN, "torchrun", (9, 16, 1, 8, 1, 2)),
+        ({**TASK, **TORCHRUN}, "torchrun", (9, 16, 1, 8, 1, 2)),  # one that srun started on each machine
+        (DEEPSPEED, "deepspeed", (9, 16, 1, 8, 1, 2)),
+        (TASK, "srun", (9, 16, 1, 8, 1, 2)),
+        ({**TASK, "PMI_RANK": "9", "PMI_SIZE": "16"}, "srun", (9, 16, 1, 8, 1, 2)),  # with --mpi=pmi2
+        ({**TASK, "SLURM_TASKS_PER_NODE": "12,4", "SLURM_PROCID": "13"}, "srun", (13, 16, 1, 4, 1, 2)),
+        (OPENMPI, "mpirun", (9, 16, 1, 8, 1, 2)),
+        (
+            {**TASK, "SLURM_PROCID": "1", **OPENMPI},
+            "mpirun",
+            (9, 16, 1, 8, 1, 2),
+        ),  # whose daemons srun started
+        (HYDRA, "mpiexec", (9, 16, 1, 8, 1, 2)),
+        (PLAIN, "the environment", (9, 16, 1, 8, 1, 2)),
+        # The operator of Kubernetes names a pod, not a rank of it.
+        ({**POD, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "the environment", (1, 4, 0, 1, 1, 4)),
+    ],
+)
+def test_each_launcher_says_the_same_in_its_own_words(
+    environment: dict[str, str], launcher: str, expected: tuple[int, ...]
+) -> None:
+    found = place_of_rank(environment)
+    assert found is not None
+    assert found["launcher"] == launcher
+    assert tuple(found[name] for name in NUMBERS) == expected
+    assert found["master_addr"] == environment.get("MASTER_ADDR", "node1")
+
+
+def test_ranks_of_one_job_meet_at_one_port_and_those_of_two_steps_at_two() -> None:
+    def port(**more: str) -> int:
+        found = place_of_rank({**TASK, **more})
+        assert found is not None
+        return int(found["master_port"])
+
+    assert port() == port(SLURM_PROCID="8", SLURM_LOCALID="0")
+    assert port() != port(SLURM_STEP_ID="1")
+    assert port() != port(SLURM_JOB_ID="4712")
+    assert port(MASTER_PORT="31000") == 31000
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {
+            "LOCAL_SIZE": "8",
+            "OMP_NUM_THREADS": "4",
+            "MASTER_ADDR": "node1",
+        },  # of a cluster's hook, of a shell
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},  # of an image
+        {"DET_TASK_TYPE": "TRIAL", **TORCHRUN},  # of a cluster's task, which starts determined_ds.train
+        {
+            **JOB,
+            "SLURM_PROCID": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_NODEID": "0",
+            "SLURM_TASK_PID": "77",
+        },  # no srun
+        JOB,  # a shell of salloc
+        {**TASK, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},  # of `srun --pty bash`
+        {**TASK, "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"},  # of salloc's interactive step
+    ],
+)
+def test_a_shell_a_script_or_a_task_is_no_rank(environment: dict[str, str]) -> None:
+    assert place_of_rank(environment) is None
+
+
+def test_a_terminal_that_srun_gave_is_no_rank_and_what_is_started_in_it_is() -> None:
+    shell = {**TASK, "SLURM_PTY_PORT": "4444", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    assert place_of_rank(shell, interactive=True) is None
+    assert place_of_rank(shell) is not None
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing", "fix"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT", "without RANK"),
+        (POD, "LOCAL_RANK", "torchrun"),  # several on one machine could not be told from one on each
+        (without(TORCHRUN, "GROUP_RANK"), "GROUP_RANK missing", "set all of them"),
+        (without(DEEPSPEED, "MASTER_PORT"), "MASTER_PORT missing", "set all of them"),
+        (without(OPENMPI, "MASTER_ADDR"), "MASTER_ADDR missing", "add -x MASTER_ADDR=$(hostname) to mpirun"),
+        (without(HYDRA, "MASTER_ADDR"), "MASTER_ADDR missing", "-genv MASTER_ADDR=$(hostname)"),
+        (without(TASK, "SLURM_LOCALID"), "SLURM_LOCALID missing", "srun"),
+        ({**TASK, "SLURM_PROCID": "3"}, "one after the other", "srun --distribution=block"),  # in turns
+    ],
+)
+def test_what_is_missing_is_named_with_what_sets_it(
+    environment: dict[str, str], missing: str, fix: str
+) -> None:
+    told = str(refusal(lambda: place_of_rank(environment)))
+    assert missing in told
+    assert fix in told

@@ -1,0 +1,172 @@
+"""The processes of a run: a rank that hangs is named, ranks listen to this machine alone, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.harness.command import Started, det_ds
+from tests.launch.endless import EXPERIMENT, STUCK, TRIAL, until
+from tests.package import checkpoints
+
+HANG_TIMEOUT = "DETERMINED_DS_HANG_TIMEOUT"  # in minutes
+
+
+def written(folder: Path, trial: str, more: str = "", slots: int = 2) -> tuple[Path, Path, str, Path]:
+    """A context directory, and what ``det-ds run`` is given to run it."""
+    (folder / "trial.py").write_text(TRIAL + STUCK)
+    (folder / "experiment.yaml").write_text(EXPERIMENT.format(trial=trial, slots=slots, batch=8) + more)
+    return folder / "experiment.yaml", folder, "--run-dir", folder / "run"
+
+
+# ------------------------------------------------------------------------------------------- a rank that hangs
+
+
+def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    stated = f"environment: {{environment_variables: [{HANG_TIMEOUT}=0.05]}}\n"
+    run_dir, period = tmp_path / "run", "hyperparameters.fit.checkpoint_period={batches: 1}"
+    done = det_ds("run", *written(tmp_path, "Stuck", stated), "--set", period, env={HANG_TIMEOUT: "60"})
+    assert done.returncode == 1, done.stderr
+    said = f"rank 1 hangs: nothing has moved for 3 s, since batch 2; its stack is in {run_dir}/logs/rank1.log"
+    assert said in done.stderr
+    assert "in fall_asleep" in done.stderr.splitlines()[3]
+    assert "in fall_asleep" in (run_dir / "logs" / "rank1.log").read_text()
+    assert "torch/distributed/" in (run_dir / "logs" / "rank0.log").read_text()
+    newest = checkpoints(run_dir)[0]
+    assert json.loads((newest / "metadata.json").read_text())["steps_completed"] == 2
+    assert f"the last checkpoint is {newest}" in done.stderr
+    assert f"--run-dir {run_dir} --resume" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# By Determined's Core API: rank 0 alone reports.
+SCRIPT = """
+import signal
+import determined as det
+import torch.distributed as dist
+import torch
+
+def fall_asleep():
+    while True:
+        signal.pause()
+
+dist.init_process_group("gloo")
+with det.core.init(distributed=det.core.DistributedContext.from_torch_distributed()) as context:
+    for step in range(1, 9):
+        if step == 4 and dist.get_rank() == 1:
+            fall_asleep()
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            context.train.report_training_metrics(step, {"loss": 1.0})
+"""
+
+
+def test_a_script_that_stops_reporting_is_ended_where_a_limit_is_stated(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    config = tmp_path / "script.yaml"
+    config.write_text("name: script\nentrypoint: python3 train.py\nresources: {slots_per_trial: 2}\n")
+    done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / "run", "--hang-timeout", "0.05")
+    assert done.returncode == 1, done.stderr
+    assert "hangs      ended 3 s after its last step or report; not before the first one" in done.stdout
+    assert "rank 1 hangs: nothing has moved for 3 s, since batch 3" in done.stderr
+    assert "in fall_asleep" in done.stderr
+
+
+# Longer than the limit: before its first batch, and in a validation of the user's own.
+SLOW = """
+import time
+
+class Slow(Endless):
+    def prepare(self):
+        time.sleep(4)
+    def evaluate_full_dataset(self, data_loader):
+        time.sleep(4)
+        return {"validation_loss": 0.0}
+"""
+
+
+@pytest.mark.long("real waiting; a rank that hangs is short")
+def test_what_takes_its_time_with_reason_is_no_hang(tmp_path: Path) -> None:
+    words = written(tmp_path, "Slow", slots=1)
+    (tmp_path / "trial.py").write_text(TRIAL + SLOW)
+    sets = ["fit.max_length={batches: 2}", "fit.validation_period={batches: 1}"]
+    options = [word for override in sets for word in ("--set", f"hyperparameters.{override}")]
+    done = det_ds("run", *words, *options, "--hang-timeout", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert "hangs: " not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Started]:
+    """A run of two ranks that trains for ever."""
+    process = Started("run", *written(tmp_path, "Endless"), merged=True)
+    metrics = tmp_path / "run/metrics.jsonl"
+    until(lambda: (metrics.is_file() and metrics.read_text()) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    yield process
+    process.close()
+
+
+def listening(process: psutil.Process) -> list[str]:
+    sockets = process.net_connections(kind="inet")
+    return [each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN or not each.raddr]
+
+
+def test_no_port_of_a_run_is_open_to_other_machines_and_killed_it_leaves_no_process(
+    training: Started,
+) -> None:
+    """Of any of its processes; torch's own launcher and its store bind every interface."""
+    launcher = psutil.Process(training.pid)
+    ranks = launcher.children(recursive=True)
+    assert len(ranks) >= 2
+    assert listening(launcher) == [], "the launcher listens to nobody: nothing that it reads came by a port"
+    addresses = {address for each in ranks for address in listening(each)}
+    assert addresses, "ranks listen for one another"
+    assert addresses <= {"127.0.0.1", "::1"}
+    os.kill(training.pid, signal.SIGKILL)  # it can end nothing itself
+    until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks))
+
+
+def test_the_first_signal_finishes_the_batch_and_the_second_ends_it_at_once(tmp_path: Path) -> None:
+    process = Started("run", *written(tmp_path, "Held"), merged=True)
+    logs = tmp_path / "run/logs"
+    until(lambda: any("holding" in log.read_text() for log in logs.glob("rank*.log")) or process.poll())
+    process.terminate()
+    until(lambda: "SIGTERM" in process.stdout.readline())
+    assert process.poll() is None, "its batch never ends"
+    process.terminate()
+    process.communicate(60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert process.processes() == []
+
+
+def test_each_rank_knows_its_place_and_not_that_of_the_shell(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    script = f"import os, sys\nprint('AT', *(os.environ[name] for name in {names}), file=sys.stderr)\n"
+    (tmp_path / "train.py").write_text(script)
+    config = tmp_path / "script.yaml"
+    config.write_text("name: script\nentrypoint: python3 train.py\nresources: {slots_per_trial: 2}\n")
+    stale = {"LOCAL_SIZE": "7", "MASTER_PORT": "1"}
+    done = det_ds("run", config, tmp_path, "--run-dir", tmp_path / "run", env=stale)
+    assert done.returncode == 0, done.stderr
+    assert "AT 0 0 2 2 2 0 1\n" in done.stderr
+    assert "AT 1 1 2 2 2 0 1\n" in (tmp_path / "run/logs/rank1.log").read_text()
+
+
+def test_what_a_script_has_started_ends_with_it(tmp_path: Path) -> None:
+    """It leaves a program running; ``det_ds`` looks for every process that the run has started."""
+    (tmp_path / "script.py").write_text("import subprocess\nsubprocess.Popen(['sleep', '600'])\n")
+    config = {"name": "leaves", "entrypoint": "python3 script.py", "max_restarts": 0}
+    config["searcher"] = {"name": "single", "metric": "none"}
+    (tmp_path / "experiment.yaml").write_text(json.dumps(config))
+    done = det_ds("run", tmp_path / "experiment.yaml", tmp_path, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr

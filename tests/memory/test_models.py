@@ -1,0 +1,163 @@
+"""Models as they are found: built by a trial on the meta device, described by a hyperparameter, or by Hugging Face."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tests.harness.ranks import ROOT
+from tests.memory.estimates import estimate, refused, settings
+
+GPT2 = ROOT / "experiments" / "gpt2"
+OWN_MODEL = ROOT / "tests" / "cli" / "own_model"
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+
+
+def script(folder: Path, **hyperparameters: Any) -> tuple[Path, Path]:
+    """The experiment of a script that has these hyperparameters, and its folder; nothing reads the script."""
+    data = {
+        "name": "own",
+        "entrypoint": "python3 train.py",
+        "resources": {"slots_per_trial": 1},
+        "hyperparameters": {
+            "global_batch_size": 2,
+            "deepspeed_config": {"type": "const", "val": {"optimizer": {"type": "Adam"}}},
+            "learning_rate": 0.1,
+            **hyperparameters,
+        },
+        "searcher": {"name": "single", "metric": "loss"},
+    }
+    (folder / "own.yaml").write_text(json.dumps(data))
+    (folder / "train.py").write_text("import determined_ds\n")
+    return folder / "own.yaml", folder
+
+
+def test_gpt2_is_counted_exactly() -> None:
+    model = estimate(GPT2 / "const.yaml", ROOT, *settings(model_size="xl", sequence_length=1024))["model"]
+    assert (model["num_layers"], model["hidden_size"], model["num_heads"]) == (48, 1600, 25)
+    assert (model["vocab_size"], model["sequence_length"]) == (256, 1024)
+    assert model["num_parameters"] == 48 * (12 * 1600**2 + 13 * 1600) + (256 + 1024 + 2) * 1600
+    assert model["largest_layer_parameters"] == 4 * 1600 * (1600 + 1)
+    assert model["activations"] is not None
+    assert model["assumptions"] == []
+
+
+def test_a_pipelines_stages_are_counted_with_their_copies() -> None:
+    """Embedding and head share a weight; DualPipeV has them on one rank."""
+    whole = estimate(GPT2 / "const.yaml", ROOT, "--precision", "fp32")["model"]
+    found = estimate(GPT2 / "pipeline.yaml", ROOT, "--precision", "fp32")
+    tied = whole["vocab_size"] * whole["hidden_size"]
+    assert found["model"]["num_parameters"] == whole["num_parameters"]
+    copies = {"1f1b": 2, "interleaved": 2, "dualpipev": 1}
+    for row in found["schedules"]:
+        stages = [stage["model_states_bytes"] // 16 for stage in row["stages"]]
+        assert len(stages) == 2
+        if row["schedule"] in copies:
+            assert sum(stages) == whole["num_parameters"] + (copies.pop(row["schedule"]) - 1) * tied
+    assert copies == {}
+
+
+def test_a_model_that_is_no_transformer_is_counted_in_its_own_folder(tmp_path: Path) -> None:
+    names = ("own", "other", "broken")
+    own, other, broken = (Path(shutil.copytree(OWN_MODEL, tmp_path / name)) for name in names)
+    model = estimate(own / "experiment.yaml", own)["model"]
+    assert (model["num_parameters"], model["num_layers"], model["sequence_length"]) == (5, 0, 0)
+    assert model["activations"] is not None
+    # Another folder's module of the same name is another module.
+    larger = "Sequential(torch.nn.Linear(4, 9), torch.nn.Linear(9, 1))"
+    code = (other / "trial.py").read_text()
+    (other / "trial.py").write_text(code.replace("Linear(4, 1)", larger))
+    assert estimate(other / "experiment.yaml", other)["model"]["num_parameters"] == 45 + 10
+    (broken / "trial.py").write_text(code.replace("torch.nn.Linear(4, 1)", "1 / 0"))
+    assert "division by zero" in refused(broken / "experiment.yaml", broken)
+
+
+BY_SWITCH: dict[str, Any] = {"activation_checkpointing": True}
+BY_INTERVAL = {"activation_checkpoint_interval": 1}
+BY_JSON = {"overwrite_deepspeed_args__pipeline__activation_checkpoint_interval": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "ways"), [("const", [BY_SWITCH, BY_INTERVAL]), ("pipeline", [BY_SWITCH, BY_INTERVAL, BY_JSON])]
+)
+def test_every_way_to_recompute_activations_saves_as_much_memory(
+    config: str, ways: list[dict[str, Any]]
+) -> None:
+    large = settings(sequence_length=1024, model_size="small")
+
+    def row(*words: str, **hyperparameters: Any) -> dict[str, Any]:
+        found = estimate(GPT2 / f"{config}.yaml", ROOT, *large, *settings(**hyperparameters), *words)
+        return dict(found["strategies"][0])
+
+    options = {"overwrite_deepspeed_args__activation_checkpointing__partition_activations": True}
+    without, *recomputed = row(**options), *(row(**way) for way in ways)
+    recomputed.append(row("--activation-checkpointing", **BY_SWITCH))  # said twice, done once
+    assert not without["activation_checkpointing"]  # options of it turn nothing on
+    assert all(found["activation_checkpointing"] for found in recomputed)
+    assert len({found["activations_bytes"] for found in recomputed}) == 1
+    assert recomputed[0]["activations_bytes"] < 0.5 * without["activations_bytes"]
+
+
+def test_hugging_face_models_are_counted_exactly(tmp_path: Path) -> None:
+    transformers.GPT2Config().save_pretrained(tmp_path)
+    for source in (tmp_path, tmp_path / "config.json"):
+        model = estimate("--hf-config", source)["model"]
+        assert model["num_parameters"] == 124_439_808
+        assert [model[name] for name in ("num_layers", "hidden_size", "num_heads")] == [12, 768, 12]
+        assert (model["vocab_size"], model["sequence_length"]) == (50257, 1024)
+        assert model["activations"] is not None
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    model = estimate("--hf-config", tmp_path, "--sequence-length", 128)["model"]
+    # Four heads share keys and values.
+    block = 2 * 256**2 + 2 * 256 * 256 // 4 + 3 * 256 * 512 + 2 * 256
+    assert model["num_parameters"] == 2 * block + 2 * 1000 * 256 + 256
+
+
+def test_a_mapping_a_file_and_a_folder_describe_the_same_model_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA))
+    whole = estimate("--hf-config", tmp_path / "llama", "--sequence-length", 16)["model"]
+    for key, described in (
+        ("model_config", {"model_config": LLAMA}),
+        ("model", {"model": "llama"}),
+        ("model", {"model": "llama/config.json"}),
+        ("model.name", {"model": {"name": "llama", "dropout": 0.1}}),
+        ("model", {"model": "llama", "tokenizer": "llama"}),  # one folder, by two names
+    ):
+        found = estimate(*script(tmp_path, **described, sequence_length=16), "--precision", "bf16")["model"]
+        said = f"the script trains the model of hyperparameters.{key}, and all of it"
+        assert {**found, "activations": 0} == {**whole, "activations": 0, "assumptions": [said]}
+    unknown = estimate(*script(tmp_path, model_config=LLAMA))["model"]  # no hyperparameter states the length
+    assert (unknown["sequence_length"], unknown["activations"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "said", "fix"),
+    [
+        ({}, "no hyperparameter describes it", "state it as a hyperparameter"),
+        ({"model": "gpt2", "data": "config.json"}, "no hyperparameter describes it", "--parameters"),
+        ({"model": LLAMA, "teacher": {**LLAMA, "num_hidden_layers": 8}}, "describe different", "one of them"),
+        ({"model": {"model_type": "nothing"}}, "nothing", "config.json of a model_type"),
+        ({"model": {**LLAMA, "num_attention_heads": 5}}, "is not a multiple", ""),
+    ],
+    ids=["none", "of the hub", "two", "unknown", "impossible"],
+)
+def test_any_other_model_of_a_script_is_not_known(
+    hyperparameters: dict[str, Any], said: str, fix: str, tmp_path: Path
+) -> None:
+    message = refused(*script(tmp_path, **hyperparameters))
+    assert said in message
+    assert fix in message

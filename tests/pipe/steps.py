@@ -1,0 +1,113 @@
+"""Steps of pipelines for properties: any schedule that has an order, and when its passes run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from tests.package import order
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev"
+SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, DUALPIPEV)
+UNITS = {
+    "F": 1,
+    "B": 2,
+    "I": 1,
+    "W": 1,
+}  # how long passes take: all, inputs' and weights' half of a backward pass
+
+Op = tuple[str, int, int]  # kind, part of the model, micro-batch
+Spans = list[list[tuple[Op, float, float]]]  # of each rank: a pass, its start and end
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step of a pipeline."""
+
+    schedule: str
+    ranks: int
+    micro_batches: int
+    chunks: int = 1
+
+    @property
+    def numbers(self) -> tuple[str, int, int, int]:
+        return self.schedule, self.ranks, self.micro_batches, self.chunks
+
+    @property
+    def parts(self) -> int:
+        return self.ranks * self.chunks
+
+    @property
+    def orders(self) -> list[list[Op]]:
+        return order(*self.numbers)
+
+    def holder(self, part: int) -> int:
+        """The rank that has a part of the model: DualPipeV folds them into a V, the others go round."""
+        return min(part, self.parts - 1 - part) if self.schedule == DUALPIPEV else part % self.ranks
+
+
+@st.composite
+def steps(draw: st.DrawFn, *schedules: str) -> Step:
+    """Any step that a schedule has an order for."""
+    schedule, ranks = draw(st.sampled_from(schedules or SCHEDULES)), draw(st.integers(1, 6))
+    chunks = {INTERLEAVED: draw(st.integers(1, 4)), DUALPIPEV: 2}.get(schedule, 1)
+    micro_batches = draw(st.integers(1, 16))
+    if schedule == DUALPIPEV:
+        micro_batches += 2 * ranks - 1
+    if schedule == INTERLEAVED and chunks > 1:
+        micro_batches = ranks * draw(st.integers(1, 4))
+    return Step(schedule, ranks, micro_batches, chunks)
+
+
+def simulated(
+    orders: Sequence[Sequence[Op]], parts: int, cost: Callable[[Op], float] = lambda op: UNITS[op[0]]
+) -> Spans:
+    """When passes run, where each starts as soon as its rank is free and its inputs are there; sending takes no time.
+
+    Args:
+        orders: Of the ranks.
+        parts: Of the whole model.
+        cost: How long a pass takes.
+    """
+    spans: Spans = [[] for _ in orders]
+    ended: dict[Op, float] = {}
+
+    def awaited(op: Op) -> list[Op]:
+        kind, part, batch = op
+        if kind == "F":
+            return [("F", part - 1, batch)] if part else []
+        if kind == "W":
+            return [("I", part, batch)]
+        return [("F", part, batch), *([("B", part + 1, batch)] if part < parts - 1 else [])]
+
+    while any(len(own) < len(ops) for own, ops in zip(spans, orders, strict=True)):
+        before = len(ended)
+        for own, ops in zip(spans, orders, strict=True):
+            while len(own) < len(ops) and all(each in ended for each in awaited(ops[len(own)])):
+                op = ops[len(own)]
+                start = max([own[-1][2] if own else 0, *(ended[each] for each in awaited(op))])
+                ended[op] = start + cost(op)
+                if op[0] == "I":  # what the rank before waits for
+                    ended["B", op[1], op[2]] = ended[op]
+                own.append((op, start, ended[op]))
+        assert len(ended) > before, "the ranks wait for each other"
+    return spans
+
+
+def step_time(spans: Spans) -> float:
+    """From the first start to the last end."""
+    return max(own[-1][2] for own in spans)
+
+
+def most_held(orders: Sequence[Sequence[Op]]) -> list[int]:
+    """The most activations that each rank holds at a time: of one micro-batch in one part each."""
+    most = []
+    for ops in orders:
+        held = highest = 0
+        for kind, *_ in ops:
+            held += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
+            highest = max(highest, held)
+        most.append(highest)
+    return most

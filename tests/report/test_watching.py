@@ -1,0 +1,122 @@
+"""``det-ds watch`` follows a run of another process by its files, and ends with what came of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from determined_ds.cli.main import main
+from tests.report.recorded import line, recorded, training, validation
+
+RESUME = "det-ds run runs/gpt2/experiment.yaml . --run-dir runs/gpt2 --resume"
+CONFIG = {
+    "name": "followed",
+    "searcher": {"name": "single", "metric": "validation_loss"},
+    "hyperparameters": {"fit": {"max_length": {"batches": 40}}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return recorded(tmp_path / "run", [training(10, loss=4.0)], config=CONFIG)
+
+
+def watch(path: Path) -> str:
+    done = CliRunner().invoke(main, ["watch", str(path)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def report(path: Path, *records: dict[str, object]) -> None:
+    with (path / "metrics.jsonl").open("a") as file:
+        file.writelines(map(line, records))
+
+
+@pytest.fixture
+def held(run: Path) -> int:
+    """The run is under way: its lock is held, by a descriptor of this process."""
+    lock = os.open(run / ".lock", os.O_RDWR | os.O_CREAT)
+    os.write(lock, f"{os.getpid()} {socket.gethostname()}\n".encode())
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def test_a_run_that_trains_is_followed_to_its_end(run: Path, held: int) -> None:
+    def train() -> None:
+        time.sleep(0.3)
+        report(run, training(20, loss=3.0), validation(20, validation_loss=2.5))
+        time.sleep(0.3)
+        report(run, training(30, loss=2.0))
+        os.close(held)
+
+    writer = threading.Thread(target=train)
+    writer.start()
+    said = watch(run)
+    writer.join()
+    for told in ("batch 10/40", "batch 20/40", "validation_loss 2.5", "batch 30/40"):
+        assert told in said
+    assert "followed: ended, 30 of 40 batches" in said
+
+
+def test_a_run_that_returned_to_a_checkpoint_is_read_anew(run: Path, held: int) -> None:
+    """As a resume does, which replaces the file."""
+    report(run, training(20, loss=3.0))
+
+    def resume() -> None:
+        time.sleep(0.3)
+        (run / "new").write_text(line(training(10, loss=4.0)) + line(training(12, loss=3.5)))
+        (run / "new").replace(run / "metrics.jsonl")
+        time.sleep(1.0)
+        os.close(held)
+
+    writer = threading.Thread(target=resume)
+    writer.start()
+    said = watch(run)
+    writer.join()
+    assert "followed: ended, 12 of 40 batches" in said
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (
+            {"status": "completed", "steps_completed": 40, "continued_by": RESUME},
+            ["completed, 40 of 40", f"longer      {RESUME} --set hyperparameters.fit.max_length.batches=80"],
+        ),
+        (
+            {"status": "stopped", "steps_completed": 40, "resume": RESUME, "continued_by": RESUME},
+            ["stopped, 40 of 40", f"resume      {RESUME}\n"],
+        ),
+        (
+            {"status": "failed", "cause": "error", "reason": "loss is nan at batch 40"},
+            ["failed, 40 of 40", "error: loss is nan at batch 40"],
+        ),
+        (None, ["ended, 40 of 40"]),
+    ],
+    ids=["completed", "stopped", "failed", "unknown"],
+)
+def test_a_run_that_has_ended_is_shown_once_with_commands_to_continue(
+    result: dict[str, object] | None, told: list[str], tmp_path: Path
+) -> None:
+    records = [training(20, loss=4.5), validation(20, validation_loss=2.25)]
+    records += [training(40, loss=2.0), validation(40, validation_loss=2.5)]
+    path = recorded(tmp_path / "run", records, config=CONFIG, result=result, checkpoints=[40])
+    said = watch(path)
+    for words in ("4.5 -> 2", "validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
+        assert words in said
+    assert "det-ds checkpoint export last" in said
+    assert ("resume  " in said, "longer  " in said) == (told[0][0] == "s", told[0][0] == "c")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for folder, said in ((tmp_path, "is not a run directory"), (tmp_path / "none", "does not exist")):
+        done = CliRunner().invoke(main, ["watch", str(folder)])
+        assert done.exit_code == 2
+        assert said in done.output

@@ -1,0 +1,121 @@
+"""Data whose samples are numbers, and what replicas are given of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from tests.package import training_data
+
+# Replicas, accumulation, samples in a micro-batch.
+Split = tuple[int, int, int]
+
+
+class Count(torch_data.IterableDataset):
+    """A stream of the numbers below ``size``."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+class Sized(Count):
+    """One that knows how many they are."""
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Shuffled(Count):
+    """In an order, and with noise, of the generators of random, numpy and torch; another one each pass."""
+
+    def __iter__(self) -> Iterator[float]:
+        numbers = list(range(self.size))
+        random.shuffle(numbers)
+        for number in numbers:
+            yield number + float(torch.rand(())) + float(np.random.rand())
+
+
+class ByWorker(Count):
+    """Splits itself by worker, as torch's documentation shows it."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        return iter(range(first, self.size, step))
+
+
+class Placed(Count):
+    """Knows its place: ``state_dict`` as torchdata's ``StatefulDataLoader`` asks for it. Counts what it yields."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.at = 0
+        self.yielded = 0
+
+    def __iter__(self) -> Iterator[float]:
+        while self.at < self.size:
+            self.at += 1
+            self.yielded += 1
+            yield self.at - 1 + float(torch.rand(()))
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.at = state_dict["at"]
+
+
+class ByEpoch(Shuffled):
+    """Its order is a function of the epoch that it is told. Counts what it yields."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.epoch = -1
+        self.yielded = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[float]:
+        for number in super().__iter__():
+            self.yielded += 1
+            yield 1000 * self.epoch + number
+
+
+def numbers(size: int) -> Any:
+    """Data with an index: sample ``i`` is the number ``i``."""
+    return range(size)
+
+
+def taken(data: Any, split: Split, steps: int) -> list[list[Any]]:
+    """What a replica is given in each of the next steps, of its micro-batches one after the other."""
+    batches = [each.tolist() for each in itertools.islice(data.batches, steps * split[1])]
+    rows = (batches[i : i + split[1]] for i in range(0, len(batches), split[1]))
+    return [list(itertools.chain(*row)) for row in rows]
+
+
+def of_all_replicas(make: Callable[[], Any], split: Split, steps: int, **more: Any) -> list[list[Any]]:
+    """The samples of each step, of all replicas together, sorted.
+
+    Args:
+        make: Makes a replica's loader.
+        split: Of a global batch.
+        steps: Optimizer steps.
+        more: Arguments of ``training_data``.
+    """
+    found: list[list[Any]] = [[] for _ in range(steps)]
+    for replica in range(split[0]):
+        torch.manual_seed(replica)  # each has its own state of torch's generator
+        own = taken(training_data(make(), split, replica=replica, **more), split, steps)
+        found = [all_of + part for all_of, part in zip(found, own, strict=True)]
+    return [sorted(step) for step in found]

@@ -1,0 +1,96 @@
+"""Stages that take time: what they wait is reported as the bubble; ``partition_method: measured`` evens them out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.harness.ranks import Ranks
+from tests.package import records
+from tests.trial.regression import train, trial_class
+
+STAGES, MICRO_BATCHES, BATCHES = 2, 4, 9
+IDEAL = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
+QUICK, SLOW = 0.001, 0.012
+HEAVY_END = (QUICK, QUICK, QUICK, SLOW)  # by parameters, or by number, two layers a stage
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, which takes its time both ways."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
+
+
+class Slow(torch.nn.Linear):
+    """A layer that takes ``seconds`` forward, and as many backward; its weights and its dropout are random."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(4, 4)
+        self.seconds = seconds
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        dropped = torch.nn.functional.dropout(super().forward(inputs), 0.2, self.training)
+        return Sleep.apply(dropped, self.seconds)
+
+
+def run(run_dir: Path, seconds: tuple[float, ...], steps: int = 2, **hyperparameters: Any) -> list[int]:
+    """In a rank: train a pipeline of such layers; where each of its parts begins."""
+    from deepspeed.pipe import LayerSpec
+
+    hparams = {
+        "global_batch_size": 2 * MICRO_BATCHES,
+        "pipe_parallel_size": STAGES,
+        "learning_rate": 0.1,
+        "deepspeed_config": {"optimizer": {"type": "AdamW"}},
+        "overwrite_deepspeed_args": {"gradient_accumulation_steps": MICRO_BATCHES},
+        **hyperparameters,
+    }
+    trial = trial_class("pipeline", build_layers=lambda self: [LayerSpec(Slow, own) for own in seconds])
+    trained = train(run_dir, trial, hparams, steps=steps, checkpoint_policy="none")
+    return [int(bound) for bound in trained.engine.module.parts]
+
+
+def bubble_of(ranks: Ranks, run_dir: Path, *seconds: float) -> float:
+    """The median of batches but for the first one, in which the stages tell each other their shapes."""
+    ranks.run(run, run_dir, seconds, BATCHES)
+    reports = [metrics for _, metrics in records(run_dir, "training")][1:]
+    assert all(report["bubble_ideal"] == pytest.approx(IDEAL) for report in reports)
+    return statistics.median(float(report["bubble"]) for report in reports)
+
+
+def test_stages_wait_the_longer_the_less_they_are_equal(two_ranks: Ranks, tmp_path: Path) -> None:
+    equal = bubble_of(two_ranks, tmp_path / "equal", SLOW, SLOW)
+    assert equal > IDEAL - 0.03
+    for name, seconds in (("first", (QUICK, SLOW)), ("last", (SLOW, QUICK))):
+        assert equal < bubble_of(two_ranks, tmp_path / name, *seconds) < 1, name
+
+
+def test_a_stage_of_slow_layers_gets_few(two_ranks: Ranks, tmp_path: Path) -> None:
+    """The slow layer takes as long as all others. That a resumed run is cut as before: ``tests/interrupted``."""
+    assert two_ranks.run(run, tmp_path, HEAVY_END, partition_method="measured") == [[0, 3, 4]] * 2
+
+
+def test_measuring_changes_no_number_of_the_training(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Weights and dropout are drawn as without it; equal layers are cut as by number."""
+    for method in ("measured", "uniform"):
+        bounds = two_ranks.run(run, tmp_path / method, (SLOW,) * 4, partition_method=method)
+        assert bounds == [[0, 2, 4]] * 2
+    by_time, by_number = (
+        [metrics["loss"] for _, metrics in records(tmp_path / method, "training")]
+        for method in ("measured", "uniform")
+    )
+    assert by_time == by_number
