@@ -152,6 +152,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{total} long tests left out, run them with make test-all: {rooms}")
 
 
+# ------------------------------------------------------------------------------------------- apart
+
+
+@pytest.fixture(autouse=True)
+def _models_of_this_test_alone() -> Iterator[None]:
+    """What a command in this process imports of a user's folder (``trial``) is not found by the next test."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and not file.startswith((sys.prefix, sys.base_prefix, str(ROOT / "determined_ds"))):
+            if not name.startswith(("tests.", "model_defs")):
+                del sys.modules[name]
+
+
 # ------------------------------------------------------------------------------------------- side by side
 
 # The memory of a worker with its ranks, less what they share with those of the others.

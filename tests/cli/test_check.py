@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ def setting(**values: Any) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def here(own_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder is a copy of ``own_model``, all clean; no other test's ``trial`` can be imported."""
+    """The current folder is a copy of ``own_model``, all clean."""
     monkeypatch.chdir(own_model)
-    monkeypatch.delitem(sys.modules, "trial", raising=False)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if not (Path(each) / "trial.py").is_file()])
     return own_model
 
 
