@@ -17,7 +17,7 @@ from typing import Any
 from determined_ds.config.params import AUTO, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, unknown_keys, words
 from determined_ds.documents.plain_fit import fits_plainly
-from determined_ds.documents.text import JSON_TYPES, KINDS, is_of, kind_of, type_fix
+from determined_ds.documents.text import bound_words, is_of, kind_of, kind_words, type_fix
 from determined_ds.errors import Problem
 
 ZERO = "zero_optimization"
@@ -178,31 +178,20 @@ def located_problems(document: Document, *, sound: Mapping[str, Any] | None = No
     return [*found, *_params_and_types(document)]
 
 
-_BOUNDS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "exclusiveMinimum": "above",
-    "exclusiveMaximum": "below",
-}
-
-
 def _problems_at(document: Document, path: KeyPath, keywords: set[str]) -> Iterator[tuple[KeyPath, Problem]]:
     """The broken keywords of one value in words: one problem of the value, and one of each key that is not read."""
     node = _node(path) or {}
     value = document.get(path)
     message = fix = ""
     code = "out-of-range"
-    bound = next((name for name in _BOUNDS if name in keywords), None)
+    bounds = [said for name in keywords if (said := bound_words(name, node.get(name)))]
     if "removed" in keywords:
         message, fix, code = str(node["removed"]).strip(), "remove it", "removed-key"
     elif "deprecated" in keywords and path not in NEW_NAMES:
         message, code = "is an old name, which DeepSpeed reads no more", "deprecated-key"
         fix = f"write {node['deprecated']} instead"
     elif "type" in keywords:
-        named = [name for name in node["type"] if name != "null"]
-        wanted = " or ".join(KINDS[JSON_TYPES[name]] for name in named) or "null"
-        message, code = f"must be {wanted}, not {kind_of(value)}", "wrong-type"
-        fix = type_fix(JSON_TYPES[named[0]], value) if named and value is not None else "remove it"
+        (message, fix), code = kind_words(node["type"], value), "wrong-type"
         if path in FORMS and isinstance(value, (bool, int, str)):  # a section that is given as a plain value
             device = value if isinstance(value, str) else "cpu"
             fix = "write " + FORMS[path].format(value=json.dumps(value), device=device)
@@ -210,9 +199,8 @@ def _problems_at(document: Document, path: KeyPath, keywords: set[str]) -> Itera
     elif "enum" in keywords:
         allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
         message, fix = "is not one of the values DeepSpeed knows", f"use {allowed}"
-    elif bound:
-        limit = f"{_BOUNDS[bound]} {node[bound]}"
-        message, fix = f"must be {limit}", f"write a value {limit}"
+    elif bounds:
+        message, fix = bounds[0]
     if message:
         yield path, document.problem(path, message, fix, code)
     if "additionalProperties" not in keywords:

@@ -365,6 +365,28 @@ def type_fix(kind: type, value: Any) -> str:
     return f"write {KINDS[kind]}"
 
 
+def kind_words(names: str | Iterable[str], value: Any) -> tuple[str, str]:
+    """Message and fix of a value that is of none of some types, by JSON Schema's names of these."""
+    kinds = [JSON_TYPES[name] for name in ([names] if isinstance(names, str) else names) if name != "null"]
+    message = f"must be {' or '.join(KINDS[kind] for kind in kinds) or 'null'}, not {kind_of(value)}"
+    return message, type_fix(kinds[0], value) if kinds and value is not None else "remove it"
+
+
+_BOUNDS = {
+    "minimum": ("must be {} or more", "write {} or more"),
+    "exclusiveMinimum": ("must be more than {}", "write more than {}"),
+    "maximum": ("must be at most {}", "write {} or less"),
+    "exclusiveMaximum": ("must be less than {}", "write less than {}"),
+}
+
+
+def bound_words(keyword: str, bound: Any) -> tuple[str, str] | None:
+    """Message and fix of a number beyond a bound, by JSON Schema's keyword; None for any other keyword."""
+    number = f"{bound:g}" if keyword in _BOUNDS and bound < 1e6 else str(bound)
+    message, fix = _BOUNDS.get(keyword, ("", ""))
+    return (message.format(number), fix.format(number)) if message else None
+
+
 def as_plain(data: Any) -> Any:
     """Mappings as dicts and tuples as lists, all the way down: attrdict turns lists to tuples."""
     if isinstance(data, Mapping):

@@ -19,7 +19,7 @@ from determined_ds.config.names import OF_THE_JSON
 from determined_ds.config.params import HYPERPARAMETERS, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
 from determined_ds.documents.plain_fit import fits_plainly
-from determined_ds.documents.text import JSON_TYPES, KINDS, kind_of, type_fix
+from determined_ds.documents.text import JSON_TYPES, bound_words, kind_of, kind_words, type_fix
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import invalid_spec
@@ -489,11 +489,6 @@ _CHECKS = {
     "mixed_precision": ("out-of-range", "write O0, O1, O2 or O3, or leave it out"),
     "this field": ("unknown-key", "remove it: it is for checkpoint_storage"),
 }
-_BOUNDS = {
-    "minimum": ("must be {} or more", "write {} or more"),
-    "exclusiveMinimum": ("must be more than {}", "write more than {}"),
-    "maximum": ("must be at most {}", "write {} or less"),
-}
 _NOT_ADVISED = {"agent_label", "data_layer", "gpu", "slots", "user"}  # known, but of no use
 _SIZE = re.compile(r"(\d{0,20}\.?\d{1,20}) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 
@@ -537,11 +532,10 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
         if not isinstance(value, str):
             return "wrong-type", f"{message}, not {kind_of(value)}", fix
         return "out-of-range", message, fix
-    if keyword in _BOUNDS:
-        message, fix = _BOUNDS[keyword]
-        number = f"{detail:g}" if detail < 1e6 else str(detail)
-        least = "1" if key == "slots_per_trial" else number  # the master takes 0; nothing is trained on it
-        return "out-of-range", message.format(number), fix.format(least)
+    if bound := bound_words(keyword, detail):
+        message, fix = bound
+        # The master takes 0 slots; nothing is trained on them.
+        return "out-of-range", message, "write 1 or more" if key == "slots_per_trial" else fix
     if keyword == "compared":
         relation, other, bound = detail
         if relation == "a_is_subdir_of_b":
@@ -568,7 +562,7 @@ def _words(fault: Fault, document: Document) -> tuple[str, str, str]:
         if key == "slots":
             return "unknown-key", "unknown key in an experiment", "did you mean resources.slots_per_trial?"
         return "removed-key", "has been removed from Determined", "remove it"
-    message = f"must be {' or '.join(KINDS[kind] for kind in kinds)}, not {kind_of(value)}"
+    message, _ = kind_words(detail, value)
     return "wrong-type", message, example if len(kinds) > 1 else _type_fix(kinds[0], path, value)
 
 
