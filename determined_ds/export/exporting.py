@@ -16,13 +16,11 @@ from determined_ds.errors import CheckpointError
 from determined_ds.export.outgoing import Outgoing, weights_of
 from determined_ds.export.pretrained_folder import plan_huggingface
 from determined_ds.export.tensor_files import write_safetensors, write_torch
-from determined_ds.export.universal_folder import plan_universal
 from determined_ds.export.verified_engine import VerifiedEngine, open_engine, verify
 from determined_ds.export.wanted import (
     HUGGINGFACE,
     TORCH,
     TYPES,
-    UNIVERSAL,
     ExportPlan,
     ExportRequest,
     Stage,
@@ -92,13 +90,6 @@ def _planned(request: ExportRequest) -> Iterator[ExportPlan]:
         return
     if request.merge_lora:
         raise refused("--merge-lora", None, f"is for --to {HUGGINGFACE}", "leave it out")
-    if request.to == UNIVERSAL:
-        if averages or request.dtype is not None:
-            option = "--average" if averages else "--dtype"
-            message = "is not for universal checkpoints, which hold the optimizer's fp32 weights"
-            raise refused(option, None, message, "leave it out")
-        yield plan_universal(source)
-        return
     tensors = weights_of(source, None if request.dtype is None else TYPES[request.dtype], averages)
     if request.to == TORCH:
         aliases = source.stored.index.aliases

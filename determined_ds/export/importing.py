@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.errors import CheckpointError
 from determined_ds.export.exporting import aside, check_disk, check_target
 from determined_ds.export.wanted import Stage, refused, unseen
 from determined_ds.protocol.checkpoint_files import files_of, fingerprint, write_manifest
-from determined_ds.protocol.names_of_deepspeed import UNIVERSAL, layout_of
+from determined_ds.protocol.names_of_deepspeed import layout_of
 from determined_ds.protocol.tensor_index import (
     IMPORTED,
     ITEM_BYTES,
@@ -32,8 +31,6 @@ from determined_ds.protocol.tensor_index import (
     StoredTensor,
     write_index,
 )
-from determined_ds.runtime.checkpoints.any_layout import stored_engine
-from determined_ds.runtime.checkpoints.contents import only_data
 from determined_ds.runtime.checkpoints.trial_state import STATE, TrialState
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -71,7 +68,7 @@ def import_weights(
     """Make a checkpoint of weights.
 
     Args:
-        given: A file of safetensors, or a folder of them; or a folder that DeepSpeed wrote, also a universal one.
+        given: A file of safetensors, or a folder of them.
         out: The checkpoint's folder, to make.
         prefix: To put before every name.
         skip: Shell patterns of names to leave out.
@@ -81,12 +78,9 @@ def import_weights(
     Raises:
         ConfigError: these are not such files, or ``out`` exists.
     """
-    by_deepspeed = deepspeed_folder(given)
-    files = files_at(given) if by_deepspeed is None else _files_below(by_deepspeed)
+    files = files_at(given)
     check_target(given, out, force=force)
-    if by_deepspeed is not None and (prefix or skip):
-        raise refused("--prefix", prefix or skip[0], "is for files of safetensors", "leave it out")
-    tensors = _tensors_of(files, prefix, skip) if by_deepspeed is None else _in_deepspeeds(by_deepspeed)
+    tensors = _tensors_of(files, prefix, skip)
     can_link = _same_disk(files, out)
     num_bytes = sum(file.stat().st_size for file in files.values())
     if not can_link:
@@ -94,43 +88,12 @@ def import_weights(
     with aside(out, force=force) as made, stage("read", num_bytes) as read:
         (made / FOLDER).mkdir(parents=True)
         linked = [_place(file, made / FOLDER / name, can_link) for name, file in files.items()]
-        if by_deepspeed is None:  # else its own files say which bytes are which
-            write_index(made / FOLDER, EngineIndex(tensors=tensors))
+        write_index(made / FOLDER, EngineIndex(tensors=tensors))
         (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
         prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
         write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
     held = sum(state.num_bytes for tensor in tensors.values() for state in tensor.states.values())
     return Imported(out=out, num_tensors=len(tensors), num_bytes=held, linked=all(linked))
-
-
-def deepspeed_folder(given: Path) -> Path | None:
-    """The folder with DeepSpeed's files that a path means: itself, or the one that its ``latest`` names; else None."""
-    for name in ("latest_universal", "latest"):
-        if (given / name).is_file():
-            given = given / (given / name).read_text().strip()
-            break
-    is_universal = (given / UNIVERSAL).is_dir()
-    return given if is_universal or layout_of(given) is not None else None
-
-
-def _files_below(folder: Path) -> dict[str, Path]:
-    return {
-        str(file.relative_to(folder)): file.resolve() for file in sorted(folder.rglob("*")) if file.is_file()
-    }
-
-
-def _in_deepspeeds(folder: Path) -> Mapping[str, StoredTensor]:
-    """The tensors that DeepSpeed wrote, read as ranks will read them.
-
-    Raises:
-        ConfigError: only the ranks that wrote them can.
-    """
-    try:
-        with only_data():
-            return stored_engine(folder).index.tensors
-    except CheckpointError as error:
-        fix = "start from it on the same ranks, or export its weights with DeepSpeed's zero_to_fp32.py"
-        raise refused("WEIGHTS", str(folder), str(error), fix) from None
 
 
 def files_at(given: Path) -> dict[str, Path]:
@@ -155,6 +118,11 @@ def files_at(given: Path) -> dict[str, Path]:
         others = sorted(file.name for file in given.glob("*.bin"))
         message = f"holds no *.safetensors{f', only {others[0]}' if others else ''}"
         fix = "load it with transformers and save_pretrained, which writes them" if others else FIX
+        if (given / "latest").is_file() or layout_of(given) is not None:
+            message, fix = (
+                "holds a checkpoint of DeepSpeed's",
+                f"python -m deepspeed.utils.zero_to_fp32 --safe_serialization {given} OUT; import OUT",
+            )
         raise refused("WEIGHTS", str(given), message, fix)
     if missing := [name for name in names if not (given / name).is_file()]:
         raise refused(

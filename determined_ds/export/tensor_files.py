@@ -91,8 +91,6 @@ def write_torch(
     *,
     tensors: Mapping[str, Outgoing],
     aliases: Mapping[str, str],
-    beside: Mapping[str, Any] | None = None,
-    key: str = "",
 ) -> None:
     """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there.
 
@@ -101,14 +99,12 @@ def write_torch(
         advance: Called with the bytes that were written.
         tensors: By name.
         aliases: Other name of a tied weight -> its name; both share their bytes.
-        beside: What else the file holds; None: the tensors are all.
-        key: That the tensors have beside it.
     """
     # What is never touched takes no memory.
     state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in tensors.items()}
     state.update({alias: state[name] for alias, name in aliases.items()})
     with torch.serialization.skip_data():
-        torch.save(state if beside is None else {key: state, **beside}, path)
+        torch.save(state, path)
     places = _places(path)
     with path.open("r+b") as file:
         for number, each in enumerate(tensors.values()):  # torch numbers them as it comes upon them

@@ -14,7 +14,7 @@ import torch
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.export.outgoing import Outgoing
 
-HUGGINGFACE, SAFETENSORS, TORCH, UNIVERSAL = FORMATS = ("huggingface", "safetensors", "torch", "universal")
+HUGGINGFACE, SAFETENSORS, TORCH = FORMATS = ("huggingface", "safetensors", "torch")
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

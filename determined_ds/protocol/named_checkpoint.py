@@ -109,9 +109,6 @@ def intact(path: Path, *, stored_too: bool = False) -> Found:
 
 def _of_others(path: Path) -> str:
     """What a folder holds that another program reads; "" if unknown."""
-    if (path / "latest_universal").is_file() or (path / "zero").is_dir():
-        words = "det-ds checkpoint import makes of it what a training can start from"
-        return f"is a universal checkpoint of DeepSpeed's: {words}"
     if any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin")):
         return "holds weights alone: det-ds checkpoint import makes of them what a training can start from"
     return ""

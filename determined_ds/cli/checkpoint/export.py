@@ -13,9 +13,8 @@ from determined_ds.cli.checkpoint.common import json_option, one_checkpoint, run
 
 if TYPE_CHECKING:
     from determined_ds.export.exporting import Exported
-    from determined_ds.export.registry import Registered
 
-FORMATS = ("huggingface", "safetensors", "torch", "universal")
+FORMATS = ("huggingface", "safetensors", "torch")
 TYPES = ("fp32", "bf16", "fp16")
 
 
@@ -46,42 +45,26 @@ TYPES = ("fp32", "bf16", "fp16")
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder with the config.json and tokenizer of the model; the trial is not run then.",
 )
-@click.option(
-    "--register", metavar="NAME", help="Add it to this model in the master's registry, with its metrics."
-)
-@click.option("--version-notes", default="", help="Notes of that version.")
-@click.option("--uuid", help="Of the checkpoint on the master. Default: the name of its folder.")
-@click.option("--master", "-m", help="The master's address. Default: DET_MASTER.")
 @json_option
 def export(path: str, run_dir: Path | None, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Export a checkpoint, whichever ranks and strategy wrote it: for Hugging Face, for torch, for DeepSpeed.
+    """Export a checkpoint, whichever ranks and strategy wrote it: for Hugging Face or for torch.
 
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
     from determined_ds.export.exporting import export
-    from determined_ds.export.registry import Registry
     from determined_ds.export.wanted import ExportRequest
     from determined_ds.memory.units import parse_bytes
 
-    name, notes, uuid, master = (
-        options.pop(each) for each in ("register", "version_notes", "uuid", "master")
-    )
     shard_bytes = parse_bytes(options.pop("shard_size"), key="--shard-size")
     found = one_checkpoint(path, run_dir)
     target = out or Path(f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
     request = ExportRequest(path=found, out=target, shard_bytes=shard_bytes, **options)
-    registry = Registry(uuid or found.name, master) if name else None
     exported = export(request, lambda said, count: byte_bar(count, said, hidden=as_json))
-    registered = None
-    if registry is not None:
-        more = {"exported_as": request.to, "exported_to": str(exported.out)}
-        registered = registry.register(name, notes=notes, more=more)
-    _show(exported, registered, found, as_json=as_json)
+    _show(exported, found, as_json=as_json)
 
 
-def _show(exported: Exported, registered: Registered | None, path: Path, *, as_json: bool) -> None:
-    import dataclasses
+def _show(exported: Exported, path: Path, *, as_json: bool) -> None:
     import json
 
     from determined_ds.memory.units import format_bytes
@@ -97,7 +80,6 @@ def _show(exported: Exported, registered: Registered | None, path: Path, *, as_j
             "tensors": exported.num_tensors,
             "bytes": exported.num_bytes,
             "notes": list(exported.notes),
-            "registered": None if registered is None else dataclasses.asdict(registered),
         }
         click.echo(json.dumps(shown, indent=2))
         return
@@ -105,5 +87,3 @@ def _show(exported: Exported, registered: Registered | None, path: Path, *, as_j
         click.echo(f"note: {note}", err=True)
     size = f"{count(exported.num_tensors, 'tensor')}, {format_bytes(exported.num_bytes)}"
     click.echo(f"batch {checkpoint_at(path).steps_completed} exported to {short(exported.out)}: {size}")
-    if registered is not None:
-        click.echo(f"registered as version {registered.version} of model {registered.model}")

@@ -23,9 +23,6 @@ from determined_ds.cli.checkpoint.byte_bar import byte_bar
 def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...], force: bool) -> None:
     """Make a checkpoint to start from of WEIGHTS: a file of safetensors, or a folder as Hugging Face writes it.
 
-    Or a folder that DeepSpeed's save_checkpoint or ds_to_universal wrote: fit.warm_start: all then takes the
-    optimizer's state too.
-
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
