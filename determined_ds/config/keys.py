@@ -145,7 +145,6 @@ EXPERIMENT = _table(
         "IIII N", "resources.agent_label", "Determined ignores it since 0.20", "write resources.resource_pool"
     ),
     # What is kept and shown
-    _rows("HHHD E", "checkpoint_storage.{save_experiment_best,save_trial_best,save_trial_latest}"),
     _rows(
         "IIII N",
         "checkpoint_storage.{checkpoint_path,tensorboard_path}",

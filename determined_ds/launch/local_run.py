@@ -18,18 +18,16 @@ from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_e
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
-from determined_ds.launch.deleted_in_master import report_deleted
-from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.fewer_ranks import without_rank
 from determined_ds.launch.last_words import closing_lines, draw_partition, show_closing
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
 from determined_ds.launch.restarting import Restart, Restarts
-from determined_ds.launch.resuming import Start, completed, completed_by
+from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
-from determined_ds.protocol.handed_on import HANG_TIMEOUT, REPORT, count, hang_timeout_s, in_words
+from determined_ds.protocol.handed_on import HANG_TIMEOUT, count, hang_timeout_s, in_words
 from determined_ds.protocol.header import decided, undecided
 from determined_ds.protocol.launches import (
     FORK,
@@ -139,8 +137,6 @@ class LocalRun:
         """Words for a run that has nothing left to train, e.g. ``200 of 200 batches``; else ""."""
         if self.options.test or self.options.is_measured or self.resolved is None:
             return ""
-        if self.start.deleted is not None and (words := completed_by(self.start.deleted, self.resolved)):
-            return words
         return completed(self.start.checkpoint, self.resolved) if self.start.checkpoint else ""
 
     @property
@@ -334,7 +330,7 @@ class LocalRun:
             RunDir(self.run_dir).remove_next()
 
     def conclude(self, outcome: Outcome) -> None:
-        """Delete the checkpoints that the experiment does not keep, and write ``result.json``.
+        """Write ``result.json``.
 
         Not where the ranks have left the run as it was and no other command reads it.
         """
@@ -342,9 +338,9 @@ class LocalRun:
         if not there.is_replaced and self.options.parent is None:
             return
         draw_partition(self.options, there)
-        self._write_result(outcome, self._delete_spare(there) if outcome.status == COMPLETED else [])
+        self._write_result(outcome)
 
-    def _write_result(self, outcome: Outcome, deleted: list[dict[str, Any]]) -> None:
+    def _write_result(self, outcome: Outcome) -> None:
         there = RunDir(self.run_dir)
         relink(there)
         write_result(
@@ -357,30 +353,15 @@ class LocalRun:
             smaller_is_better=self.experiment.smaller_is_better,
             resume=self.resume_command,
             slots=self.experiment.slots,
-            deleted=deleted,
         )
-
-    def _delete_spare(self, there: RunDir) -> list[dict[str, Any]]:
-        """At the end of a run that is an experiment of its own; a search ends with its last trial."""
-        options = self.options
-        if options.parent is not None or options.test or options.is_measured or options.only_reads:
-            return []
-        deleted = delete_spare(self.experiment, {1: there})
-        for line in lines_of(deleted, self.experiment):
-            print(line, flush=True)
-        if deleted and REPORT in os.environ and there.master.is_file() and not options.storage:
-            report_deleted([each.uuid for each in deleted])
-        return [vars(each) for each in deleted]
 
     def show_complete(self) -> None:
         """Say that nothing is left to train, and see that ``result.json`` does."""
         print(f"  complete   this run is complete: {self.complete}", flush=True)
         there = RunDir(self.run_dir)
-        before, deleted = read_result(there), self._delete_spare(there)
+        before = read_result(there)
         if before is None or before.status != COMPLETED:
-            self._write_result(Outcome(), deleted)
-        elif deleted:  # it keeps fewer than at its end
-            self._write_result(Outcome(), [*before.deleted, *deleted])
+            self._write_result(Outcome())
 
 
 def as_constants(hyperparameters: dict[str, Any]) -> dict[str, Any]:

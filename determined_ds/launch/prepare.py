@@ -17,7 +17,7 @@ from determined_ds.check.trial import (
 from determined_ds.config.keys import RUN
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.loggers import missing_keys
-from determined_ds.config.params import AUTO, limit_problem, stated_policy
+from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator, kind_of_device
 from determined_ds.documents.document import Document
@@ -29,7 +29,6 @@ from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.source import TrialClass
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
-from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import STORAGE, LocalRun
 from determined_ds.launch.options import RunOptions
@@ -75,9 +74,6 @@ def prepare_run(
         how: dict[str, Any] = {"stated": stated, "forks": forks, "repeated": placed is not None}
         how["resets_optimizer"] = options.reset_optimizer
         start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
-    if start is not None and (options.test or options.is_measured):
-        begun = start
-        found.of(lambda: check_goes_on(run_dir, begun.deleted))
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         found.of(lambda: check_storage(checkpoint, storage=options.storage))
@@ -135,7 +131,6 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
         document = _with_ranks(document, placed, options.stated_slots)
     if options.storage:
         found.problems += _storage_problems(document)
-    found.of(lambda: stated_policy(document))
     used = options.storage and STORAGE in document.data
     found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
@@ -191,7 +186,6 @@ def _decided(
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
     if resolved is not None:
         found.warn(resolved.warnings)
-        found.warn(filter(None, [limit_problem(experiment.document, resolved.fit.save_total_limit)]))
     if resolved is not None and experiment.trial:
         trained = TrialClass(experiment.trained(resolved.topology.pipe_parallel_size), context_dir)
         problems = trial_problems(trained, experiment.hyperparameters, resolved)

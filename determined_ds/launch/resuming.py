@@ -16,7 +16,6 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.changes import Changes, changes_since, settings_before, settings_of
 from determined_ds.experiment.decide import Problems
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.launch.deleted_end import deleted_end, instead_of
 from determined_ds.launch.forking import check_writers, fork_of
 from determined_ds.protocol.checkpoint_files import (
     Checkpoint,
@@ -52,7 +51,6 @@ class Start:
         changes: What has changed since either was written.
         resets_optimizer: Of the checkpoint to resume from the optimizer's state is left out.
         damages: What is wrong with checkpoints that are newer.
-        deleted: Of a run that was complete, the state of its last checkpoint, which was deleted at its end.
     """
 
     checkpoint: Checkpoint | None = None
@@ -63,7 +61,6 @@ class Start:
     changes: Changes = field(default_factory=Changes)
     resets_optimizer: bool = False
     damages: tuple[str, ...] = ()
-    deleted: Mapping[str, int] | None = None
 
     def header(self) -> list[str]:
         """The lines of the header about it."""
@@ -132,10 +129,6 @@ def start_in(
     if resume is None:
         _check_unused(there)
     start = Start() if resume is None else _resumed(there, resume, stated=stated, repeated=repeated)
-    if resume == LAST and (deleted := deleted_end(there, start.checkpoint)):
-        if resolved is not None and completed_by(deleted, resolved):
-            return replace(start, deleted=deleted)
-        start = replace(start, damages=instead_of(deleted, there, start.checkpoint))
     if start.checkpoint is None and forks:
         fork, damages = fork_of(experiment, run_dir)
         start = replace(start, fork=fork, damages=(*start.damages, *damages))
@@ -180,10 +173,6 @@ def _check_unused(there: RunDir) -> None:
     if kept := checkpoints_in(there.checkpoints):
         message = f"holds a run already, trained to batch {kept[0].steps_completed}"
         fix = "add --resume to continue it, or give another --run-dir to start anew"
-        raise ConfigError(run_dir_problem(there.path, message, fix))
-    if deleted_end(there, None):
-        message = "holds a complete run already, without checkpoints"
-        fix = "give another --run-dir to start anew"
         raise ConfigError(run_dir_problem(there.path, message, fix))
 
 
@@ -374,12 +363,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def completed(checkpoint: Checkpoint, resolved: ResolvedConfig) -> str:
     """Words for a run that has nothing left to train; "" where something is, a last validation included."""
-    return completed_by(_read(checkpoint.path / "trial_state.json"), resolved)
-
-
-def completed_by(state: Mapping[str, Any], resolved: ResolvedConfig) -> str:
-    """As :func:`completed`, by the state that a checkpoint holds."""
-    length = resolved.fit.max_length
+    state, length = _read(checkpoint.path / "trial_state.json"), resolved.fit.max_length
     if length is None or not isinstance(length.value, int):
         return ""
     trained = state.get("epochs_trained" if length.unit == "epochs" else "batches_trained")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from determined_ds.documents.files import write_whole
@@ -46,8 +45,6 @@ class RunResult:
         resume: The command that resumes the run; None where it is complete or has no checkpoint.
         continued_by: The command that continues it from its newest checkpoint, where it is complete too.
         slots: Ranks of its last launch; None where none was decided.
-        deleted: The checkpoints that were deleted at its end, as ``checkpoint_storage.save_*`` says: ``uuid``,
-            ``steps_completed``, ``epochs_trained``, ``trial``.
     """
 
     status: str
@@ -60,7 +57,6 @@ class RunResult:
     resume: str | None = None
     continued_by: str | None = None
     slots: int | None = None
-    deleted: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -84,7 +80,6 @@ def write_result(
     smaller_is_better: bool = True,
     resume: str | None = None,
     slots: int | None = None,
-    deleted: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write how a run ended, whole or not at all; a full disk has been reported by the run itself.
 
@@ -98,12 +93,11 @@ def write_result(
         smaller_is_better: Whether smaller values of it are better.
         resume: The command that resumes the run, should it have a checkpoint.
         slots: Ranks that were started.
-        deleted: Checkpoints that were deleted at its end.
     """
     kept = checkpoints_in(run_dir.checkpoints)
     records = read_records(run_dir.metrics)
     steps = [each.steps_completed for each in kept]
-    steps += [each["steps_completed"] for each in [*records, *deleted]]
+    steps += [each["steps_completed"] for each in records]
     newest = {"uuid": kept[0].uuid, "steps_completed": kept[0].steps_completed} if kept else None
     result = RunResult(
         status=status,
@@ -116,7 +110,6 @@ def write_result(
         resume=resume if newest and status != COMPLETED else None,
         continued_by=resume if newest else None,
         slots=slots,
-        deleted=[dict(each) for each in deleted],
     )
     if result.best:
         at = result.best["steps_completed"]
@@ -128,8 +121,10 @@ def write_result(
 def read_result(run_dir: RunDir) -> RunResult | None:
     """How a run ended; None where no such file was written, or a part of it by another program."""
     try:
-        return RunResult(**json.loads(run_dir.result.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        found = json.loads(run_dir.result.read_bytes())
+        known = {field.name for field in fields(RunResult)}  # another version may have written more
+        return RunResult(**{name: value for name, value in found.items() if name in known})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

@@ -1,22 +1,11 @@
-"""Which checkpoints of an experiment are kept when it ends: those that a Determined master keeps.
-
-A checkpoint is ranked by the validation after the same batch of its trial; of equal values the earlier is better, NaN
-is the worst, and one without a value of the metric is never kept for being best. The latest are counted among those of
-a trial that have a validation, and, unlike in Determined's documentation, among those of all trials that have none.
-
-Source: ``ExperimentCheckpointsToGCRaw`` in determined 0.38.1's ``master/internal/experiment/postgres_experiments.go``,
-which ``internalExperiment.stop`` runs when an experiment is completed, cancelled or has failed.
-"""
+"""Which checkpoint of a run is the best: the one with the best validation of its batch, of equals the earlier."""
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from determined_ds.config.params import SavePolicy
 from determined_ds.protocol.best import as_number
 from determined_ds.protocol.checkpoint_files import Checkpoint, checkpoints_in
 from determined_ds.protocol.metrics_file import Record, read_records
@@ -88,48 +77,6 @@ def validations_of(records: Iterable[Record], metric: str, *, first: int = 0) ->
         order = (float(record.get("time") or 0), float(index))
         found[record["steps_completed"]] = Validation(value=value, order=order)
     return found
-
-
-def spare(rated: Sequence[Rated], policy: SavePolicy, *, smaller_is_better: bool) -> list[Rated]:
-    """The checkpoints that are deleted at the end of an experiment.
-
-    Args:
-        rated: All that there are, of all trials.
-        policy: How many are kept.
-        smaller_is_better: Of the searcher's metric.
-    """
-
-    def quality(each: Rated) -> Key:
-        return each.quality(smaller_is_better=smaller_is_better)
-
-    in_experiment = _ranks(rated, lambda _: 0, quality)
-    in_trial = _ranks(rated, lambda each: each.trial, quality)
-    from_latest = _ranks(
-        rated,
-        lambda each: each.trial if each.validation else None,
-        lambda each: (-each.checkpoint.steps_completed,),
-    )
-    found = []
-    for index, each in enumerate(rated):
-        has_value = each.validation is not None and each.validation.value is not None
-        is_best = has_value and (
-            in_experiment[index] <= policy.save_experiment_best or in_trial[index] <= policy.save_trial_best
-        )
-        if not is_best and from_latest[index] > policy.save_trial_latest:
-            found.append(each)
-    return found
-
-
-def _ranks(
-    rated: Sequence[Rated], group: Callable[[Rated], object], key: Callable[[Rated], Key]
-) -> list[int]:
-    """The rank of each in its group, from 1; equals share a rank, and the next one is as if they did not."""
-    keys = defaultdict(list)
-    for each in rated:
-        keys[group(each)].append(key(each))
-    for found in keys.values():
-        found.sort()
-    return [1 + bisect.bisect_left(keys[group(each)], key(each)) for each in rated]
 
 
 def best_of(rated: Iterable[Rated], *, smaller_is_better: bool) -> Rated | None:

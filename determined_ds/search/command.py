@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from determined_ds.documents.files import write_files
 from determined_ds.errors import EXIT_TRAINING_FAILED
 from determined_ds.experiment.secrets import stored_yaml
 from determined_ds.experiment.space import HALVING, brackets, rungs
-from determined_ds.launch.end_of_experiment import delete_spare, lines_of
 from determined_ds.launch.interrupts import Interrupts
-from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, short
 from determined_ds.protocol.run_lock import RunLock
 from determined_ds.search.display import make_display
@@ -25,8 +23,7 @@ from determined_ds.search.outcome import (
     write_results,
 )
 from determined_ds.search.setup import SearchPlan
-from determined_ds.search.study import COMPLETED, STOPPED, STUDY, SearchStudy, StudyTrial
-from determined_ds.search.trials import run_dir_of
+from determined_ds.search.study import COMPLETED, STOPPED, STUDY, SearchStudy
 
 ON_INTERRUPT = "the trials that run finish their batch and write a checkpoint"
 
@@ -68,8 +65,6 @@ def _run(plan: SearchPlan, study: SearchStudy, interrupts: Interrupts) -> int:
     if not search.is_over:
         print(f"resume with: {resume_command(plan)}", file=sys.stderr)
         return interrupts.exit_code
-    for line in _end_experiment(plan, trials):
-        print(line)
     pictures = draw_results(plan, trials)
     for line in summary(plan, trials, pictures):
         print(line)
@@ -87,15 +82,6 @@ def _run(plan: SearchPlan, study: SearchStudy, interrupts: Interrupts) -> int:
         name = plan.experiment.metric
         print(f"error: no trial has reported a finite {name}, by which the best is chosen", file=sys.stderr)
     return 0 if has_trained and has_metric else EXIT_TRAINING_FAILED
-
-
-def _end_experiment(plan: SearchPlan, trials: Sequence[StudyTrial]) -> list[str]:
-    """Delete the checkpoints that the experiment does not keep, of all trials. Returns lines for people."""
-    runs = {trial.number: RunDir(run_dir_of(plan.run_dir, trial.number)) for trial in trials}
-    deleted = delete_spare(plan.experiment, runs)
-    for number in {each.trial for each in deleted}:
-        relink(runs[number])
-    return lines_of(deleted, plan.experiment)
 
 
 def header(plan: SearchPlan) -> Iterator[str]:

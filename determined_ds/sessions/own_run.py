@@ -18,7 +18,6 @@ from typing import Any
 from determined import core
 
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import stated_policy
 from determined_ds.config.resolve import Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document, plain_copy
@@ -27,7 +26,6 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, decide_stated
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import restored
-from determined_ds.launch.deleted_end import check_goes_on
 from determined_ds.launch.last_words import closing_lines, show_closing
 from determined_ds.launch.local_run import LocalRun, as_constants
 from determined_ds.launch.options import RunOptions
@@ -107,7 +105,6 @@ class OwnRun:
 
     def _decided(self, distributed: core.DistributedContext, devices: Accelerator) -> LocalRun:
         experiment = parse_experiment(document_of(self.config, distributed.size))
-        stated_policy(experiment.document)
         where = Where(
             context_dir=Path.cwd(),
             accelerator=devices,
@@ -126,7 +123,6 @@ class OwnRun:
                 stated=self._stated is not None,
                 forks=True,
             )
-            check_goes_on(run_dir, start.deleted)
         except ConfigError as error:
             raise ConfigError([in_words_of_session(problem) for problem in error.problems]) from None
         if start.checkpoint is not None:

@@ -77,17 +77,6 @@ def test_a_run_is_reported_and_a_rank_of_a_launcher_that_resumes_it_goes_on_ther
     assert (experiment.name, experiment.searcher["metric"]) == ("tiny", "validation_loss")
 
 
-def test_what_is_deleted_at_its_end_is_deleted_for_the_master_too(master: Master, tmp_path: Path) -> None:
-    run_dir, period = tmp_path / "run", "hyperparameters.fit.checkpoint_period.batches=1"
-    pruned = ["--set", "checkpoint_storage.save_trial_best=0", "--set", period, "--set", f"{LENGTH}=4"]
-    done = run(run_dir, master.server.url, "--report-to-master", *pruned)
-    assert done.returncode == 0, done.stderr
-    deleted = {each["uuid"] for each in json.loads((run_dir / "result.json").read_text())["deleted"]}
-    assert deleted
-    assert {uuid for uuid, found in master.checkpoints.items() if found.state == "DELETED"} == deleted
-    assert_all_is_told(master, run_dir)
-
-
 def test_a_master_that_cannot_be_reached_is_one_warning(tmp_path: Path) -> None:
     done = run(tmp_path / "run", "http://127.0.0.1:1", "--set", f"{LENGTH}=2", "--report-to-master")
     assert done.returncode == 0, done.stderr

@@ -189,42 +189,6 @@ def test_what_the_script_does_to_the_engine_again_is_undone(two_ranks: Ranks, tm
     assert two_ranks.run(halving, str(tmp_path / "run"), -1, True) == whole
 
 
-def pruned(run_dir: str, resume: bool) -> Any:
-    """In a rank: a session whose experiment keeps one checkpoint."""
-    import determined_ds
-    from determined_ds.errors import ConfigError
-
-    ds_config = {"type": "const", "val": DS}
-    fit = {"checkpoint_period": {"batches": 1}}
-    hparams = {**HPARAMS, "deepspeed_config": ds_config, "fit": fit}
-    kept = {"save_trial_best": 0, "save_trial_latest": 0 if resume else 1}
-    config = {"hyperparameters": hparams, "checkpoint_storage": kept}
-    try:
-        with determined_ds.session(config, run_dir=run_dir, resume=resume, accelerator="cpu") as s:
-            engine, loader = linear(s), s.loader(data())
-            s.checkpoint(engine)
-            for batch in loader:
-                s.report({"loss": step(engine, batch)})
-    except ConfigError as error:
-        return str(error)
-    return ""
-
-
-def test_at_its_end_its_checkpoints_are_pruned_as_the_experiment_says(
-    two_ranks: Ranks, tmp_path: Path
-) -> None:
-    """The same session, resumed, deletes the rest; it does not start over and replace its own results."""
-    run_dir = tmp_path / "run"
-    assert two_ranks.run(pruned, str(run_dir), False) == ["", ""]
-    result = json.loads((run_dir / "result.json").read_text())
-    assert [each["steps_completed"] for each in result["deleted"]] == [2, 1]
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [(run_dir / "last").resolve().name]
-    assert two_ranks.run(pruned, str(run_dir), True) == ["", ""]
-    assert not list((run_dir / "checkpoints").iterdir())
-    for refused in two_ranks.run(pruned, str(run_dir), True):
-        assert "holds a complete run" in refused
-
-
 def adopting(run_dir: str) -> Any:
     """In a rank: a script that states nothing but its own DeepSpeed configuration."""
     import determined_ds

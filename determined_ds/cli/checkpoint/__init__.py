@@ -1,4 +1,4 @@
-"""``det-ds checkpoint``: look into checkpoints, verify, compare, prune, export and import them. One file a command."""
+"""``det-ds checkpoint``: look into checkpoints, verify, compare, export and import them. One file a command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import click
 from determined_ds.cli.checkpoint.diff import diff
 from determined_ds.cli.checkpoint.export import export
 from determined_ds.cli.checkpoint.import_weights import import_weights
-from determined_ds.cli.checkpoint.prune import prune
 from determined_ds.cli.checkpoint.show import show
 from determined_ds.cli.checkpoint.verify import verify
 
@@ -20,7 +19,6 @@ Examples:
   det-ds checkpoint show best --run-dir runs/gpt2 --json
   det-ds checkpoint verify runs/gpt2
   det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
-  det-ds checkpoint prune runs/gpt2 --keep 3 --dry-run
   det-ds checkpoint export runs/gpt2 --to huggingface --out gpt2-trained
   det-ds checkpoint import gpt2-trained --out runs/start
 """
@@ -28,12 +26,11 @@ Examples:
 
 @click.group(epilog=EPILOG)
 def checkpoint() -> None:
-    """Look into checkpoints, verify, compare, prune, export and import them."""
+    """Look into checkpoints, verify, compare, export and import them."""
 
 
 checkpoint.add_command(diff)
 checkpoint.add_command(export)
 checkpoint.add_command(import_weights)
-checkpoint.add_command(prune)
 checkpoint.add_command(show)
 checkpoint.add_command(verify)
