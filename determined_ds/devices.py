@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from determined_ds.config.layout import Accelerator
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.cores import num_cores
-
-if TYPE_CHECKING:
-    from determined_ds.protocol.machine_figures import Hardware
 
 NAMES = ("cpu", "cuda")
 # Device nodes of the NVIDIA driver, of WSL's, and of ROCm's (which torch calls cuda too).
@@ -120,47 +114,6 @@ def _cuda() -> Accelerator | None:
     # bf16 arithmetic came with compute capability 8.0; older cards only emulate it.
     native = torch.version.hip is not None or torch.cuda.get_device_capability(0) >= (8, 0)
     return Accelerator(name="cuda", num_devices=count, bf16=native, fp16=True)
-
-
-def hardware_here(accelerator: Accelerator) -> Hardware:
-    """What this machine is, for the figures that ``det-ds bench`` measures of it."""
-    import psutil
-
-    from determined_ds.protocol.machine_figures import Hardware
-
-    name, memory = _gpu() if accelerator.name == "cuda" else (_processor(), None)
-    return Hardware(
-        accelerator=accelerator.name,
-        device=name,
-        num_devices=accelerator.num_devices,
-        cores=num_cores(),
-        host_memory_bytes=int(psutil.virtual_memory().total),
-        device_memory_bytes=memory,
-    )
-
-
-def _processor() -> str:
-    """The name of this machine's processor; its architecture where the system does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    return platform.machine() or "CPU"
-
-
-def _gpu() -> tuple[str, int]:
-    """Name and memory of the first GPU that this process sees."""
-    ask = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout
-        [(name, mebibytes)] = {
-            tuple(line.split(", ")) for line in said.splitlines()
-        }  # of one kind, all of them
-        return name, int(mebibytes) * 2**20
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return str(properties.name), int(properties.total_memory)
 
 
 def threads_per_rank(ranks: int) -> int:

@@ -50,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--measure", metavar="STEPS", type=int, help="measure this many steps, instead of training to the end"
     )
-    add("--time-checkpoints", metavar="SECONDS", type=float, help="measure checkpoints instead of training")
     add("--warmup", metavar="STEPS", type=int, default=5, help="steps before those measured")
     add("--profile", action="store_true", help="record the measured steps by torch's profiler")
     add(
@@ -139,8 +138,6 @@ def _instead_of_training(
     """What is done with the trial; None: it is trained to its end."""
     if options.measure is not None:
         return _measure
-    if options.time_checkpoints is not None:
-        return _time_checkpoints
     return _evaluate if options.evaluate is not None or options.predict is not None else None
 
 
@@ -167,23 +164,6 @@ def _measure(trial: Any, context: Any, options: argparse.Namespace) -> None:
     )
     if options.run_dir is not None and context.distributed.rank == 0:
         write_measured(row, RunDir(options.run_dir))
-
-
-def _time_checkpoints(trial: Any, context: Any, options: argparse.Namespace) -> None:
-    from determined_ds.protocol.machine_figures import CHECKPOINT
-    from determined_ds.protocol.machine_file import NAME, write_machine
-    from determined_ds.runtime.benching.bench_checkpoint import time_checkpoints
-    from determined_ds.runtime.benching.bench_request import BenchRequest
-
-    request = BenchRequest(
-        bench=CHECKPOINT,
-        accelerator=context.resolved.accelerator.name,
-        seconds=options.time_checkpoints,
-        storage=options.storage,
-    )
-    found = time_checkpoints(trial, context, request, run_dir=options.run_dir)
-    if found is not None:
-        write_machine(options.run_dir / NAME, found)
 
 
 def _evaluate(trial: Any, context: Any, options: argparse.Namespace) -> None:

@@ -48,8 +48,6 @@ hypothesis.settings.load_profile("few")  # make test-all: --hypothesis-profile=e
 
 # The same numbers whatever else runs; and it is processes that use the cores, not threads. Before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What somebody has measured of this machine must not change what is estimated.
-os.environ["DETERMINED_DS_MACHINE"] = "/dev/null/machine.json"
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
@@ -163,9 +161,9 @@ def _models_of_this_test_alone() -> Iterator[None]:
     sys.path[:] = path
     for name in sys.modules.keys() - before:
         file = getattr(sys.modules[name], "__file__", None)
-        if file and not file.startswith((sys.prefix, sys.base_prefix, str(ROOT / "determined_ds"))):
-            if not name.startswith(("tests.", "model_defs")):
-                del sys.modules[name]
+        of_all = (sys.prefix, sys.base_prefix, str(ROOT / "determined_ds"))
+        if file and not file.startswith(of_all) and not name.startswith(("tests.", "model_defs")):
+            del sys.modules[name]
 
 
 # ------------------------------------------------------------------------------------------- side by side

@@ -77,7 +77,6 @@ def run_commands(page: Path, folder: Path) -> None:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "XDG_DATA_HOME": str(folder / "data"),  # where Determined puts checkpoints
-        "DETERMINED_DS_MACHINE": str(folder / "machine.json"),
         "PATH": f"{DET_DS.parent}{os.pathsep}{os.environ['PATH']}",
     }
     commands = [command for block in blocks_of(page) for command in commands_of(block)]

@@ -16,13 +16,14 @@ NOW = {
     "render": "check CONFIG --explain",
     "estimate": "check CONFIG --memory, or check --memory --parameters 6B",
     "generate": "new --experiment",
+    "bench": "doctor --measure",
 }
 
 
 # Command -> the module that has it under its own name.
 COMMANDS = {
     name: f"determined_ds.cli.{name}"
-    for name in words("autotune bench check checkpoint compare new profile report run search watch")
+    for name in words("autotune check checkpoint compare new profile report run search watch")
 } | {"doctor": "determined_ds.doctor.doctor"}
 
 

@@ -17,6 +17,7 @@ EPILOG = """\b
 Examples:
   det-ds doctor
   det-ds doctor experiments/gpt2/zero3_offload.yaml
+  det-ds doctor --measure                # or of several machines: srun --ntasks 16 det-ds doctor --measure
   det cmd run --context . 'python3 -m determined_ds.doctor experiments/gpt2/const.yaml'    # in a task
 
 \b
@@ -31,15 +32,40 @@ COLOURS = {"ok": "green", "warning": "yellow", "missing": "red", "unknown": "cya
 @click.argument("context_dir", type=click.Path(path_type=Path), default=".")
 @click.option("--accelerator", type=click.Choice(["cpu", "cuda"]), help="Default: CUDA if available.")
 @click.option("--run-dir", type=click.Path(path_type=Path), default="runs", help="Of the run; default: runs.")
+@click.option(
+    "--measure", "measures", is_flag=True, help="Measure instead: matrix products, and collectives by size."
+)
+@click.option(
+    "--slots", type=click.IntRange(min=1), help="Of --measure: ranks.  [default: one a GPU; 2 on a CPU]"
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=20, show_default=True, help="Of --measure: at most."
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
 def doctor(
-    config: Path | None, context_dir: Path, accelerator: str | None, run_dir: Path, as_json: bool
+    config: Path | None,
+    context_dir: Path,
+    accelerator: str | None,
+    run_dir: Path,
+    measures: bool,
+    slots: int | None,
+    seconds: float,
+    as_json: bool,
 ) -> None:
     """Check what this machine, or this task's container, can run, and say how to get what it lacks.
 
     GPUs, driver and torch, compilers, shared memory, interfaces, versions, disk, clock; with CONFIG, what this
     experiment needs of them, and its checkpoint storage, where a small object is written, read and deleted.
     """
+    if measures:
+        if config is not None:
+            raise click.UsageError("--measure measures this machine; leave CONFIG out")
+        from determined_ds.doctor.measure import measure
+
+        sys.stdout.flush()
+        sys.exit(measure(slots=slots, accelerator=accelerator, seconds=seconds, as_json=as_json))
+    if slots is not None:
+        raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
     from determined_ds.doctor.diagnosis import MISSING, STATES
     from determined_ds.doctor.examine import examine
     from determined_ds.doctor.surroundings import Host

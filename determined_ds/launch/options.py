@@ -120,9 +120,6 @@ class RunOptions:
     )
     # For the commands that start runs: compare, search, autotune, profile.
     measure: int | None = _option(metavar="STEPS", type=click.IntRange(min=1), hidden=True)
-    time_checkpoints: float | None = _option(
-        metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), hidden=True
-    )
     warmup: int = _option(default=5, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
     profile: bool = _option(default=False, is_flag=True, hidden=True)
     parts: int = _option(default=0, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
@@ -138,7 +135,7 @@ class RunOptions:
     @property
     def is_measured(self) -> bool:
         """Whether it trains some steps to measure them: from fresh weights, without a validation."""
-        return self.measure is not None or self.time_checkpoints is not None
+        return self.measure is not None
 
     @property
     def only_reads(self) -> bool:
@@ -154,8 +151,6 @@ class RunOptions:
             words += ["--measure", str(self.measure), "--warmup", str(self.warmup)]
             words += ["--profile"] if self.profile else []
             words += ["--parts", str(self.parts)] if self.parts else []
-        if self.time_checkpoints is not None:
-            words += ["--time-checkpoints", str(self.time_checkpoints)]
         return [*words, *(["--storage"] if self.storage else [])]
 
     def words(self, *, without: tuple[str, ...] = ()) -> list[str]:

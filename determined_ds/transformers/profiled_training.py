@@ -16,7 +16,7 @@ from determined_ds.runtime.profiling.capture import Capture, folder_of_traces, k
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
-from determined_ds.runtime.profiling.peak_flops import known_peak_flops
+from determined_ds.runtime.profiling.peak_flops import peak_flops
 
 
 class ProfiledTraining:
@@ -117,5 +117,5 @@ def _record(core_context: core.Context, args: Any) -> CaptureRecord:
         accumulation=args.gradient_accumulation_steps,
         global_batch_size=samples,
         ds_config=ds_config,
-        peak_flops=known_peak_flops(device, precision, distributed.local_size),
+        peak_flops=peak_flops(device, precision),
     )

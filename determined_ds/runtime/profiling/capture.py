@@ -42,7 +42,7 @@ from determined_ds.protocol.run_dir import PARTIAL_FILE, short
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
-from determined_ds.runtime.profiling.peak_flops import known_peak_flops
+from determined_ds.runtime.profiling.peak_flops import peak_flops
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.tensorboard_files import uploaded_to
 
@@ -328,7 +328,7 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         accumulation=resolved.batch.accumulation,
         global_batch_size=resolved.batch.global_batch_size,
         ds_config=resolved.ds_config,
-        peak_flops=known_peak_flops(device, resolved.strategy.precision, distributed.local_size),
+        peak_flops=peak_flops(device, resolved.strategy.precision),
     )
     is_compiled = resolved.torch_compile or resolved.strategy.deepcompile
     is_here = isinstance(context._core.train, core.DummyTrainContext)

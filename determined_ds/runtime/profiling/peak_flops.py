@@ -10,27 +10,10 @@ import time
 
 import torch
 
-from determined_ds.devices import detect_accelerator, hardware_here
-from determined_ds.protocol.machine_file import figures_of
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Rows of the square matrices. Smaller ones do not fill a device, larger ones take memory and no more of it.
 SIZES = {"cuda": (4096, 8192), "cpu": (512, 1024)}
 AT_A_TIME = 10  # products on a GPU between two looks at the clock
-
-
-def known_peak_flops(device: torch.device, precision: str, ranks: int) -> float:
-    """The peak of a rank: what ``det-ds bench`` has measured of this machine, or else measured now.
-
-    Args:
-        device: What it computes on. On a CPU all ranks call this at once.
-        precision: As of :func:`peak_flops`.
-        ranks: Of this machine.
-    """
-    accelerator = detect_accelerator("cuda" if device.type == "cuda" else "cpu")
-    machine = figures_of(hardware_here(accelerator)).machine
-    known = None if machine is None else machine.peak_flops_per_s(precision, ranks)
-    return known or peak_flops(device, precision)
 
 
 def peak_flops_by_precision(device: torch.device, *, seconds: float = 0.3) -> dict[str, float]:
