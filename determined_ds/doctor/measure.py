@@ -127,7 +127,7 @@ def _show(figures: dict[str, Any], as_json: bool) -> None:
         table = Table(title=f"{figures['backend']}, float32: {title}", title_justify="left", box=None)
         table.add_column("", justify="right")
         for name in collectives:
-            table.add_column(name, justify="right")
+            table.add_column(name.replace("_", " "), justify="right")
         for size in sizes:
             found = [
                 {each["bytes"]: each[key] * factor for each in points} for points in collectives.values()

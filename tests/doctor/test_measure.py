@@ -32,7 +32,7 @@ def test_a_table_shows_them() -> None:
     assert "2 ranks on 1 machine" in done.stdout
     assert "matrix products of a rank, while all compute: fp32" in done.stdout
     assert "gloo, float32: GB/s of bus bandwidth" in done.stdout
-    assert "all_reduce" in done.stdout
+    assert "broadcast" in done.stdout
     assert "1 KiB" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
