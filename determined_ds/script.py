@@ -45,7 +45,6 @@ def main(argv: list[str] | None = None) -> int:
         resume_from=options.resume_from,
         resets_optimizer=options.reset_optimizer,
         fork=options.fork,
-        storage=options.storage,
         watched=options.watched,
         measurement=measurement,
     )
@@ -83,7 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume-from", metavar="DIR", type=Path, help="its folder, where it is another run's")
     add("--reset-optimizer", action="store_true", help="without its optimizer's state")
     add("--fork", metavar="DIR", type=Path, help="checkpoint of another run, to start from")
-    add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     add("--watched", action="store_true", help="reports are signs of life")
     return parser
 

@@ -63,7 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--evaluate", metavar="CHECKPOINT", help="validate its weights once; its uuid, on a cluster")
     add("--predict", metavar="FILE", type=Path, help="write predictions")
     add("--checkpoint", metavar="CHECKPOINT", help="of --predict")
-    add("--storage", action="store_true", help="checkpoints go to checkpoint_storage")
     return parser
 
 
@@ -106,7 +105,6 @@ def _train(options: argparse.Namespace, rank: RankProcess) -> None:
             run_dir=options.run_dir,
             accelerator=options.accelerator,
             engine=options.engine,
-            storage=options.storage,
             trains=instead is None,
         ) as context,
     ):

@@ -551,3 +551,14 @@ def while_writing(act: Callable[[], object]) -> None:
         return write(path, *args, **how)
 
     all_engines.write_shard = acting
+
+
+def uploaded_to(storage: Mapping[str, Any]) -> Any:
+    """In this rank, checkpoints are uploaded beside training as on a cluster whose ``checkpoint_storage`` this is."""
+    from types import SimpleNamespace
+
+    from determined_ds.runtime.checkpoints import checkpoint_writer
+
+    trial = SimpleNamespace(_config={"checkpoint_storage": storage})
+    info = SimpleNamespace(task_type="TRIAL", trial=trial)
+    return mock.patch.object(checkpoint_writer, "cluster_info", return_value=info)

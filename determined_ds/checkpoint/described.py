@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.protocol.checkpoint_files import (
-    INDEX,
     METADATA,
     checkpoint_at,
-    is_index,
     is_sealed,
     num_writers,
 )
@@ -67,7 +65,6 @@ class Description:
         experiment: Its name.
         framework: The versions that wrote it.
         strategy: How it was trained: ZeRO stage, precision, batch and so on; absent where unknown.
-        stored: The type of storage where it is; None where it is in its folder.
         is_sealed: Whether it has a manifest.
         files: Name -> bytes of all files.
         engines: Its engines.
@@ -82,7 +79,6 @@ class Description:
     experiment: str | None = None
     framework: str | None = None
     strategy: Mapping[str, Any] = field(default_factory=dict)
-    stored: str | None = None
     is_sealed: bool = False
     files: Mapping[str, int] = field(default_factory=dict)
     engines: tuple[Engine, ...] = ()
@@ -127,7 +123,6 @@ def describe(path: Path) -> Description:
         experiment=experiment.get("name"),
         framework=", determined ".join(each for each in written_with if each) or None,
         strategy=_strategy(load_data),
-        stored=_read(path / INDEX).get("type", "unknown") if is_index(path) else None,
         is_sealed=is_sealed(path),
         files=files,
         engines=tuple(engines),

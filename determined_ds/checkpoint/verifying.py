@@ -13,16 +13,12 @@ from determined_ds.protocol.checkpoint_files import (
     checkpoints_in,
     damages_of,
     files_of,
-    is_index,
     is_sealed,
 )
 from determined_ds.protocol.named_checkpoint import is_checkpoint
 from determined_ds.protocol.run_dir import RunDir
 
 INTACT, DAMAGED, UNVERIFIED = "intact", "damaged", "unverified"
-STORED = (
-    "it is in checkpoint_storage, and this folder is its index: det-ds run --storage verifies it on fetching"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +48,10 @@ def verify(checkpoint: Checkpoint, *, read: Callable[[int], None] = lambda count
         read: Called with the number of bytes that were read since the last call.
     """
     path = checkpoint.path
-    if is_index(path):
-        state, damages = UNVERIFIED, [STORED]
-    else:
-        damages = list(damages_of(path, read=read))
-        state = DAMAGED if damages else INTACT
-        if not damages and not is_sealed(path):
-            state, damages = UNVERIFIED, [f"there is no {MANIFEST} to compare its files with"]
+    damages = list(damages_of(path, read=read))
+    state = DAMAGED if damages else INTACT
+    if not damages and not is_sealed(path):
+        state, damages = UNVERIFIED, [f"there is no {MANIFEST} to compare its files with"]
     return Verified(
         checkpoint=checkpoint,
         state=state,

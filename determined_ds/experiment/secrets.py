@@ -81,15 +81,13 @@ def masked(config: Mapping[str, Any]) -> dict[str, Any]:
     return _masked(config)[0]
 
 
-def secrets_of(config: Mapping[str, Any], *, used: Sequence[str] = ()) -> dict[str, str]:
+def secrets_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The secrets of an experiment configuration that a process here may need, by their variables in :func:`masked`.
 
     Args:
         config: The experiment configuration.
-        used: Sections that are a cluster's, and are used here all the same.
     """
-    found = _masked(config)[1]
-    return {name: value for path, name, value in found if path[0] in used or not _is_of_cluster(path)}
+    return {name: value for path, name, value in _masked(config)[1] if not _is_of_cluster(path)}
 
 
 def stored_yaml(config: Mapping[str, Any]) -> str:
@@ -152,12 +150,6 @@ def restored(document: Document, environ: Mapping[str, str], *, required: bool =
         return PLACEHOLDER.sub(lambda found: environ.get(found[1], found[0]), text)
 
     return document.holding(_walked(document.data, (), value_of))
-
-
-def missing_in(document: Document, section: str) -> list[Problem]:
-    """The problem of each placeholder that is left in a section which is a cluster's, and is used here."""
-    there = _placeholders(document.data)
-    return [_missing(document, path, name) for path, name in there if path[0] == section]
 
 
 def _missing(document: Document, path: KeyPath, name: str) -> Problem:

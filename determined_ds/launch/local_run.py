@@ -43,8 +43,6 @@ from determined_ds.protocol.metrics_file import kept_until
 from determined_ds.protocol.run_dir import RunDir, short, unwritable
 from determined_ds.protocol.run_lock import RunLock
 
-STORAGE = "checkpoint_storage"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRun:
@@ -149,7 +147,7 @@ class LocalRun:
             words += ["--accelerator", self.options.accelerator]
         if self.options.elastic:
             words += ["--elastic", "{}:{}".format(*self.options.elastic)]
-        return shlex.join([*words, *(["--storage"] if self.options.storage else [])])
+        return shlex.join(words)
 
     # ------------------------------------------------------------------------------------------ for ranks
 
@@ -266,7 +264,7 @@ class LocalRun:
             TrainingError: the ranks could not be started, for want of room on a disk or of open files.
         """
         # The file that ranks read has no secrets.
-        os.environ.update(secrets_of(self._config, used=(STORAGE,) if self.options.storage else ()))
+        os.environ.update(secrets_of(self._config))
         least, most = self.options.elastic or (0, 0)
         restarts = Restarts(
             # A rank is lost once another start has not helped: that takes a restart for each that may be.

@@ -84,11 +84,6 @@ class RunOptions:
         default=False,
         is_flag=True,
     )
-    storage: bool = _option(
-        "Checkpoints go to the experiment's checkpoint_storage, and resume from there.",
-        default=False,
-        is_flag=True,
-    )
     evaluate: str | None = _option(
         "Validate once with the weights of a checkpoint, and train nothing. A path; or a uuid, best or last in "
         "--run-dir.",
@@ -151,7 +146,7 @@ class RunOptions:
             words += ["--measure", str(self.measure), "--warmup", str(self.warmup)]
             words += ["--profile"] if self.profile else []
             words += ["--parts", str(self.parts)] if self.parts else []
-        return [*words, *(["--storage"] if self.storage else [])]
+        return words
 
     def words(self, *, without: tuple[str, ...] = ()) -> list[str]:
         """The arguments of ``det-ds`` that mean the same.

@@ -25,14 +25,13 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
-from determined_ds.experiment.secrets import missing_in
 from determined_ds.experiment.source import TrialClass
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
 from determined_ds.launch.external.placement import Placement
-from determined_ds.launch.local_run import STORAGE, LocalRun
+from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
-from determined_ds.launch.resuming import Start, check_storage, keeping_seed, start_in
+from determined_ds.launch.resuming import Start, keeping_seed, start_in
 from determined_ds.launch.room_in_memory import host_memory_bytes, no_room, smallest_gpu_bytes
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.protocol.handed_on import BEST, LAST, count
@@ -76,7 +75,6 @@ def prepare_run(
         start = found.of(lambda: start_in(run_dir, experiment, resolved, resume=resume, **how))
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
-        found.of(lambda: check_storage(checkpoint, storage=options.storage))
         experiment = keeping_seed(checkpoint, experiment)
     if start is not None and resolved is not None and devices is not None:
         found.problems += _room_for(start, resolved, devices)
@@ -129,10 +127,7 @@ def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> t
     configured_slots = document.get(SLOTS)
     if placed is not None:
         document = _with_ranks(document, placed, options.stated_slots)
-    if options.storage:
-        found.problems += _storage_problems(document)
-    used = options.storage and STORAGE in document.data
-    found.warn(ignored_keys_of(document.without((STORAGE,)) if used else document, RUN))
+    found.warn(ignored_keys_of(document, RUN))
     experiment = found.need(lambda: parse_experiment(document))
     option = "--test" if options.test else "--measure" if options.is_measured else ""
     found.of(lambda: check_entrypoint(experiment, options.context_dir, option=option))
@@ -154,14 +149,6 @@ def _reading(options: RunOptions, run_dir: Path) -> tuple[Start, Path]:
     there = folder_of_results(run_dir, options, weights)
     check_run_dir(there)
     return Start(weights=weights), there
-
-
-def _storage_problems(document: Document) -> list[Problem]:
-    """What ``--storage`` lacks: the section, or the value of a secret in it."""
-    if isinstance(document.get((STORAGE,)), dict):
-        return missing_in(document, STORAGE)
-    fix = f"add {STORAGE}, e.g. {{type: s3, bucket: ...}}, or leave --storage out"
-    return [Problem(key="--storage", message=f"the experiment has no {STORAGE}", fix=fix, code="storage")]
 
 
 def _decided(

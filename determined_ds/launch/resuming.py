@@ -20,7 +20,6 @@ from determined_ds.launch.forking import check_writers, fork_of
 from determined_ds.protocol.checkpoint_files import (
     Checkpoint,
     checkpoints_in,
-    is_index,
     newest_good_checkpoint,
 )
 from determined_ds.protocol.elastic import DATA_FIX, data_refusal, elastic_refusal
@@ -179,7 +178,7 @@ def _check_unused(there: RunDir) -> None:
 def _weights_alone(checkpoint: Checkpoint) -> list[Problem]:
     """Whether a checkpoint has no training that a trial could continue, as one that was imported has none."""
     path = checkpoint.path
-    if is_index(path) or any(path.glob("det_state_dict_rank*.pth")) or elastic_refusal(path) is not None:
+    if any(path.glob("det_state_dict_rank*.pth")) or elastic_refusal(path) is not None:
         return []
     fix = f"leave --resume out and start from them: --set searcher.source_checkpoint_uuid={short(path)}"
     message = "holds weights alone, without the state of a training"
@@ -221,7 +220,7 @@ def _resumed(there: RunDir, given: str, *, stated: bool, repeated: bool) -> Star
 
 def _named(there: RunDir, given: str) -> Found:
     try:
-        return find(given, there, stored_too=True)
+        return find(given, there)
     except NotFound as error:
         raise ConfigError(Problem(key="--resume", value=given, message=str(error), fix=FORM)) from None
 
@@ -245,25 +244,6 @@ def _newest(there: RunDir, *, stated: bool) -> tuple[Checkpoint | None, tuple[st
         fix = "give the --run-dir of the run to resume, or start anew in another, without --resume"
         raise ConfigError(run_dir_problem(there.path, message, fix))
     return good, tuple(damages)
-
-
-def check_storage(checkpoint: Checkpoint, *, storage: bool) -> None:
-    """Check that a run resumes from the storage that it has used.
-
-    Args:
-        checkpoint: To resume from.
-        storage: Whether ``--storage`` was given.
-
-    Raises:
-        ConfigError: its checkpoints are in the other one.
-    """
-    elsewhere = is_index(checkpoint.path)
-    if elsewhere == storage:
-        return
-    where = "checkpoint_storage" if elsewhere else "a run directory"
-    message = f"checkpoint {checkpoint.uuid} is in {where}"
-    fix = "add --storage" if elsewhere else "leave --storage out, or start anew in another --run-dir"
-    raise ConfigError(Problem(key="--resume", message=message, fix=fix, code="storage"))
 
 
 def trial_seed_of(checkpoint: Checkpoint) -> int | None:

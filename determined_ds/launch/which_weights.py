@@ -29,7 +29,7 @@ def check_options(
         )
     if not options.only_reads:
         return
-    names = ("test", "resume", "storage", "report_to_master", "is_measured")
+    names = ("test", "resume", "report_to_master", "is_measured")
     beside = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     beside += ["--predict"] if options.evaluate is not None and options.predict is not None else []
     if beside:

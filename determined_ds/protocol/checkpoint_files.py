@@ -18,7 +18,6 @@ MANIFEST = "manifest.json"
 # As metadata.json has them, and in this order; other keys were added by the user.
 METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
 THEIR_STATE = "trial_state.pkl"  # in a checkpoint of Determined's own loop
-INDEX = "stored.json"  # of a checkpoint in another storage, see runtime/checkpoints/stored_elsewhere.py
 PARTIAL = ".partial"  # suffix of one that is being written
 CHUNK_BYTES = 2**20
 
@@ -65,7 +64,7 @@ def restored_by(uuid: str | None, folder: Path | None) -> str | None:
         uuid: Of the checkpoint; None where there is none.
         folder: Its own, where it is another run's.
     """
-    return uuid if folder is None or is_index(folder) else str(folder)
+    return uuid if folder is None else str(folder)
 
 
 def remove_partial(folder: Path) -> None:
@@ -88,8 +87,7 @@ def newest_good_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is intact, and what is wrong with newer ones."""
     damages: list[str] = []
     for checkpoint in checkpoints_in(folder):
-        # One in another storage is verified when the ranks have fetched it.
-        damage = None if is_index(checkpoint.path) else damage_of(checkpoint.path)
+        damage = damage_of(checkpoint.path)
         if damage is None:
             return checkpoint, damages
         damages.append(f"checkpoint {checkpoint.uuid} is damaged: {damage}")
@@ -163,15 +161,8 @@ def is_sealed(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def is_index(path: Path) -> bool:
-    """Whether a folder is only the index of a checkpoint in another storage."""
-    return (path / INDEX).is_file()
-
-
 def num_writers(path: Path) -> int:
     """How many ranks wrote a checkpoint; 0 if unknown."""
-    if is_index(path):
-        return int(json.loads((path / INDEX).read_text())["ranks"])
     of_transformers = list(path.glob("checkpoint-*/rng_state_*.pth"))
     return len(list(path.glob("det_state_dict_rank*.pth"))) or len(of_transformers)
 
@@ -210,9 +201,6 @@ def damage_in_share(
 def _damages(
     path: Path, share: tuple[int, int] | None, read: Callable[[int], None] | None = None
 ) -> Iterator[str]:
-    if is_index(path):
-        yield "it is in checkpoint_storage, and this folder is its index"
-        return
     whole = yield from _manifest_damages(path, share, read)
     if whole and (share is None or not share[0]):  # the small files, which one rank reads
         yield from index_damages(path)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.checkpoint_files import is_index
 from determined_ds.protocol.handed_on import count
 from determined_ds.protocol.names_of_deepspeed import why_rigid
 from determined_ds.protocol.tensor_index import INDEX_NAME
@@ -44,8 +43,6 @@ def elastic_refusal(path: Path) -> str | None:
         return "transformers' Trainer wrote it, in DeepSpeed's own layout"
     if reason := written_by(path).get("own_layout"):
         return str(reason)
-    if is_index(path):  # of a checkpoint in another storage: its files are seen by the ranks
-        return None
     engines = [each for each in path.glob(f"{ENGINE}[0-9]*") if each.is_dir()]
     if not engines:
         return "it holds no engine"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from determined_ds.errors import ConfigError
 from determined_ds.protocol.checkpoint_files import (
-    INDEX,
     MANIFEST,
     METADATA,
     THEIR_STATE,
@@ -16,7 +15,6 @@ from determined_ds.protocol.checkpoint_files import (
     checkpoint_at,
     checkpoints_in,
     damage_of,
-    is_index,
     newest_good_checkpoint,
 )
 from determined_ds.protocol.conclusion import read_result
@@ -25,7 +23,7 @@ from determined_ds.protocol.kept_checkpoints import best_of, rated_in
 from determined_ds.protocol.run_dir import CHECKPOINTS, RUNS, RunDir, short
 
 # Files of which each checkpoint has one.
-MARKS = (MANIFEST, METADATA, INDEX, THEIR_STATE, "trial_state.json")
+MARKS = (MANIFEST, METADATA, THEIR_STATE, "trial_state.json")
 FORM = "give a path of a checkpoint or a run directory; or, with --run-dir, best, last or a uuid in it"
 
 
@@ -46,20 +44,19 @@ class Found:
     damages: tuple[str, ...] = ()
 
 
-def find(given: str, run: RunDir | None = None, *, stored_too: bool = False) -> Found:
+def find(given: str, run: RunDir | None = None) -> Found:
     """The intact checkpoint that a word means.
 
     Args:
         given: ``best`` or ``last`` of ``run``; a uuid in it, below ``runs`` or beside it; the path of a checkpoint, or
             of a run directory, whose newest good one is meant.
         run: The run directory that was stated, if any.
-        stored_too: Whether one may be only the index of a checkpoint in another storage.
 
     Raises:
         NotFound: there is none, or it is damaged.
     """
     path = locate(given, run)
-    return intact(path, stored_too=stored_too)
+    return intact(path)
 
 
 def locate(given: str, run: RunDir | None = None) -> Path:
@@ -91,7 +88,7 @@ def _no_folder(given: str) -> str:
     return "is a file, and a checkpoint is a folder" if is_file else "there is no such checkpoint"
 
 
-def intact(path: Path, *, stored_too: bool = False) -> Found:
+def intact(path: Path) -> Found:
     """The checkpoint of a folder, or the newest good one of a run directory.
 
     Raises:
@@ -102,7 +99,7 @@ def intact(path: Path, *, stored_too: bool = False) -> Found:
         return newest(RunDir(path))
     if not is_checkpoint(path) and (other := _of_others(path)):
         raise NotFound(other)
-    if not (stored_too and is_index(path)) and (damage := damage_of(path)):
+    if damage := damage_of(path):
         raise NotFound(f"cannot be loaded: {damage}")
     return Found(checkpoint=checkpoint_at(path))
 

@@ -26,7 +26,7 @@ from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.runtime.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
 from determined_ds.runtime.checkpoints.stored_partition import stored_partition
 from determined_ds.runtime.data.moving import Mover
-from determined_ds.runtime.loop.custom_reducers import SlotState, plain_reduced, reduced_by_slot
+from determined_ds.runtime.loop.custom_reducers import plain_reduced
 from determined_ds.runtime.scripts.cluster_info import cluster_info
 from determined_ds.runtime.scripts.given_run import script_run
 from determined_ds.runtime.upstream import only_errors
@@ -63,7 +63,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         resets_optimizer: Whether the optimizer's state in the checkpoint to resume from is left out.
         resumed_from: The checkpoint that training continues from, as far as it is known before the trial is built.
         partition: Text of ``partition.json``, where the layers of a pipeline are shared out by their times.
-        carried_slots: Of ranks that are gone: what their custom reducers hold since the last report.
         decided_before: What was decided before the trial made its engine; None where that was left open.
     """
 
@@ -91,7 +90,6 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         self.resets_optimizer = False
         self.resumed_from: str | None = None
         self.partition: str | None = None
-        self.carried_slots: list[SlotState] = []
         with only_errors("determined.pytorch"):  # a warning that APEX is missing, which ZeRO no longer needs
             super().__init__(
                 core_context=core_context,
@@ -304,23 +302,18 @@ class DeepSpeedTrialContext(det_ds.DeepSpeedTrialContext):
         return plain_reduced(metrics or {}, self._wrapped_reducers, for_training=for_training)
 
     def _over_all_slots(self, for_training: bool) -> dict[str, Any] | None:
-        """As Determined's method of that name, with the slots that were there before a resume on fewer ranks."""
-        wrapped = self._wrapped_reducers
+        """As Determined's method of that name; ranks that compute the same as another count once."""
         reducables = [
-            each for each in wrapped if (each.for_training if for_training else each.for_validation)
+            each
+            for each in self._wrapped_reducers
+            if (each.for_training if for_training else each.for_validation)
         ]
         if not reducables:
             return None
         counts = not any(is_copy(engine) for engine in self.models)
         slots = [[each.per_slot_reduce() for each in reducables]] if counts else []
-        slots += [reduced_by_slot(wrapped, state, reducables) for state in self.carried_slots]
         gathered = [slot for rank in self._allgather_fn(slots) for slot in rank]
         return self.run_cross_slot_reduction(reducables, gathered)
-
-    def reset_reducers(self) -> None:
-        """Forget what custom reducers hold. See Determined's method of this name."""
-        super().reset_reducers()
-        self.carried_slots.clear()
 
     def to_device(self, data: Any) -> Any:
         """Move a batch to the device. A warning names what cannot be moved, and where.

@@ -24,7 +24,6 @@ from determined_ds.protocol.links import Links
 from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
-from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 if TYPE_CHECKING:
@@ -217,7 +216,6 @@ def local_core_context(
     *,
     metric: str = "",
     smaller_is_better: bool = True,
-    storage_config: Mapping[str, Any] | None = None,
     report: MasterReport | None = None,
     checkpoint_dir: Path | None = None,
 ) -> core.Context:
@@ -228,27 +226,18 @@ def local_core_context(
         distributed: The ranks.
         metric: As for :class:`LocalTrainContext`.
         smaller_is_better: Of that metric.
-        storage_config: A ``checkpoint_storage`` for the checkpoints; None for the run directory.
-        report: Reports to a master, or None; checkpoints only where they are in the run directory.
+        report: Reports to a master, or None.
         checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
-
-    Raises:
-        ConfigError: the storage cannot be written to.
     """
     there, is_chief = RunDir(run_dir), distributed.rank == 0
     make_private(there.checkpoints)
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
     links = Links(there, metric=metric, smaller_is_better=smaller_is_better)
-    if storage_config is not None:
-        checkpoint: Any = StoredElsewhere(distributed, storage_config, run_dir, links)
-    else:
-        folder = checkpoint_dir or there.checkpoints
-        make_private(folder)
-        manager = AtomicStorage(
-            str(folder), there.metrics, is_chief=is_chief, shared=checkpoint_dir is not None
-        )
-        checkpoint = LocalCheckpointContext(distributed, manager, report, None if checkpoint_dir else links)
+    folder = checkpoint_dir or there.checkpoints
+    make_private(folder)
+    manager = AtomicStorage(str(folder), there.metrics, is_chief=is_chief, shared=checkpoint_dir is not None)
+    checkpoint = LocalCheckpointContext(distributed, manager, report, None if checkpoint_dir else links)
     return core.Context(
         distributed=distributed,
         checkpoint=checkpoint,

@@ -51,7 +51,6 @@ def open_context(
     run_dir: str | os.PathLike[str] | None = None,
     accelerator: str | None = None,
     engine: str = "deepspeed",
-    storage: bool = False,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     trains: bool = True,
 ) -> Iterator[DeepSpeedTrialContext]:
@@ -71,7 +70,6 @@ def open_context(
         run_dir: For metrics, checkpoints and TensorBoard files, off-cluster; a new temporary folder if None.
         accelerator: ``cpu``, ``cuda``, or None for the best there is.
         engine: ``deepspeed``, or ``ddp`` to train by torch's own DistributedDataParallel.
-        storage: Write checkpoints to the experiment's ``checkpoint_storage`` off-cluster too.
         checkpoint_dir: For checkpoints beside those of other runs, off-cluster; None: ``checkpoints`` in ``run_dir``.
         trains: Whether reports go to the tools of ``hyperparameters.logging`` too.
 
@@ -86,13 +84,13 @@ def open_context(
     if run is not None:  # the script's experiment, as on a cluster
         run.listens = True
         experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
-        accelerator, storage = accelerator or run.accelerator, storage or run.storage
+        accelerator = accelerator or run.accelerator
     task = _task(hparams, exp_conf, experiment)
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
     folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, ranks))
     with (
-        _core_context(task, folder, ranks, storage=storage, checkpoint_dir=checkpoint_dir) as core_context,
+        _core_context(task, folder, ranks, checkpoint_dir=checkpoint_dir) as core_context,
         _dropping_points(task, ranks),
     ):
         context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
@@ -263,7 +261,6 @@ def _core_context(
     run_dir: Path,
     distributed: core.DistributedContext,
     *,
-    storage: bool,
     checkpoint_dir: str | os.PathLike[str] | None,
 ) -> Iterator[core.Context]:
     with contextlib.ExitStack() as stack:
@@ -282,7 +279,6 @@ def _core_context(
                 distributed,
                 metric=task.metric,
                 smaller_is_better=task.smaller_is_better,
-                storage_config=(task.exp_conf or {}).get("checkpoint_storage") if storage else None,
                 report=report,
                 checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
             )

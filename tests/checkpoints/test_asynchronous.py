@@ -15,10 +15,11 @@ import torch
 import yaml
 
 from tests.harness.command import ROOT, det_ds
+from tests.harness.object_storage import manager_of
 from tests.harness.ranks import Ranks
 from tests.interrupted.compared import differences, last_words
 from tests.interrupted.experiments import experiment
-from tests.package import checkpoints, contents, damage, tensors, while_writing
+from tests.package import checkpoints, contents, damage, tensors, uploaded_to, while_writing
 
 BATCHES = 6
 
@@ -280,6 +281,7 @@ def test_a_hundred_kills_lose_nothing_that_was_sealed(tmp_path: Path) -> None:
 
 def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[str, list[str]]:
     """In a rank: train with checkpoints in S3, which is changed at batch 2. Returns the error, and what is there."""
+    from determined import core
     from determined.pytorch import Batch, PyTorchCallback
 
     from determined_ds import Trainer, open_context
@@ -287,7 +289,7 @@ def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[
     class Breaking(PyTorchCallback):
         def on_step_end(self, batch_idx: int, metrics: Any) -> None:
             if batch_idx == 1 and wrong:
-                storing.config |= {"bucket": wrong}
+                storage["bucket"] = wrong
 
         def on_checkpoint_upload_end(self, uuid: str) -> None:
             uuids.append(uuid)
@@ -295,12 +297,13 @@ def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[
     uuids: list[str] = []
     ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
     hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
-    exp_conf = {"checkpoint_storage": storage}
     said = ""
-    with open_context(
-        hparams=hparams, exp_conf=exp_conf, run_dir=run_dir, accelerator="cpu", storage=True
-    ) as context:
-        storing = context._core.checkpoint
+    with (
+        open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context,
+        uploaded_to(storage),
+    ):
+        manager = manager_of(dict(storage), Path(run_dir, "tmp"))
+        context._core.checkpoint = core.DummyCheckpointContext(context.distributed, manager)
         trial = trial_class()(context)
         trial.build_callbacks = lambda: {"breaking": Breaking()}
         lengths = {"max_length": Batch(BATCHES), "checkpoint_period": Batch(3)}
@@ -309,7 +312,7 @@ def train_elsewhere(run_dir: str, storage: dict[str, Any], wrong: str) -> tuple[
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         for uuid in uuids:
-            storing._storage_manager.download(uuid, Path(run_dir, uuid, str(context.distributed.rank)))
+            manager.download(uuid, Path(run_dir, uuid, str(context.distributed.rank)))
         return said, uuids
 
 

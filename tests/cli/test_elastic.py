@@ -60,6 +60,7 @@ def test_slots_and_stage_change_at_every_resume(
         if now_slots != slots:
             assert f"slots {slots} -> {now_slots}" in done.stdout
             assert f"elastic     {slots} rank" in done.stdout
+            assert "training metrics since the last report begin anew" in done.stdout
         if now_stage != stage:
             assert f"zero_stage {stage} -> {now_stage}" in done.stdout
         slots, stage = now_slots, now_stage

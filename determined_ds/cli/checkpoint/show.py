@@ -58,7 +58,6 @@ def _described_json(described: Description) -> dict[str, Any]:
         "experiment": described.experiment,
         "framework": described.framework,
         "strategy": dict(described.strategy),
-        "stored": described.stored,
         "sealed": described.is_sealed,
         "bytes": described.num_bytes,
         "files": dict(described.files),
@@ -81,8 +80,7 @@ def _summary(described: Description) -> list[str]:
         "strategy": in_words(described.strategy),
         "written by": described.ranks and count(described.ranks, "rank"),
         "framework": described.framework,
-        "size": size + ("" if described.is_sealed or described.stored else ", without a manifest"),
-        "stored": described.stored and f"in checkpoint_storage, {described.stored}; this folder is its index",
+        "size": size + ("" if described.is_sealed else ", without a manifest"),
     }
     shown = [f"  {label:<11} {text}" for label, text in lines.items() if text]
     return [f"checkpoint {described.uuid}", f"  {'path':<11} {short(described.path)}", *shown]

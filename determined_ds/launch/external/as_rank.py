@@ -38,7 +38,7 @@ from determined_ds.launch.external.shared_folder import (
     write_token,
 )
 from determined_ds.launch.last_words import closing_lines, show_closing
-from determined_ds.launch.local_run import STORAGE, LocalRun
+from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.prepare import prepare_run
 from determined_ds.launch.ranks.process import Failure
@@ -101,7 +101,7 @@ def _environment(placed: Placement, options: RunOptions) -> dict[str, str]:
         return {**os.environ, **own}
     folder = options.context_dir.resolve()
     environment = environment_of_ranks(placed.local_size, accelerator, folder, variables)
-    return {**environment, **secrets_of(document.data, used=(STORAGE,) if options.storage else ()), **own}
+    return {**environment, **secrets_of(document.data), **own}
 
 
 def take_threads(placed: Placement) -> None:

@@ -33,7 +33,6 @@ from determined_ds.runtime.checkpoints.built import records_of
 from determined_ds.runtime.checkpoints.folders import check_room, seal_folder
 from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.rank_files import check_part, save_part, write_rank_files
-from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, state_files
 from determined_ds.runtime.checkpoints.upload_process import all_but, upload
 from determined_ds.runtime.checkpoints.writer_thread import WriterThread
@@ -63,7 +62,6 @@ class Pending:
         path: Its folder for now.
         closing: Puts it into storage.
         metadata: What ``metadata.json`` holds.
-        texts: Name -> text of the files that describe the state and the trial.
         batch: Batches trained.
         state: Where training stands, by now further than this checkpoint.
         best: Uuid of the best checkpoint, this one included.
@@ -75,7 +73,6 @@ class Pending:
     path: Path
     closing: contextlib.ExitStack
     metadata: dict[str, Any]
-    texts: dict[str, str]
     batch: int
     state: TrialState
     best: str
@@ -239,7 +236,6 @@ class CheckpointWriter:
             path=Path(path),
             closing=closing,
             metadata=metadata,
-            texts={},
             batch=state.batches_trained,
             state=state,
             best=state.best,
@@ -271,10 +267,9 @@ class CheckpointWriter:
         else:
             self._engines.save(pending.path)
         taken, written = self._engines.collect()
-        pending.texts = self._state_files(pending.state)
         files = {} if at_once else {name: own.getvalue()}
         if self._distributed.rank == 0:
-            files |= {file: text.encode() for file, text in pending.texts.items()}
+            files |= {file: text.encode() for file, text in self._state_files(pending.state).items()}
         # Off-cluster the context directory is at hand.
         with_code = self._distributed.rank == 0 and not self._is_local
         send = None if at_once else self._upload_of(pending)
@@ -282,12 +277,10 @@ class CheckpointWriter:
 
     def _upload_of(self, pending: Pending) -> Callable[[Sequence[str], Callable[[], None]], None] | None:
         """What uploads files of a checkpoint while training continues; None where they are at their place."""
-        checkpoints, info = self._context._core.checkpoint, cluster_info()
-        config = getattr(checkpoints, "config", None)
-        if config is None and info is not None and info.task_type == "TRIAL":
-            config = info.trial._config["checkpoint_storage"]
-        if config is None or self._is_local or self._storage.store_path_is_direct_access():
+        info = cluster_info()
+        if info is None or info.task_type != "TRIAL" or self._storage.store_path_is_direct_access():
             return None
+        config = info.trial._config["checkpoint_storage"]
         return functools.partial(upload, config, pending.path, pending.uuid)
 
     def _state_files(self, state: TrialState) -> dict[str, str]:
@@ -362,9 +355,6 @@ class CheckpointWriter:
         there = self._distributed.allgather(list(written.fingerprints) if written.uploaded else [])
         with HEART.patiently(), all_but(self._storage, {name for names in there for name in names}):
             pending.closing.close()
-        checkpoints = self._context._core.checkpoint
-        if isinstance(checkpoints, StoredElsewhere) and self._distributed.rank == 0:
-            checkpoints.enter(uuid, pending.metadata, pending.texts)
         took = "" if pending.writing is None else f"  written in {time.monotonic() - pending.began_s:.1f} s"
         self._note(f"checkpoint  batch {pending.batch}  {uuid}{took}")
         self._call_back("on_checkpoint_upload_end", uuid=uuid)

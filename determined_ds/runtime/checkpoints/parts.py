@@ -21,7 +21,6 @@ from determined_ds.runtime.checkpoints import contents
 from determined_ds.runtime.checkpoints.all_engines import overrides
 from determined_ds.runtime.checkpoints.built import Record, misfit
 from determined_ds.runtime.checkpoints.redistributed import (
-    OfAll,
     Part,
     RankPlace,
     part_for,
@@ -31,6 +30,8 @@ from determined_ds.runtime.checkpoints.redistributed import (
 from determined_ds.runtime.checkpoints.slices import owners_of
 from determined_ds.trial.author import method_of
 from determined_ds.trial.tensor_parallel import degree_of
+
+SUMS_ANEW = "training metrics since the last report begin anew"
 
 
 def place_of(context: Any) -> RankPlace:
@@ -122,7 +123,7 @@ class RankParts:
             return (own if place is None else self._as_it_is(own, RankPlace(**place))), ""
         self._check(path, uuid, num_written)
         part = self._together(lambda: self._joined(path, uuid, num_written, batch))
-        return part, self._in_words(path, num_written)
+        return part, f"{self._in_words(path, num_written)}; {SUMS_ANEW}"
 
     def _together(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What this rank reads; where any rank cannot, all raise the same."""
@@ -155,10 +156,8 @@ class RankParts:
         parts = dict(own.get("parts", {}))
         if parts.get("data"):
             parts["data"] = position([parts["data"]], [place], self.here)
-        if "metrics" in parts and place.calls != self.here.calls:
-            parts["metrics"] = OfAll(
-                states=(parts["metrics"],), more={"scale": self.here.calls / place.calls}
-            )
+        if place.calls != self.here.calls:  # then a step adds another number of losses
+            parts.pop("metrics", None)
         return {**own, "parts": parts}
 
     def _check(self, path: Path, uuid: str, num_written: int) -> None:

@@ -1,14 +1,14 @@
 """The parts of ranks, for other ranks than wrote them: nothing of the old ranks is lost, and nothing doubled.
 
-Sums and custom reducers of rank R continue in rank R modulo the ranks; generators, callbacks and a script's objects
-follow the replica; the position in the data is the same on every replica.
+Generators, callbacks and a script's objects follow the replica; the position in the data is the same on every replica.
+Metrics and custom reducers begin anew.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from determined_ds.protocol.elastic import DATA_FIX, apart_refusal
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.data.samples import APART
 from determined_ds.runtime.data.seeds import SEED, mixed_seed
-from determined_ds.runtime.loop.custom_reducers import slots_of
 
 logger = logging.getLogger("determined_ds")
 Part = Mapping[str, Any]
@@ -57,11 +56,6 @@ class RankPlace:
         """What has to be the same for a rank to take the part of the rank of its number, beside :attr:`owners`."""
         return self.rank, self.ranks, self.replica, self.replicas, self.member, self.members, self.copies
 
-    @property
-    def counts(self) -> bool:
-        """Whether what this rank has seen counts in metrics."""
-        return self.rank % self.copies == 0
-
     def holds_same(self, other: RankPlace) -> bool:
         """Whether the rank that wrote ``other`` held the same layers, and so read the same data.
 
@@ -75,21 +69,15 @@ class RankPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class OfAll:
-    """The states that several ranks have written, for an owner whose ``load_whole`` takes them all.
-
-    Args:
-        states: Of each.
-        more: Keyword arguments of it.
-    """
+    """The states that several ranks have written, for an owner whose ``load_whole`` takes them all."""
 
     states: tuple[Any, ...]
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_into(owner: Any, state: Any) -> None:
     """Give an owner its state, or those of several ranks."""
     if isinstance(state, OfAll):
-        owner.load_whole(state.states, **state.more)
+        owner.load_whole(state.states)
     else:
         owner.load_state_dict(state)
 
@@ -111,8 +99,6 @@ def part_for(
     """
     places = [RankPlace(**part["place"]) for part in old]
     nearest = old[counterpart(places, here) or 0]
-    counted = [part for part, place in zip(old, places, strict=True) if place.counts]
-    mine = counted[here.rank // here.copies :: here.ranks // here.copies] if here.counts else []
     kept: dict[str, Any] = {name: state for name, state in nearest.items() if name not in ("place", "built")}
     kept["callbacks"] = {
         name: OfAll(states=tuple(_states(old, "callbacks", name)))
@@ -125,14 +111,6 @@ def part_for(
         for name, state in nearest["parts"].items()
         if name not in ("metrics", "reducers", "data")
     }
-    if "metrics" in nearest["parts"]:
-        scale = here.calls / places[0].calls
-        kept["parts"]["metrics"] = OfAll(
-            states=tuple(_states(mine, "parts", "metrics")), more={"scale": scale}
-        )
-    if mine and "reducers" in nearest["parts"]:
-        states = _states(mine, "parts", "reducers")
-        kept["parts"]["reducers"] = [slot for state in states for slot in slots_of(state)]
     kept["parts"]["data"] = position([part["parts"].get("data") or {} for part in old], places, here)
     kept["rng_state"] = generators_for(
         here, places, [part["rng_state"] for part in old], seed=seed, batch=batch

@@ -36,7 +36,6 @@ from determined_ds.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from determined_ds.runtime.checkpoints.folders import is_shared, share_of
 from determined_ds.runtime.checkpoints.parts import check_fits
 from determined_ds.runtime.checkpoints.redistributed import load_into
-from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.checkpoints.trial_state import TrialState, read_state
 from determined_ds.trial.author import method_of
 
@@ -66,12 +65,6 @@ class Checkpoints(CheckpointWriter):
         super().__init__(trial, context, *args, **options)
         self._warm_start = warm_start
         self._engines.reset_optimizer = context.resets_optimizer
-
-    def _is_own(self, uuid: str) -> bool:
-        """Whether a checkpoint that was loaded is this run's."""
-        checkpoints = self._context._core.checkpoint
-        is_own = not isinstance(checkpoints, StoredElsewhere) or checkpoints.has(uuid)
-        return bool(self._distributed.broadcast(is_own)) and not Path(uuid).is_absolute()
 
     def _count_damaged(self, state: TrialState, uuid: str) -> None:
         """Count what is in the run directory: damaged checkpoints too, as its oldest, which are pruned first."""
@@ -103,7 +96,7 @@ class Checkpoints(CheckpointWriter):
                 state, generators = self._load(Path(path), uuid, trial_id)
         except CheckpointNotFound as error:
             raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
-        if not self._is_own(uuid):  # then those beside it are not this run's to delete
+        if Path(uuid).is_absolute():  # another run's: those beside it are not this run's to delete
             state.kept, state.best = [], ""
         else:
             self._count_damaged(state, uuid)
@@ -147,8 +140,7 @@ class Checkpoints(CheckpointWriter):
 
     def _read(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
         state = read_state(path, uuid)
-        off_cluster = self._is_local or isinstance(self._context._core.checkpoint, StoredElsewhere)
-        if state.trial_id == trial_id or (off_cluster and trial_id is not None):
+        if state.trial_id == trial_id or (self._is_local and trial_id is not None):
             checkpoint = self._read_all(path, uuid, state.batches_trained)
             for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
                 for name, owned in checkpoint.get(states, {}).items():

@@ -16,9 +16,6 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.runtime.checkpoints.contents import copied_attributes
 from determined_ds.trial.author import described
 
-# The attributes of every reducer of a slot, in the order in which they were wrapped.
-SlotState = list[dict[str, Any]]
-
 
 class Reducers:
     """All reducers that ``context.wrap_reducer`` has wrapped, with one state."""
@@ -26,17 +23,15 @@ class Reducers:
     def __init__(self, context: Any) -> None:
         self._context = context
 
-    def state_dict(self) -> list[SlotState]:
-        """The state of this slot, and those that it carries of slots that are gone."""
-        own = [copied_attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
-        return [own, *self._context.carried_slots]
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The attributes of every reducer, in the order in which they were wrapped."""
+        return [copied_attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
 
-    def load_state_dict(self, state_dict: list[SlotState] | SlotState) -> None:
-        """Continue from :meth:`state_dict`; an older checkpoint holds the state of one slot alone."""
-        own, *carried = slots_of(state_dict) or [[]]
+    def load_state_dict(self, state_dict: list[Any]) -> None:
+        """Continue from :meth:`state_dict`; checkpoints up to 2026-11 hold a list of such lists, the first is ours."""
+        own = state_dict[0] if state_dict and isinstance(state_dict[0], list) else state_dict
         for wrapped, state in zip(self._context._wrapped_reducers, own, strict=False):
             vars(wrapped.reducer).update(copy.deepcopy(state))
-        self._context.carried_slots[:] = carried
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -44,29 +39,6 @@ class Reducers:
         state = self.state_dict()
         yield
         self.load_state_dict(state)
-
-
-def slots_of(state: list[SlotState] | SlotState) -> list[SlotState]:
-    """The states of slots that :meth:`Reducers.state_dict` has returned."""
-    is_one = any(isinstance(each, dict) for each in state)
-    return [state] if is_one else state  # type: ignore[list-item,return-value]
-
-
-def reduced_by_slot(wrapped: list[Any], state: SlotState, reducables: list[Any]) -> list[Any]:
-    """What ``per_slot_reduce`` of each reducer returns on a slot that is gone.
-
-    Args:
-        wrapped: All that the context has wrapped.
-        state: Theirs on that slot.
-        reducables: Those that are asked for.
-    """
-    found = []
-    for each, attributes in zip(wrapped, state, strict=False):
-        if each in reducables:
-            gone = copy.copy(each.reducer)
-            vars(gone).update(copy.deepcopy(attributes))
-            found.append(gone.per_slot_reduce())
-    return found
 
 
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Source: ``make_metrics`` in determined 0.38.1's ``util.py``; ``_average_training
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,6 @@ OF_ELEMENTS: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 # MPS has no float64; everything that trains here does.
 DTYPE = torch.float64
-
-
-def _joined(before: torch.Tensor, new: torch.Tensor, kind: Reducer) -> torch.Tensor:
-    """One value of two."""
-    if kind in (Reducer.AVG, Reducer.SUM):
-        return before + new
-    return (torch.maximum if kind == Reducer.MAX else torch.minimum)(before, new)
 
 
 class MetricSums:
@@ -96,7 +89,8 @@ class MetricSums:
             self._weights[name] = self._weights.get(name, 0.0) + weight
             before = self._values.get(name)
             new = scalar * weight if kind == Reducer.AVG else scalar
-            self._values[name] = new if before is None else _joined(before, new, kind)
+            join = {Reducer.MAX: torch.maximum, Reducer.MIN: torch.minimum}.get(kind, torch.add)
+            self._values[name] = new if before is None else join(before, new)
 
     def _added_in_place(self, name: str, value: Any, weight: float) -> bool:
         """Add nearly every metric by one operation: a scalar on this device with a sum to add it to."""
@@ -160,22 +154,6 @@ class MetricSums:
         """Continue from :meth:`state_dict`."""
         self._values = {name: value.to(self._device) for name, value in state_dict["values"].items()}
         self._weights = dict(state_dict["weights"])
-
-    def load_whole(self, state_dicts: Sequence[Mapping[str, Any]], *, scale: float) -> None:
-        """Continue from the sums of several ranks.
-
-        Args:
-            state_dicts: What :meth:`state_dict` returned on each of them.
-            scale: Calls of ``train_batch`` in an optimizer step, now over then: a step weighs as much as those to come.
-        """
-        self.clear()
-        for state in state_dicts:
-            for name, value in state["values"].items():
-                kind, value = self._reducer(name), value.to(self._device)
-                value = value * scale if kind == Reducer.AVG else value
-                before = self._values.get(name)
-                self._values[name] = value if before is None else _joined(before, value, kind)
-                self._weights[name] = self._weights.get(name, 0.0) + scale * state["weights"][name]
 
     def reduce(self) -> dict[str, float]:
         """The metrics over all batches and ranks since the last call; a collective.

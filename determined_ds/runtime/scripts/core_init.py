@@ -28,7 +28,6 @@ from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.links import Links, relink
 from determined_ds.protocol.run_dir import make_private
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.runtime.checkpoints.stored_elsewhere import StoredElsewhere
 from determined_ds.runtime.local_core import (
     AtomicStorage,
     LocalCheckpointContext,
@@ -57,13 +56,12 @@ def core_init(
 
     Args:
         distributed: The ranks; required where there are several.
-        checkpoint_storage: Not used: checkpoints go to the run directory, or with ``--storage`` to the experiment's
-            ``checkpoint_storage``.
+        checkpoint_storage: Not used: checkpoints go to the run directory.
         preempt_mode: Which ranks call ``should_preempt()``.
         tensorboard_mode: Whether metrics are written for TensorBoard too.
 
     Raises:
-        ConfigError: ``distributed`` is missing, or the storage cannot be written to.
+        ConfigError: ``distributed`` is missing.
     """
     run = script_run()
     assert run is not None, "replaced outside of a script's rank"
@@ -75,20 +73,19 @@ def core_init(
         )
     distributed = distributed or core.DummyDistributedContext()
     if checkpoint_storage is not None and distributed.rank == 0:
-        text = "warning: checkpoint_storage of core.init() is not used here: see --storage"
+        text = (
+            "warning: checkpoint_storage of core.init() is not used here: checkpoints go to the run directory"
+        )
         print(warned(text), file=sys.stderr)
     run.listens = True
     there, config = run.there, run.experiment.config
     make_private(there.checkpoints)
     if distributed.rank == 0:
         remove_partial(there.checkpoints)  # of a run that was killed
-    checkpoint: Any = ScriptCheckpointContext(run, distributed)
-    if run.storage:
-        checkpoint = ScriptStoredElsewhere(run, distributed, config["checkpoint_storage"])
     return ScriptContext(
         run,
         distributed=distributed,
-        checkpoint=checkpoint,
+        checkpoint=ScriptCheckpointContext(run, distributed),
         preempt=SignalPreemptContext(distributed, core.PreemptMode(preempt_mode)),
         train=ScriptTrainContext(run, distributed, core.TensorboardMode(tensorboard_mode)),
         searcher=_searcher(dict(config.get("searcher") or {}), distributed),
@@ -205,24 +202,6 @@ class ScriptCheckpointContext(LocalCheckpointContext):
         if shard:
             self._dist.allgather(None)  # rank 0 has published it
         return uuid
-
-    def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        return _metadata_of(self._run, storage_id)
-
-
-class ScriptStoredElsewhere(StoredElsewhere):
-    """Checkpoints in ``checkpoint_storage``, each with its index in the run directory."""
-
-    def __init__(
-        self, run: ScriptRun, distributed: core.DistributedContext, config: Mapping[str, Any]
-    ) -> None:
-        super().__init__(distributed, config, run.run_dir, links_of(run))
-        self._run = run
-        self._about["ranks"] = 0  # which ranks may read it, the script knows
-
-    def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
-        begun(self._run, _steps_in(metadata))
-        self.enter(storage_id, metadata, {})
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         return _metadata_of(self._run, storage_id)

@@ -63,7 +63,6 @@ class ScriptRun:
         resume_from: Its folder, where it is another run's.
         resets_optimizer: Whether the state of the optimizer in it is left out.
         fork: Folder of a checkpoint of another run, to start from.
-        storage: Whether checkpoints go to ``checkpoint_storage``.
         watched: Whether the user states how long nothing may move, so that its reports are signs of life.
         measurement: What is measured of it instead of training to its end, or None.
         listens: Whether the script has a context, which hears of a stop; one without is ended by the first signal.
@@ -80,7 +79,6 @@ class ScriptRun:
     resume_from: Path | None = None
     resets_optimizer: bool = False
     fork: Path | None = None
-    storage: bool = False
     watched: bool = False
     measurement: Measurement | None = None
     listens: bool = False
