@@ -296,7 +296,7 @@ def tensors(checkpoint: Path, engine: int = 0) -> dict[tuple[str, str], Any]:
     """
     import torch
 
-    from determined_ds.runtime.checkpoints.any_layout import stored_engine
+    from determined_ds.checkpoints.reader import stored_engine
 
     stored = stored_engine(checkpoint / f"model{engine}")
     names = {own: name for name, own in stored.index.common.items()}
@@ -542,7 +542,7 @@ def while_writing(act: Callable[[], object]) -> None:
 
     from determined_ds.runtime.checkpoints import all_engines
 
-    write = all_engines.write_shard
+    write = all_engines.write_slices
 
     def acting(path: Path, *args: Any, **how: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -550,7 +550,7 @@ def while_writing(act: Callable[[], object]) -> None:
             act()
         return write(path, *args, **how)
 
-    all_engines.write_shard = acting
+    all_engines.write_slices = acting
 
 
 def uploaded_to(storage: Mapping[str, Any]) -> Any:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.index import MASTER, WEIGHT, EngineIndex, read_index
 from determined_ds.protocol.checkpoint_files import (
     METADATA,
     checkpoint_at,
     is_sealed,
     num_writers,
 )
-from determined_ds.protocol.tensor_index import MASTER, WEIGHT, EngineIndex, read_index
 
 # Degree -> what it is called on a line for people.
 LAYOUT = {

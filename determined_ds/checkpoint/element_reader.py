@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.index import StoredState
+from determined_ds.checkpoints.shard_file import ITEM_BYTES
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.tensor_index import ITEM_BYTES, StoredState
 
 # numpy's types of a file's bytes; those that it lacks are read as integers of their size.
 KINDS = {
     "F64": "<f8",
     "F32": "<f4",
+    "C128": "<c16",
+    "C64": "<c8",
     "F16": "<f2",
     "BF16": "<u2",
     "F8_E4M3": "u1",
@@ -40,20 +43,14 @@ def read_elements(folder: Path, stored: StoredState, start: int, count: int) -> 
 
     kind, size = np.dtype(KINDS[stored.dtype]), ITEM_BYTES[stored.dtype]
     values = np.empty(count, dtype=kind)
-    for piece in stored.pieces:
-        runs = list(piece.overlap(start, start + count))
-        if not runs:
-            continue
-        begin, (at, _, last) = runs[0][0], runs[-1]
-        read = np.fromfile(
-            folder / piece.file, dtype=kind, count=at + last - begin, offset=piece.offset + begin * size
-        )
-        if len(read) != at + last - begin:
-            raise CheckpointError(
-                f"{folder / piece.file} ends before its slice of {at + last - begin} elements"
-            )
-        for at, first, length in runs:
-            values[first - start : first - start + length] = read[at - begin : at - begin + length]
+    files: dict[str, Any] = {}
+    for file, offset, first, length in stored.places(start, start + count):
+        if file not in files:
+            files[file] = np.memmap(folder / file, dtype=np.uint8, mode="r")
+        read = files[file][offset : offset + length * size]
+        if len(read) != length * size:
+            raise CheckpointError(f"{folder / file} ends before its slice of {length} elements")
+        values[first - start : first - start + length] = np.frombuffer(read, dtype=kind)
     if stored.dtype == "BF16":  # the upper half of a float32
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64) if stored.dtype in ("F32", "F16", "BF16") else values

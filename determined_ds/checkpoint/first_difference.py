@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.checkpoint.element_reader import read_elements
-from determined_ds.errors import CheckpointError
-from determined_ds.protocol.tensor_index import (
+from determined_ds.checkpoints.index import (
     INDEX_NAME,
     MASTER,
     WEIGHT,
@@ -23,6 +22,7 @@ from determined_ds.protocol.tensor_index import (
     StoredState,
     read_index,
 )
+from determined_ds.errors import CheckpointError
 
 CHUNK = 2**22  # elements
 ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
@@ -246,12 +246,12 @@ def _deepspeeds(folder: Path) -> Tensors:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would say which one it chooses
     import torch
 
-    from determined_ds.runtime.checkpoints.any_layout import stored_engine
+    from determined_ds.checkpoints.reader import stored_weights
     from determined_ds.runtime.checkpoints.contents import only_data, runs_code
 
     try:
         with only_data():
-            stored = stored_engine(folder)
+            stored = stored_weights(folder)
     except pickle.UnpicklingError as error:
         raise runs_code(str(folder.parent), error) from error
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:

@@ -15,15 +15,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from determined_ds.export.exporting import aside, check_disk, check_target
-from determined_ds.export.wanted import Stage, refused, unseen
-from determined_ds.protocol.checkpoint_files import files_of, fingerprint, write_manifest
-from determined_ds.protocol.names_of_deepspeed import layout_of
-from determined_ds.protocol.tensor_index import (
+from determined_ds.checkpoints.index import (
     IMPORTED,
-    ITEM_BYTES,
     WEIGHT,
     EngineIndex,
     Piece,
@@ -31,11 +25,15 @@ from determined_ds.protocol.tensor_index import (
     StoredTensor,
     write_index,
 )
+from determined_ds.checkpoints.reader import layout_of
+from determined_ds.checkpoints.shard_file import ITEM_BYTES, Entry, read_header
+from determined_ds.export.exporting import aside, check_disk, check_target
+from determined_ds.export.wanted import Stage, refused, unseen
+from determined_ds.protocol.checkpoint_files import files_of, fingerprint, write_manifest
 from determined_ds.runtime.checkpoints.trial_state import STATE, TrialState
 
 INDEX_SUFFIX = ".safetensors.index.json"
 FOLDER = "model0"
-MOST_HEADER = 10**8  # bytes; that of a model with a million tensors is shorter
 FIX = "a file of safetensors, or a folder that save_pretrained has written"
 
 
@@ -149,29 +147,23 @@ def _tensors_of(files: Mapping[str, Path], prefix: str, skip: Sequence[str]) -> 
 def _in_file(name: str, file: Path) -> Iterator[tuple[str, StoredTensor]]:
     size = file.stat().st_size
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > min(MOST_HEADER, size - 8):
-                raise ValueError(f"its header has {length} bytes")
-            header = json.loads(stream.read(length))
-        for tensor, entry in header.items():
-            if tensor != "__metadata__":
-                yield tensor, _tensor(name, entry, 8 + length, size)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for tensor, entry in read_header(file).items():
+            yield tensor, _tensor(name, entry, size)
+    except ValueError as error:
         message = f"is not a whole file of safetensors: {error}"
         raise refused(
             "WEIGHTS", str(file), message, "copy it again; an interrupted download is too short"
         ) from None
 
 
-def _tensor(file: str, entry: Mapping[str, Any], start: int, size: int) -> StoredTensor:
-    dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+def _tensor(file: str, entry: Entry, size: int) -> StoredTensor:
+    dtype, shape, begin, end = entry
     if dtype not in ITEM_BYTES:
         raise ValueError(f"it holds numbers of the type {dtype}, which no engine trains")
     count = math.prod(shape)
-    if end - begin != count * ITEM_BYTES[dtype] or begin < 0 or start + end > size:
-        raise ValueError(f"a tensor of shape {shape} lies at bytes {begin} to {end} of {size - start}")
-    piece = Piece(file=file, offset=start + begin, start=0, count=count)
+    if end - begin != count * ITEM_BYTES[dtype] or begin < 0 or end > size:
+        raise ValueError(f"a tensor of shape {shape} lies at bytes {begin} to {end} of {size}")
+    piece = Piece(file=file, offset=begin, start=0, count=count)
     return StoredTensor(
         shape=shape, kind=IMPORTED, states={WEIGHT: StoredState(dtype=dtype, pieces=(piece,))}
     )

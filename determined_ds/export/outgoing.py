@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from determined_ds.checkpoints.index import MASTER, WEIGHT
+from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES
+from determined_ds.checkpoints.shard_file import ITEM_BYTES
 from determined_ds.errors import CheckpointError
 from determined_ds.export.verified_engine import VerifiedEngine
-from determined_ds.protocol.tensor_index import ITEM_BYTES, MASTER, WEIGHT
-from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 
 CHUNK = 2**20  # elements that are in memory at once
 

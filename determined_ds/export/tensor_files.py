@@ -1,24 +1,19 @@
-"""Outgoing tensors as files: safetensors in shards, each streamed; or one file of torch's.
-
-header: name -> dtype, shape, place of its bytes        8 bytes of length, JSON, blanks
-bytes of the tensors                                    in the order of the header
-"""
+"""Outgoing tensors as files: safetensors in shards, each streamed; or one file of torch's."""
 
 from __future__ import annotations
 
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
+from determined_ds.checkpoints.reader import DTYPES
+from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.export.outgoing import Outgoing
-from determined_ds.protocol.tensor_index import ITEM_BYTES
-from determined_ds.runtime.checkpoints.shards import DTYPES
 
 Advance = Callable[[int], None]
 LENGTHS_AT = (
@@ -61,28 +56,18 @@ def write_file(path: Path, tensors: Mapping[str, Outgoing], advance: Advance) ->
 
     Args:
         path: The file.
-        tensors: By name; what is widest comes first, so each is aligned.
+        tensors: By name.
         advance: Called with the bytes that were written.
     """
-    order = sorted(tensors, key=lambda name: -ITEM_BYTES[DTYPES[tensors[name].dtype]])
-    with path.open("wb") as file:
-        file.write(_header({name: tensors[name] for name in order}))
-        for name in order:
-            for chunk in tensors[name].cast():
-                file.write(chunk.contiguous().view(torch.uint8).numpy().data)
-                advance(chunk.numel() * chunk.element_size())
 
+    def streamed(each: Outgoing) -> Streamed:
+        def chunks() -> Iterator[memoryview]:
+            for chunk in each.cast():
+                yield chunk.contiguous().view(torch.uint8).numpy().data
 
-def _header(tensors: Mapping[str, Outgoing]) -> bytes:
-    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, each in tensors.items():
-        place = [at, at + each.num_bytes]
-        content[name] = {"dtype": DTYPES[each.dtype], "shape": list(each.shape), "data_offsets": place}
-        at += each.num_bytes
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+        return Streamed(dtype=DTYPES[each.dtype], shape=each.shape, chunks=chunks)
+
+    write_shard(path, {name: streamed(each) for name, each in tensors.items()}, advance, sealed=False)
 
 
 def write_torch(

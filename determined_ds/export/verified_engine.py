@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.reader import StoredEngine, stored_weights
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.checkpoint_files import damage_in_share, is_sealed, unverified
 from determined_ds.protocol.elastic import LOAD_DATA
-from determined_ds.runtime.checkpoints.any_layout import stored_engine
-from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
 logger = logging.getLogger("determined_ds")
 TRAINERS = "checkpoint-*/global_step*"  # DeepSpeed's files in a checkpoint of transformers' Trainer
@@ -60,12 +59,7 @@ def open_engine(path: Path, engine: int) -> VerifiedEngine:
             f"checkpoint {path} has no engine {engine}; it has: {', '.join(there) or 'none'}\n"
             "  fix: --engine with one of them"
         )
-    stored = stored_engine(folder)
-    if stored is None:
-        raise CheckpointError(
-            f"checkpoint {path} holds engine {engine} in a layout of DeepSpeed's that has no index of its tensors\n"
-            "  fix: resume it for a step by this version with ZeRO or a pipeline, and export what that writes"
-        )
+    stored = stored_weights(folder)
     return VerifiedEngine(path=path, engine=engine, stored=stored, computes_in=_computes_in(path))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from determined_ds.checkpoints.index import BUFFER, TRAINED, EngineIndex, read_index
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import CheckpointError, Problem
@@ -21,7 +22,6 @@ from determined_ds.memory.fitting import alternatives
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import model_states
 from determined_ds.memory.units import format_bytes
-from determined_ds.protocol.tensor_index import BUFFER, TRAINED, EngineIndex, read_index
 
 ASK = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
 

@@ -8,9 +8,10 @@ By measured times::
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from determined_ds.pipe.orders import FORWARD, INPUT, WEIGHT, Op, Pipeline
 from determined_ds.pipe.timeline import timeline
@@ -21,6 +22,8 @@ SIMULATED = 4  # micro-batches a rank of a simulated step, at most: with more, t
 FEW_BOUNDS = 7  # of which two are moved at a time
 
 Bounds = tuple[int, ...]
+# In the run directory and in checkpoints, so that a run that resumes is cut as before.
+NAME = "partition.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,3 +160,60 @@ def _beside(bounds: Bounds) -> Iterator[Bounds]:
                 moved[index] += by
             if all(a < b for a, b in itertools.pairwise(moved)):
                 yield tuple(moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition by measured times.
+
+    Args:
+        pipe: The schedule that it is made for.
+        layers: Their times.
+        bounds: Where each part starts, and the number of layers.
+        by_parameters: Where ``partition_method: parameters`` would cut.
+    """
+
+    pipe: Pipeline
+    layers: tuple[LayerTime, ...]
+    bounds: Bounds
+    by_parameters: Bounds
+
+    def is_of(self, names: Sequence[str], pipe: Pipeline) -> bool:
+        """Whether it is a partition of layers of these names into the parts of a pipeline."""
+        own = (self.pipe.schedule, self.pipe.ranks, self.pipe.chunks)
+        return self.times(names) is not None and own == (pipe.schedule, pipe.ranks, pipe.chunks)
+
+    def times(self, names: Sequence[str]) -> tuple[LayerTime, ...] | None:
+        """The times of the layers, if they have these names."""
+        return self.layers if [layer.name for layer in self.layers] == list(names) else None
+
+    def text(self) -> str:
+        """As a file holds it."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def read_partition(text: str) -> Partition | None:
+    """What a file holds; None where it is of another kind."""
+    try:
+        found = json.loads(text)
+        return Partition(
+            pipe=Pipeline(**found["pipe"]),
+            layers=tuple(LayerTime(**layer) for layer in found["layers"]),
+            bounds=tuple(int(bound) for bound in found["bounds"]),
+            by_parameters=tuple(int(bound) for bound in found["by_parameters"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def in_words(found: Partition) -> str:
+    """A partition in a line: the layers of each part, and the slowest rank beside that by parameters."""
+    sizes = "+".join(str(end - start) for start, end in itertools.pairwise(found.bounds))
+    slowest, otherwise = (
+        1000 * max(rank_seconds(found.layers, bounds, found.pipe))
+        for bounds in (found.bounds, found.by_parameters)
+    )
+    return (
+        f"{sizes} layers by their measured times; a micro-batch takes {slowest:.1f} ms on the slowest rank, and"
+        f" {otherwise:.1f} ms by parameters"
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from determined_ds.protocol.index_damage import index_damages
+from determined_ds.checkpoints.index import index_damages
 
 METADATA = "metadata.json"
 MANIFEST = "manifest.json"

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.index import INDEX_NAME
 from determined_ds.protocol.handed_on import count
-from determined_ds.protocol.names_of_deepspeed import why_rigid
-from determined_ds.protocol.tensor_index import INDEX_NAME
 
 LOAD_DATA, WRITTEN_BY = "load_data.json", "written_by"
 ENGINE, HF_FOLDER = "model", "checkpoint-"
@@ -46,8 +45,8 @@ def elastic_refusal(path: Path) -> str | None:
     engines = [each for each in path.glob(f"{ENGINE}[0-9]*") if each.is_dir()]
     if not engines:
         return "it holds no engine"
-    reasons = (None if (each / INDEX_NAME).is_file() else why_rigid(each) for each in engines)
-    return next((reason for reason in reasons if reason), None)
+    indexed = all((each / INDEX_NAME).is_file() for each in engines)
+    return None if indexed else "DeepSpeed wrote it in its own layout"
 
 
 def data_refusal(path: Path, *, replicas: int, micro_batch_size: int) -> str | None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from determined_ds.pipe.partition import Bounds, rank_seconds
-from determined_ds.protocol.layer_shares import Partition
+from determined_ds.pipe.partition import Bounds, Partition, rank_seconds
 from determined_ds.report.formatting import number
 from determined_ds.report.rank_bars import INSIDE, LEGEND_IN, MOST_RANKS, ink_on
 from determined_ds.report.style import INK, MUTED, PALETTE, ROW_IN, SMALL_PT, drawing, figure_of

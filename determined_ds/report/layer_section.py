@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from determined_ds.documents.files import write_whole
-from determined_ds.protocol.layer_shares import Partition, in_words, read_partition
+from determined_ds.pipe.partition import Partition, in_words, read_partition
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.layer_bars import partition_picture
 from determined_ds.report.style import png_of, svg_of

@@ -30,7 +30,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from determined_ds.config.strategy import DTYPES
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.names_of_deepspeed import DDP_FILE
 
 DDP = "ddp"  # the context's ``engine`` that selects it
 # Options of DeepSpeed's optimizers alone, which torch's do not need.
@@ -39,7 +38,7 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # torch's hooks that hand gradients over in half precision.
 COMPRESSED = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 NEVER = 2**31 - 1
-STEPS = "steps.json"
+DDP_FILE, STEPS = "ddp.pt", "steps.json"
 
 
 def initialize_ddp(

@@ -16,8 +16,15 @@ from deepspeed.runtime.utils import partition_balanced
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.pipe.orders import Pipeline
-from determined_ds.pipe.partition import MEASURED, Bounds, LayerTime, fastest
-from determined_ds.protocol.layer_shares import Partition, in_words, read_partition
+from determined_ds.pipe.partition import (
+    MEASURED,
+    Bounds,
+    LayerTime,
+    Partition,
+    fastest,
+    in_words,
+    read_partition,
+)
 from determined_ds.trial.layer_times import measured_layers, names_of
 
 

@@ -137,7 +137,7 @@ def pickled(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damaged", "said"),
     [
-        (cut, "is not a whole file of safetensors: a tensor of shape (3,) lies at bytes 0 to 12 of 11"),
+        (cut, "is not a whole file of safetensors: a tensor of shape (3,) lies at bytes"),
         (without_header, "is not a whole file of safetensors: its header has"),
         (without_shard, "model-2.safetensors is missing, which its index names"),
         (pickled, "holds no *.safetensors, only pytorch_model.bin"),

@@ -181,7 +181,7 @@ def test_each_disagreement_is_named_even_where_all_checksums_are_right(checkpoin
 
 
 def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(checkpoint: Path) -> None:
-    indexed(lambda index: index.update(version=3))(checkpoint)
+    indexed(lambda index: index.update(version=4))(checkpoint)
     reseal(checkpoint)
-    with pytest.raises(DeterminedDSError, match=r"version 3.*\n.*fix: update determined_ds"):
+    with pytest.raises(DeterminedDSError, match=r"version 4.*\n.*fix: update determined_ds"):
         damage(checkpoint)

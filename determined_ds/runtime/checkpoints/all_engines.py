@@ -19,30 +19,26 @@ from typing import Any
 import torch
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.checkpoints.index import INDEX_NAME, Described, index_of, write_index
+from determined_ds.checkpoints.index import Written as Entry
+from determined_ds.checkpoints.reader import StoredEngine, layout_of, stored_engine, stored_weights
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.protocol.names_of_deepspeed import Layout, layout_of
-from determined_ds.protocol.tensor_index import INDEX_NAME, write_index
-from determined_ds.runtime.checkpoints.any_layout import stored_engine
-from determined_ds.runtime.checkpoints.besides_tensors import built_then, order_of, put_settings, settings_of
+from determined_ds.runtime.checkpoints.besides_tensors import built_then, put_settings, settings_of
 from determined_ds.runtime.checkpoints.built import Record
 from determined_ds.runtime.checkpoints.contents import another_model, read_data
 from determined_ds.runtime.checkpoints.fill_engine import Filling, check_optimizer, misfits
 from determined_ds.runtime.checkpoints.held import state_of
 from determined_ds.runtime.checkpoints.shards import (
-    Described,
-    Entry,
     buffer_bytes,
     described,
-    index_of,
     serialized,
     staged,
     write_files,
-    write_shard,
+    write_slices,
 )
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice, own_layout, owners_of
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
-from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.runtime.checkpoints.weights import read_own_weights
 from determined_ds.trial.author import method_of
 from determined_ds.trial.base import ReconciledTrial
@@ -167,9 +163,10 @@ class Engines:
 
     def load(self, path: Path) -> None:
         """Fill the engines from a checkpoint of any layout; a collective."""
-        if self.are_indexed(path) or not self._wrote_own_layouts(path):
+        if self.are_indexed(path):
             self.then = self.read(path, path.name, reset_optimizer=self.reset_optimizer)
             return
+        self._check_own_layouts(path)
         self.then = None
         for number, engine in enumerate(self._context.models):
             engine.load_checkpoint(str(path), tag=f"model{number}")
@@ -227,11 +224,11 @@ class Engines:
         for each in taken:
             folder = path / each.folder
             folder.mkdir(parents=True, exist_ok=True)
-            shard = write_shard(folder / each.shard, each.slices, beat, alone=alone)
+            written, fingerprint = write_slices(folder / each.shard, each.slices, beat, alone=alone)
             marks = write_files(folder, each.files)
-            entries[each.folder] = shard.entries
+            entries[each.folder] = tuple(written)
             descriptions[each.folder] = each.description
-            fingerprints[f"{each.folder}/{each.shard}"] = shard.fingerprint
+            fingerprints[f"{each.folder}/{each.shard}"] = fingerprint
             fingerprints |= {f"{each.folder}/{name}": mark for name, mark in marks.items()}
         return Written(entries=entries, descriptions=descriptions, fingerprints=fingerprints)
 
@@ -292,25 +289,27 @@ class Engines:
 
     def read_weights(self, path: Path, uuid: str) -> None:
         """Fill the engines with the weights alone; optimizers and schedules stay as built. A collective."""
-        engines = zip(self._context.models, self._stored(path, uuid), strict=True)
+        engines = zip(self._context.models, self._stored(path, uuid, settings=False), strict=True)
         for number, (engine, stored) in enumerate(engines):
             if stored is None:
                 read_own_weights(engine, path, number)
             else:
                 Filling(self._slices(engine), stored, exact=False).fill(optimizer=False)
 
-    def _stored(self, path: Path, uuid: str, *, settings: bool = False) -> list[StoredEngine | None]:
-        """Each engine in a checkpoint, checked against those here, and its settings too: all ranks refuse alike."""
+    def _stored(self, path: Path, uuid: str, *, settings: bool) -> list[StoredEngine | None]:
+        """Each engine in a checkpoint, checked against those here: all ranks refuse alike.
+
+        With its ``settings``, or its weights alone, which may be those of an engine that DeepSpeed wrote.
+        """
         there, here = sum(1 for found in path.glob("model*") if found.is_dir()), len(self._context.models)
         if there != here:
             words = f"it holds {there} engine{'s' * (there != 1)}, and this trial has {here}"
             raise another_model(uuid, words)
         found, failure = [], ""
         try:
-            engines = enumerate(zip(self._context.models, self.own_layouts, strict=True))
             found = [  # None: DeepSpeed is to load it
-                None if reason else stored_engine(path / f"model{number}", order_of(self._slices(engine)))
-                for number, (engine, reason) in engines
+                None if reason else (stored_engine if settings else stored_weights)(path / f"model{number}")
+                for number, reason in enumerate(self.own_layouts)
             ]
             for stored in found if settings else ():
                 assert stored is None or stored.settings  # read now: a file may be missing or cut
@@ -325,25 +324,26 @@ class Engines:
                 raise another_model(uuid, where + "; ".join([*reasons[:MOST_NAMED], *more]))
         return found
 
-    def _wrote_own_layouts(self, path: Path) -> bool:
-        """Whether these ranks, under this strategy, wrote DeepSpeed's own files."""
+    def _check_own_layouts(self, path: Path) -> None:
+        """Refuse files of DeepSpeed's that these ranks did not write under this strategy.
+
+        DeepSpeed itself would load the weights of some layouts, and leave out the optimizer.
+        """
         for number, engine in enumerate(self._context.models):
-            if self.own_layouts[number] or isinstance(engine, DDPEngine):
-                continue
-            if isinstance(engine.module, PlannedModule):
-                return (
-                    False  # the names of the files are those of any schedule: tensors are read by their own
+            there = layout_of(path / f"model{number}")
+            stage = engine.zero_optimization_stage()
+            replicas = self._slices(engine).replicas if stage else 1
+            here = (1 if stage == 2 else min(stage, 3), replicas, getattr(engine, "num_stages", 1))
+            if isinstance(engine, DDPEngine):
+                here = ("ddp", 1, 1)
+            # The names of a planned pipeline's files are those of any schedule.
+            is_known = self.own_layouts[number] or not isinstance(engine.module, PlannedModule)
+            if here != there or not is_known:
+                raise CheckpointError(
+                    f"checkpoint {path.name}: DeepSpeed wrote model{number} in its own layout, which only the ranks "
+                    "and the strategy that wrote it can read\n  fix: resume it with those; or start from its weights, "
+                    "by searcher.source_checkpoint_uuid with fit.warm_start: weights"
                 )
-            replicas = self._slices(engine).replicas if engine.zero_optimization_stage() else 1
-            stage = min(engine.zero_optimization_stage(), 3)
-            here = Layout(
-                zero_stage=1 if stage == 2 else stage,
-                replicas=replicas,
-                stages=getattr(engine, "num_stages", 1),
-            )
-            if layout_of(path / f"model{number}") != here:
-                return False
-        return True
 
     def _misfits(self, engine: Any, stored: StoredEngine) -> list[str]:
         everyone = self._context.distributed.allgather(misfits(self._slices(engine), stored))

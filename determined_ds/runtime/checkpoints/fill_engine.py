@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
+from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
-from determined_ds.protocol.tensor_index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
 from determined_ds.runtime.checkpoints.held import MOMENTUM, Held, is_along, matrices_of
-from determined_ds.runtime.checkpoints.shards import DTYPES, TORCH_DTYPES
 from determined_ds.runtime.checkpoints.slices import EngineSlices, Slice
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
-from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 
 ROWS_ELEMENTS = 2**22
 # Optimizers that compute the same from the same states.
@@ -227,8 +226,7 @@ def check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact
         raise CheckpointError(
             f"checkpoint {uuid} has states of {there}, and this optimizer is {here}\n  fix: {fix}"
         )
-    folder = getattr(stored, "folder", None)
-    if not exact and folder is not None and any(folder.glob("own_states_rank*.pt")):
+    if not exact and any(stored.folder.glob("own_states_rank*.pt")):
         raise CheckpointError(
             f"checkpoint {uuid} has states of {there} that are not cut along the parameters: only the ranks and the "
             f"strategy that wrote them can continue with them\n  fix: {fix}"

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 
-from determined_ds.protocol.tensor_index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT
+from determined_ds.checkpoints.index import BUFFER, FROZEN, MASTER, TRAINED, WEIGHT, place_of
 from determined_ds.runtime.checkpoints.cut_tensors import (
     Cut,
     Stretch,
@@ -65,6 +65,11 @@ class Slice:
                 run=each.run,
                 stride=each.stride,
             )
+
+    @property
+    def key(self) -> str:
+        """Its name in a file: no other slice has it."""
+        return f"{self.name}/{self.state}[{place_of(self.start, int(self.tensor.numel()), self.run, self.stride)}]"
 
     @property
     def num_bytes(self) -> int:
@@ -323,7 +328,8 @@ class EngineSlices:
         if self.weights_are_split:
             whole = [each for each in weights if not hasattr(self.wholes[each.name].tensor, "ds_tensor")]
             split = [each for each in weights if hasattr(self.wholes[each.name].tensor, "ds_tensor")]
-            return [*self._share(whole), *split, *copies, *states]
+            # Equal parts first: at one offset in the files of all ranks.
+            return [*split, *copies, *states, *self._share(whole)]
         if self.is_split:
             return [*self._share(weights), *copies, *states]
         return self._share([*weights, *copies, *states])

@@ -9,7 +9,7 @@ from determined import core
 from determined.errors import CheckpointNotFound
 
 from determined_ds.errors import CheckpointError, ConfigError
-from determined_ds.protocol.layer_shares import NAME
+from determined_ds.pipe.partition import NAME
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.checkpoints.finding import find_checkpoint
 from determined_ds.runtime.checkpoints.trial_state import STATE, read_state

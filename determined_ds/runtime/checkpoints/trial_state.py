@@ -11,8 +11,8 @@ from typing import Any
 
 from determined_ds.errors import CheckpointError
 from determined_ds.experiment.secrets import masked
+from determined_ds.pipe.partition import NAME as PARTITION
 from determined_ds.protocol.elastic import LOAD_DATA, WRITTEN_BY
-from determined_ds.protocol.layer_shares import NAME as PARTITION
 
 STATE = "trial_state.json"
 FIX = "resume from another checkpoint, or copy its files again"

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.index import MASTER, WEIGHT
+from determined_ds.checkpoints.reader import StoredEngine, stored_weights
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.protocol.tensor_index import MASTER, WEIGHT
-from determined_ds.runtime.checkpoints.any_layout import stored_engine
-from determined_ds.runtime.checkpoints.tensors_by_name import StoredEngine
 from determined_ds.trial.own_parts import merge_parts
 
 
@@ -27,7 +26,7 @@ def weights_in(path: Path, engine: int) -> dict[str, Any]:
         Name -> an object whose ``.contiguous()`` is a tensor on the CPU, which is read only then. Of a pipeline,
         names begin with the index of the layer.
     """
-    stored = stored_engine(path / f"model{engine}")
+    stored = stored_weights(path / f"model{engine}")
     names = {**{name: name for name in stored.index.tensors}, **stored.index.aliases}
     return {name: StoredWeight(stored, own) for name, own in names.items()}
 
