@@ -25,7 +25,7 @@ from determined_ds.experiment.source import (
     Script,
     Source,
     SourceError,
-    find_script,
+    find_code,
     keyword,
     text_of,
 )
@@ -311,7 +311,7 @@ def _experiment_of(file: Path, trial: str) -> Path | None:
         if isinstance(found, TrialEntrypoint):
             if found.trial == trial:
                 return path
-        elif (script := find_script(found, file.parent)) is not None:
+        elif (script := find_code(found, file.parent)) is not None:
             try:
                 if file in Script(file=script, context_dir=file.parent).sources:
                     return path

@@ -1,25 +1,26 @@
-"""One experiment: its configuration, every point of its search space, its trial and its metric."""
+"""One experiment: its configuration, every point of its search space, its trial or script, and its metric."""
 
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from determined_ds.check.log_policies import missing_policies
 from determined_ds.check.output import ERROR, Finding, Report, findings_of, in_order
-from determined_ds.check.space import Judgement, judge_points, point_findings, search_problems
+from determined_ds.check.space import judge_points, point_findings, search_problems
 from determined_ds.check.trial import (
-    check_script,
-    check_trial,
+    code_problems,
     metric_problems,
-    missing_imports,
     reported_metrics,
     stages_problem,
     trial_problems,
 )
+from determined_ds.cluster_log import ERROR as LOGGED
+from determined_ds.cluster_log import LOG_POLICIES, NO_RESTART_HELPS, OUT_OF_MEMORY
 from determined_ds.config.keys import CLUSTER
 from determined_ds.config.layout import Accelerator, assumed_cuda
 from determined_ds.config.loggers import LOGGING, lost_on_cluster, read_loggers
@@ -28,11 +29,11 @@ from determined_ds.config.resolve import ResolvedConfig, Where, missing_packages
 from determined_ds.documents.document import Document
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import left_open, no_length, resolve_stated
-from determined_ds.experiment.entrypoint import launcher_problems
+from determined_ds.experiment.entrypoint import launcher_problem
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment
 from determined_ds.experiment.schema import OLDEST, experiment_problems
 from determined_ds.experiment.secrets import secret_problems
-from determined_ds.experiment.source import OWN_DRIVER, TrialClass, find_script, source_of
+from determined_ds.experiment.source import Script, TrialClass, find_code, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
 from determined_ds.experiment.variables import variable_problems
 
@@ -44,9 +45,10 @@ OF_ABSENCE = ("auto-undetermined", "batch", "batch-missing", "max-length")
 STRATEGY = tuple(
     f"hyperparameters.{name}" for name in ("deepspeed_config", "overwrite_deepspeed_args", *SHORTHANDS)
 )
+# Devices of a large machine: a trial with more slots spans machines, as far as can be known before it is there.
+LARGE = 8
 
-
-Trials = Callable[[str], TrialClass]  # MODULE:CLASS -> what its source shows
+Checked = tuple[list[Problem], list[Problem]]  # problems, warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,52 +82,56 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
     unnamed, unused = variable_problems(document)
     refused, warned = [*refused, *unnamed], [*warned, *secret_problems(document), *unused]
     experiment, problems = read_experiment(document)
-    of_entrypoint, stated = _of_key(problems, "entrypoint"), document.get(("entrypoint",))
-    # Another library trains it.
-    if of_entrypoint and stated is not None and "determined_ds" not in str(stated):
-        others = [] if _of_key([*refused, *warned], "entrypoint") else of_entrypoint
-        found = in_order(findings_of(refused, [*warned, *others]), file)
-        return Report(file=file, kind="experiment", findings=found)
+    of_entrypoint = [problem for problem in problems if problem.key == "entrypoint"]
+    stated = document.get(("entrypoint",))
+    if (
+        of_entrypoint and stated is not None and "determined_ds" not in str(stated)
+    ):  # another library trains it
+        is_said = any(problem.key == "entrypoint" for problem in (*refused, *warned))
+        found = findings_of(refused, [*warned, *([] if is_said else of_entrypoint)])
+        return Report(file=file, kind="experiment", findings=in_order(found, file))
 
-    # The configuration
-    fit = read_hyperparameters(experiment.hyperparameters)[0].fit
-    findings = findings_of(refused, warned)
+    # The configuration and the code
     reported = {problem.key for problem in refused}
+    own = [problem for problem in problems if not _covered(problem.key, reported)]
     ignored = ignored_keys_of(document, options.place)
     ignored = [each for each in ignored if not _covered(each.key, reported | {other.key for other in warned})]
-    findings += findings_of((each for each in problems if not _covered(each.key, reported)), ignored)
+    findings = findings_of([*refused, *own], [*warned, *ignored])
     if on_cluster:
         variables = str(document.get(("environment", "environment_variables"), ""))
         lost = lost_on_cluster(experiment.hyperparameters, variables)
-        policies = missing_policies(document) if experiment.states_all else []  # of what our trainer logs
-        policies = [each for each in policies if not _covered(each.key, reported)]
-        findings += findings_of([], [*launcher_problems(document), *lost], policies)
+        # Of what our own trainer logs.
+        policies = (
+            _missing_policies(document) if experiment.states_all and "log_policies" not in reported else []
+        )
+        findings += findings_of([], [*_launcher_problems(document), *lost], policies)
     context_dir = options.context_dir or _context_of(experiment, Path(file))
-    trials = functools.cache(lambda trial: TrialClass(trial, context_dir))
+    trials = functools.cache(lambda trial: read_trial(trial, context_dir))
     findings += _code_findings(experiment, context_dir, trials, on_cluster)
     errors = [finding.problem for finding in findings if finding.severity == ERROR]
     broken = {problem.key for problem in errors if f"{problem.key}.".startswith("hyperparameters.")}
 
     # The search, and the length of the training
     if not broken and not any(problem.key.startswith("searcher") for problem in errors):
-        stated = experiment.hyperparameters.get(("fit",))
+        fit, stated = (
+            read_hyperparameters(experiment.hyperparameters)[0].fit,
+            experiment.hyperparameters.get(("fit",)),
+        )
         stated = stated.get("max_length") if isinstance(stated, dict) else stated
         unstated = fit.max_length is None and stated is None and experiment.script is None
-        missing = [no_length(experiment.hyperparameters)] if unstated else []
-        metrics = None
-        if experiment.trial:
-            metrics = reported_metrics(trials(experiment.trial), experiment.measures)
+        metrics = (
+            reported_metrics(trials(experiment.trial), experiment.measures) if experiment.trial else None
+        )
         names = metrics.names if metrics and metrics.prefix is None else None
         wrong, odd = search_problems(experiment, fit, reported=names)
         odd += odd_exponents(experiment.document, experiment.space)
         odd += missing_packages(None, experiment.hyperparameters)  # the cluster's image may have them
         odd += filter(None, [limit_problem(document, fit.save_total_limit)])
-        findings += findings_of([*missing, *wrong], odd)
+        findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
     # The configuration of the points is unknown.
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):
-        return Report(
-            file=file, kind="experiment", findings=in_order(findings, file), context_dir=context_dir
-        )
+        found = in_order(findings, file)
+        return Report(file=file, kind="experiment", findings=found, context_dir=context_dir)
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
@@ -133,47 +139,10 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         devices = Accelerator(name="cpu", num_devices=experiment.slots, bf16=False, fp16=False)
     where = Where(context_dir=context_dir, accelerator=devices)
     reported = {finding.problem.key for finding in findings}
-    points = points_of(experiment.space)
-    try:
-        check = _check_of_points(experiment, context_dir, trials, options.gpu_memory)
-        judged = judge_points(experiment, points, where, check)
-    except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
-        findings += findings_of([], error.problems)
-        judged = judge_points(
-            experiment, points, where, _check_of_points(experiment, context_dir, trials, None)
-        )
-    if not any(each.problems or each.resolved for each in judged):
-        findings += findings_of([], notes=[left_open(experiment)])
-    of_points = point_findings(experiment.space.axes, points, judged)
-    renamed = (each.problem for each in of_points if each.problem.code in ("other-name", "unknown-key"))
-    elsewhere = " ".join(problem.fix for problem in renamed).split()  # names that are stated in another way
-    for finding in of_points:
-        problem = finding.problem
-        follows = problem.code in OF_ABSENCE and (broken or problem.key.rpartition(".")[2] in elsewhere)
-        if problem.key not in reported and not follows:
-            findings.append(finding)
-    return Report(
-        file=file,
-        kind="experiment",
-        findings=in_order(findings, file),
-        num_points=len(points.values),
-        num_runnable=sum(len(each.points) for each in judged if not each.problems),
-        size=experiment.space.size,
-        context_dir=context_dir,
-        experiment=experiment,
-        resolved=_resolved(experiment, judged, where),
-    )
+    points, gpu_memory, staged = points_of(experiment.space), options.gpu_memory, experiment.pipeline_trial
 
-
-def _check_of_points(
-    experiment: Experiment, context_dir: Path, trials: Trials, gpu_memory: GpuMemory | None
-) -> Callable[[Document, ResolvedConfig | None], tuple[list[Problem], list[Problem]]]:
-    """What is checked of a point beside its configuration: what the trial's source shows, and whether it fits."""
-    staged = experiment.pipeline_trial
-
-    def check(
-        hyperparameters: Document, resolved: ResolvedConfig | None
-    ) -> tuple[list[Problem], list[Problem]]:
+    def check(hyperparameters: Document, resolved: ResolvedConfig | None) -> Checked:
+        """What is checked of a point beside its configuration: what the trial's source shows, whether it fits."""
         problem = stages_problem(hyperparameters, trials(staged)) if staged else None
         if resolved is None:
             return [problem] if problem else [], []
@@ -185,30 +154,44 @@ def _check_of_points(
         # A package that is missing here may be in the cluster's image.
         return [problem] if problem else [], missing_packages(resolved.ds)
 
-    return check
-
-
-def _resolved(experiment: Experiment, judged: list[Judgement], where: Where) -> ResolvedConfig | None:
-    """What the middle point runs with, or else the first point that can run."""
-    first = next((each.resolved for each in judged if each.resolved), None)
-    if first is None or not experiment.searched:
-        return first
     try:
-        return resolve_stated(experiment, experiment.hyperparameters, where)
-    except ConfigError:
-        return first
+        judged = judge_points(experiment, points, where, check)
+    except ConfigError as error:  # its model cannot be built, so whether it fits is unknown
+        findings += findings_of([], error.problems)
+        gpu_memory = None
+        judged = judge_points(experiment, points, where, check)
+    if not any(each.problems or each.resolved for each in judged):
+        findings += findings_of([], notes=[left_open(experiment)])
+    of_points = point_findings(experiment.space.axes, points, judged)
+    renamed = (each.problem for each in of_points if each.problem.code in ("other-name", "unknown-key"))
+    elsewhere = " ".join(problem.fix for problem in renamed).split()  # names that are stated in another way
+    for finding in of_points:
+        problem = finding.problem
+        follows = problem.code in OF_ABSENCE and (broken or problem.key.rpartition(".")[2] in elsewhere)
+        if problem.key not in reported and not follows:
+            findings.append(finding)
+    runs = next((each.resolved for each in judged if each.resolved), None)
+    if runs is not None and experiment.searched:
+        try:
+            runs = resolve_stated(experiment, experiment.hyperparameters, where)
+        except ConfigError:  # the point in the middle cannot run
+            pass
+    return Report(
+        file=file,
+        kind="experiment",
+        findings=in_order(findings, file),
+        num_points=len(points.values),
+        num_runnable=sum(len(each.points) for each in judged if not each.problems),
+        size=experiment.space.size,
+        context_dir=context_dir,
+        experiment=experiment,
+        resolved=runs,
+    )
 
 
-def _of_key(problems: Iterable[Problem], key: str) -> list[Problem]:
-    return [problem for problem in problems if problem.key == key]
-
-
-def _covered(key: str, keys: set[str]) -> bool:
+def _covered(key: str, keys: Iterable[str]) -> bool:
     """Whether a problem of this key, or of one within or around it, is in ``keys``."""
-    return any(key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.") for other in keys)
-
-
-# --- The code ---------------------------------------------------------------------------------------------
+    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in keys)
 
 
 def _context_of(experiment: Experiment, config: Path) -> Path:
@@ -216,49 +199,36 @@ def _context_of(experiment: Experiment, config: Path) -> Path:
 
     A folder that has the DeepSpeed JSON, too, is preferred.
     """
-    here, module = Path(), experiment.trial.partition(":")[0]
-
-    def has_code(folder: Path) -> bool:
-        if experiment.script is not None:
-            return find_script(experiment.script, folder) is not None
-        return source_of(module, folder) is not None
-
     ds_config = experiment.hyperparameters.get(("deepspeed_config",))
-    with_code = [folder for folder in (here, *config.absolute().parents) if has_code(folder)]
+    folders = [Path(), *config.absolute().parents]
+    with_code = [folder for folder in folders if find_code(experiment.entrypoint, folder) is not None]
     whole = (folder for folder in with_code if isinstance(ds_config, str) and (folder / ds_config).is_file())
-    return next(whole, with_code[0] if with_code else here)
+    return next(whole, with_code[0] if with_code else Path())
 
 
 def _code_findings(
-    experiment: Experiment, context_dir: Path, trials: Trials, on_cluster: bool
+    experiment: Experiment, context_dir: Path, trials: Callable[[str], TrialClass], on_cluster: bool
 ) -> list[Finding]:
     """What is wrong with the trial or the script, and with the metric that it is to report."""
-    document = experiment.document
+    if not experiment.trial and experiment.script is None:
+        return []
+    document, metric = experiment.document, experiment.metric
+    anywhere, here = code_problems(experiment, context_dir)
+    findings = findings_of(anywhere, here) if on_cluster else findings_of([*anywhere, *here])
+    if anywhere:
+        return findings
     if experiment.trial:
-        try:
-            check_trial(experiment.trial, context_dir, document)
-        except ConfigError as error:
-            return findings_of(error.problems)
         problems, notes = metric_problems(document, trials(experiment.trial), experiment.measures)
-        return findings_of(problems, notes=notes)
-    if experiment.script is None:
-        return []
-    try:
-        script = check_script(experiment.script, context_dir, document)
-    except ConfigError as error:
-        own = [each for each in error.problems if each.code == OWN_DRIVER and on_cluster]
-        return findings_of((each for each in error.problems if each not in own), own)
-    if script is None:
-        return []
-    missing = missing_imports(script, experiment)  # the cluster's image may have them
-    findings = findings_of([], missing) if on_cluster else findings_of(missing)
-    metric = experiment.metric
-    if metric and not script.names_metric(metric):
+        return [*findings, *findings_of(problems, notes=notes)]
+    file = find_code(experiment.entrypoint, context_dir)
+    script = None if file is None else Script(file=file, context_dir=context_dir)
+    if script is not None and metric and not script.names_metric(metric):
         message = f"could not find where {script.file.name} reports it at validation: its source does not have the name"
         fix = f'report it: core_context.train.report_validation_metrics(steps, {{"{metric}": value}})'
         unknown = document.problem(("searcher", "metric"), message, fix, "metric-unknown")
         findings += findings_of([], notes=[unknown])
-    if on_cluster and not script.may_use_library and read_loggers(experiment.hyperparameters, []):
+    loggers = read_loggers(experiment.hyperparameters, []) if on_cluster else None
+    if script is not None and loggers and not script.may_use_library:
         message = (
             f"{script.file.name} does not import determined_ds: on a cluster nothing is sent to these tools"
         )
@@ -268,3 +238,51 @@ def _code_findings(
         )
         findings += findings_of([], [unsent])
     return findings
+
+
+# ------------------------------------------------------------------------------------------- on a cluster
+
+
+def _launcher_problems(document: Document) -> list[Problem]:
+    """A warning of Determined's launcher of DeepSpeed, for an experiment with more slots than a large machine has."""
+    slots, on_one = (
+        document.get(("resources", "slots_per_trial")),
+        document.get(("resources", "is_single_node")),
+    )
+    if on_one is True or not isinstance(slots, int) or slots <= LARGE:
+        return []
+    return [
+        *filter(None, [launcher_problem(document.get(("entrypoint",)), document.origin(("entrypoint",)))])
+    ]
+
+
+def _missing_policies(document: Document) -> list[Problem]:
+    """A note where a master would restart a trial that no restart can help; its fix has the lines to paste.
+
+    An experiment that states no ``max_restarts`` is left alone: it is a first draft, and costs minutes at worst.
+    """
+    allowed, stated = document.get(("max_restarts",)), document.get(("log_policies",))
+    policies = stated if isinstance(stated, list) else []
+
+    def ends_at(policy: Any, line: str) -> bool:
+        """Whether a policy cancels restarts at a log line."""
+        cancels = ("cancel_retries", {"type": "cancel_retries"})
+        if not isinstance(policy, dict) or policy.get("action") not in cancels:
+            return False
+        try:
+            return re.search(str(policy.get("pattern")), line) is not None
+        except re.error:  # Go's syntax differs from Python's
+            return False
+
+    lines = [line.removeprefix(LOGGED) for line in (NO_RESTART_HELPS, OUT_OF_MEMORY)]
+    missing = [
+        f"{{{', '.join(f'{key}: {json.dumps(value)}' for key, value in ours.items())}}}"
+        for ours, line in zip(LOG_POLICIES, lines, strict=True)
+        if not any(ends_at(policy, line) for policy in policies)
+    ]
+    if not missing or not isinstance(allowed, int) or allowed < 1:
+        return []
+    message = f"a failure that no restart can help, e.g. missing data, runs {allowed + 1} times on a cluster"
+    fix = f"add {'to it' if policies else 'log_policies'}: [{', '.join(missing)}]"
+    origin = document.origin(("log_policies" if policies else "max_restarts",))
+    return [Problem(key="log_policies", origin=origin, message=message, fix=fix, code="log-policies")]

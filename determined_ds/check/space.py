@@ -9,18 +9,18 @@ The way of a value::
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from determined_ds.check.output import ERROR, WARNING, Finding, Share
 from determined_ds.config.params import OVERWRITES, SHORTHANDS, UNITS, FitOptions
 from determined_ds.config.resolve import ResolvedConfig, Where
-from determined_ds.documents.document import Document, KeyPath, dotted, words
+from determined_ds.documents.document import Document, dotted, words
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import on_slots_of, resolve_stated
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.space import HALVING, Axis, Points, brackets, rungs
+from determined_ds.experiment.space import HALVING, Axis, Points, rungs
 
 # --- Points -----------------------------------------------------------------------------------------------
 
@@ -40,63 +40,6 @@ class Judgement:
     warnings: tuple[Problem, ...]
     points: list[int]
     resolved: ResolvedConfig | None
-
-
-def judge_points(
-    experiment: Experiment,
-    points: Points,
-    where: Where,
-    check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
-) -> list[Judgement]:
-    """Judge the points of an experiment's space, at the cost of the distinct ones.
-
-    A decision reads some hyperparameters of a point, and not the model's own. What it reads is recorded, and another
-    point with the same values there gets the same judgement.
-
-    Args:
-        experiment: Whose space they are of.
-        points: Of its space.
-        where: Where they would train.
-        check: Further problems and warnings of a point. It must read a hyperparameter each time that it needs it.
-
-    Returns:
-        A judgement for all points with the same findings, in the order of their first points.
-    """
-    where = on_slots_of(experiment, where)
-    names = [axis.path[0] for axis in experiment.space.axes]
-    found: dict[tuple[str, ...], Judgement] = {}
-    known: dict[tuple[int, ...], dict[tuple[str, ...], Judgement]] = {}  # axes that were read -> values there
-    for index, values in enumerate(points.values):
-        codes = [*map(repr, values)]  # 1, 1.0 and true are equal, and not the same
-        hits = (table.get(tuple([codes[axis] for axis in axes])) for axes, table in known.items())
-        judged = next(filter(None, hits), None)
-        if judged is None:
-            recorder = _Recorder(experiment.space.at(values))
-            hyperparameters = experiment.at(recorder)
-            resolved: ResolvedConfig | None = None
-            problems: list[Problem] = []
-            warnings: list[Problem] = []
-            try:
-                resolved = resolve_stated(experiment, hyperparameters, where)
-                warnings += resolved.warnings if resolved else ()
-            except ConfigError as error:
-                problems += error.problems
-                warnings += error.warnings
-            further = check(hyperparameters, resolved)
-            problems += further[0]
-            warnings += further[1]
-            judged = Judgement(
-                problems=tuple(problems),
-                warnings=tuple(warnings),
-                points=[],
-                resolved=None if problems else resolved,
-            )
-            texts = [f"{problem.code} {problem}" for problem in (*problems, *warnings)]
-            judged = found.setdefault((str(len(problems)), *texts), judged)
-            axes = tuple(axis for axis, name in enumerate(names) if name in recorder.read)
-            known.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = judged
-        judged.points.append(index)
-    return list(found.values())
 
 
 class _Recorder(dict[str, Any]):
@@ -132,6 +75,55 @@ for _name in words("items values copy setdefault pop popitem __eq__ __ne__ __rep
     setattr(_Recorder, _name, _reading_all(_name))
 
 
+def judge_points(
+    experiment: Experiment,
+    points: Points,
+    where: Where,
+    check: Callable[[Document, ResolvedConfig | None], tuple[Iterable[Problem], Iterable[Problem]]],
+) -> list[Judgement]:
+    """Judge the points of an experiment's space, at the cost of the distinct ones.
+
+    A decision reads some hyperparameters of a point, and not the model's own. What it reads is recorded, and another
+    point with the same values there gets the same judgement.
+
+    Args:
+        experiment: Whose space they are of.
+        points: Of its space.
+        where: Where they would train.
+        check: Further problems and warnings of a point. It must read a hyperparameter each time that it needs it.
+
+    Returns:
+        A judgement for all points with the same findings, in the order of their first points.
+    """
+    where = on_slots_of(experiment, where)
+    names = [axis.path[0] for axis in experiment.space.axes]
+    found: dict[tuple[str, ...], Judgement] = {}
+    known: dict[tuple[int, ...], dict[tuple[str, ...], Judgement]] = {}  # axes that were read -> values there
+    for index, values in enumerate(points.values):
+        codes = [*map(repr, values)]  # 1, 1.0 and true are equal, and not the same
+        hits = (table.get(tuple([codes[axis] for axis in axes])) for axes, table in known.items())
+        judged = next(filter(None, hits), None)
+        if judged is None:
+            recorder = _Recorder(experiment.space.at(values))
+            hyperparameters = experiment.at(recorder)
+            resolved, problems, warnings = None, [], []
+            try:
+                resolved = resolve_stated(experiment, hyperparameters, where)
+                warnings += resolved.warnings if resolved else ()
+            except ConfigError as error:
+                problems, warnings = [*error.problems], [*error.warnings]
+            further = check(hyperparameters, resolved)
+            problems, warnings = (*problems, *further[0]), (*warnings, *further[1])
+            runs = None if problems else resolved
+            judged = Judgement(problems=problems, warnings=warnings, points=[], resolved=runs)
+            texts = [f"{problem.code} {problem}" for problem in (*problems, *warnings)]
+            judged = found.setdefault((str(len(problems)), *texts), judged)
+            axes = tuple(axis for axis, name in enumerate(names) if name in recorder.read)
+            known.setdefault(axes, {})[tuple([codes[axis] for axis in axes])] = judged
+        judged.points.append(index)
+    return list(found.values())
+
+
 def point_findings(axes: Sequence[Axis], points: Points, judged: Sequence[Judgement]) -> list[Finding]:
     """Why points cannot run, and what is probably a mistake, each with the part of the space that has it.
 
@@ -164,73 +156,62 @@ def point_findings(axes: Sequence[Axis], points: Points, judged: Sequence[Judgem
 # --- Where they lie ---------------------------------------------------------------------------------------
 
 MOST_NAMED = 6  # values of an axis
-Part = dict[
-    int, frozenset[str]
-]  # of a space: index of an axis -> values; an axis that is not in it may have any
 
 
 def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: set[int]) -> str:
     """Where in the space some points lie: ``all 4 points with zero_stage = 2 or 3 and micro_batch_size = 8``.
 
-    That is the smallest part of the space around them. Where it has other points, too: the values of each axis at
-    which every point is one of them, and where those are not all, the values at which none is, and an example.
+    That is the smallest part of the space around them. Where it has other points, too, each axis says at which values
+    every point is one of them, and at which none is; and there is an example.
     """
     rows = [tuple(map(repr, point)) for point in values]
-    every = range(len(rows))
-    failing = [frozenset(rows[index][axis] for index in members) for axis in range(len(axes))]
-    running = [
-        frozenset(rows[index][axis] for index in every if index not in members) for axis in range(len(axes))
-    ]
-    shown: list[dict[str, Any]] = [
-        dict(zip((row[axis] for row in rows), (point[axis] for point in values), strict=True))
-        for axis in range(len(axes))
-    ]
+    box, whole, none = {}, [], []  # axis -> values of the part; sentences of an axis
+    for axis, each in enumerate(axes):
+        shown = dict(zip((row[axis] for row in rows), (point[axis] for point in values), strict=True))
+        failing = {rows[index][axis] for index in members}
+        running = {row[axis] for index, row in enumerate(rows) if index not in members}
+        around = failing
+        if each.kind in ("double", "log") and len(failing) > MOST_NAMED:
+            low, high = (pick(shown[code] for code in failing) for pick in (min, max))
+            around = {code for code, value in shown.items() if low <= value <= high}
+        if len(around) < len(shown):
+            box[axis] = around, f"{each.name} {_values_in_words(shown, around)}"
+        for clear, said in ((failing - running, whole), (running - failing, none)):
+            if clear:
+                said.append(f"{each.name} {_values_in_words(shown, clear)}")
 
-    def held(part: Part) -> set[int]:
-        return {index for index in every if all(rows[index][axis] in own for axis, own in part.items())}
+    def num_in(part: Iterable[int]) -> int:
+        return sum(all(row[axis] in box[axis][0] for axis in part) for row in rows)
 
-    def said(part: Part) -> str:
-        return " and ".join(f"{axes[axis].name} {in_words(axis, part[axis])}" for axis in sorted(part))
+    count = num_in(box)
+    part = [*box]
+    for axis in box:  # only the axes that exclude any other point
+        fewer = [other for other in part if other != axis]
+        part = fewer if num_in(fewer) == count else part
+    num = f"{len(members):,}"
+    if count == len(members):
+        which = "the one point" if count == 1 else f"all {num} points"
+        return f"{which} with {' and '.join(box[axis][1] for axis in part)}"
+    example = ", ".join(
+        f"{axis.name} = {_shown(value)}" for axis, value in zip(axes, values[min(members)], strict=True)
+    )
+    said = [f"every one with {each}" for each in whole] + [f"none with {each}" for each in none]
+    return f"{num} points: {'; '.join([*said, f'e.g. {example}'])}"
 
-    def in_words(axis: int, own: frozenset[str]) -> str:
-        taken = [value for code, value in shown[axis].items() if code in own]
-        others = [value for code, value in shown[axis].items() if code not in own]
-        if all(type(value) in (int, float) for value in (*taken, *others)):
-            taken.sort()
-            if len(taken) > MOST_NAMED and not any(taken[0] <= other <= taken[-1] for other in others):
-                return f"from {_shown(taken[0])} to {_shown(taken[-1])}"
-        if len(taken) > MOST_NAMED >= len(others):
-            return f"other than {listed(others, 'or')}"
-        if len(taken) > MOST_NAMED:
-            taken = [*taken[:MOST_NAMED], f"{len(taken) - MOST_NAMED} more values"]
-        return f"= {listed(taken, 'or')}"
 
-    # The smallest part with all of them, on the axes that exclude any other point.
-    box: Part = {}
-    for axis, kind in enumerate(each.kind for each in axes):
-        own = failing[axis]
-        if kind in ("double", "log") and len(own) > MOST_NAMED:
-            low, high = (pick(shown[axis][value] for value in own) for pick in (min, max))
-            own = frozenset(value for value in shown[axis] if low <= shown[axis][value] <= high)
-        if len(own) < len(shown[axis]):
-            box[axis] = own
-    count = len(held(box))
-    for axis in list(box):
-        wider = {other: own for other, own in box.items() if other != axis}
-        box = wider if len(held(wider)) == count else box
-    parts = [box]
-    if count != len(members):
-        each_axis = range(len(axes))
-        parts = [{axis: own} for axis in each_axis if (own := failing[axis] - running[axis])]
-        clear = [{axis: own} for axis in each_axis if (own := running[axis] - failing[axis])]
-        if rest := members.difference(*map(held, parts)):
-            some = [f"every one with {said(part)}" for part in parts]
-            some += [f"none with {said(part)}" for part in clear]
-            example = zip(axes, values[min(rest)], strict=True)
-            some.append("e.g. " + ", ".join(f"{axis.name} = {_shown(value)}" for axis, value in example))
-            return f"{len(members):,} points: {'; '.join(some)}"
-    which = "the one point" if len(members) == 1 else f"all {len(members):,} points"
-    return f"{which} with {', or '.join(map(said, parts))}"
+def _values_in_words(shown: Mapping[str, Any], chosen: Collection[str]) -> str:
+    """Some values of an axis, of all that were looked at."""
+    taken = [value for code, value in shown.items() if code in chosen]
+    others = [value for code, value in shown.items() if code not in chosen]
+    if all(type(value) in (int, float) for value in (*taken, *others)):
+        taken.sort()
+        if len(taken) > MOST_NAMED and not any(taken[0] <= other <= taken[-1] for other in others):
+            return f"from {_shown(taken[0])} to {_shown(taken[-1])}"
+    if len(taken) > MOST_NAMED >= len(others):
+        return f"other than {listed(others, 'or')}"
+    if len(taken) > MOST_NAMED:
+        taken = [*taken[:MOST_NAMED], f"{len(taken) - MOST_NAMED} more values"]
+    return f"= {listed(taken, 'or')}"
 
 
 def listed(values: Sequence[Any], word: str = "and") -> str:
@@ -265,7 +246,7 @@ def search_problems(
         The problems, and the warnings.
 
     Source: ``getMetric`` and ``validationCompleted`` in determined 0.38.1's ``master/pkg/searcher/asha_stopping.go``,
-    ``getBracketMaxConcurrentTrials`` in ``adaptive_asha.go`` there, ``random.go``, ``grid.go``.
+    ``random.go``, ``grid.go``.
     """
     errors: list[Problem] = []
     warnings: list[Problem] = []
@@ -274,7 +255,8 @@ def search_problems(
     stated = experiment.document.get(("searcher",))
     section: dict[str, Any] = stated if isinstance(stated, dict) else {}
 
-    def add(path: KeyPath, message: str, fix: str, code: str, to: list[Problem] = warnings) -> None:
+    def add(key: str, message: str, fix: str, code: str, to: list[Problem] = warnings) -> None:
+        path = tuple(key.split(".")) if "." in key else ("searcher", key)
         problem = experiment.document.problem(path, message, fix, code)
         shown = NOT_GIVEN if problem.value is None or isinstance(problem.value, dict) else problem.value
         to.append(replace(problem, value=shown))
@@ -284,66 +266,59 @@ def search_problems(
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     # What is searched, and how much of it there is.
-    name, max_trials = ("searcher", "name"), count("max_trials")
-    if searcher == "single":
-        if axes:
-            message = f"draws one random value of {', '.join(axis.name for axis in axes)}, so that nothing is searched"
-            add(name, message, "write values, or use random, grid or adaptive_asha", "search-single")
+    max_trials = count("max_trials")
+    if searcher == "single" and axes:
+        message = (
+            f"draws one random value of {', '.join(axis.name for axis in axes)}, so that nothing is searched"
+        )
+        add("name", message, "write values, or use random, grid or adaptive_asha", "search-single")
     elif searcher == "grid" and not space.constants:
         message = "a grid without hyperparameters has no points, so no trial would start"
-        add(name, message, "write the hyperparameters, or use single", "search-nothing", errors)
-    elif not axes:
+        add("name", message, "write the hyperparameters, or use single", "search-nothing", errors)
+    elif searcher != "single" and not axes:
         fix = "write a hyperparameter as {type: ..., ...}, or use single"
-        add(name, "searches nothing: no hyperparameter is a range or a list of values", fix, "search-nothing")
+        add(
+            "name",
+            "searches nothing: no hyperparameter is a range or a list of values",
+            fix,
+            "search-nothing",
+        )
     elif searcher == "grid" and size is not None and size > LARGE_GRID:
         fix = "take fewer values of some, or use random with max_trials"
-        add(name, f"a grid of {size} points runs {size} trials; there is no limit", fix, "search-grid-size")
+        add("name", f"a grid of {size} points runs {size} trials; there is no limit", fix, "search-grid-size")
     elif searcher != "grid" and size is not None and max_trials is not None and max_trials > size:
         message = f"is more than the {size} points of the space, so some are drawn repeatedly"
-        fix = f"set searcher.max_trials to {size} or less, or use grid"
-        add(("searcher", "max_trials"), message, fix, "search-repeats")
+        add(
+            "max_trials", message, f"set searcher.max_trials to {size} or less, or use grid", "search-repeats"
+        )
     # A master draws the axes of one mapping in the order of a Go map, which changes from draw to draw. A grid draws
     # nothing, and a list of one value takes no number.
     drawn: dict[str | int, list[Axis]] = {}
     for axis in axes if searcher not in ("single", "grid") else ():
         if axis.num_values != 1:
             drawn.setdefault(axis.path[0], []).append(axis)
-    for key, below in drawn.items():
-        if len(below) < 2:
-            continue
+    for key, below in ((key, below) for key, below in drawn.items() if len(below) > 1):
         short = [axis.path[1:] for axis in below]
         message = (
             f"{len(below)} hyperparameters are searched in one mapping ({', '.join(map(dotted, short))}): a master"
             " draws them in random order, so that two searches have different points"
         )
-        fix = "search at most one hyperparameter in a mapping"
         at_top = [other for other, path in SHORTHANDS.items() if key == OVERWRITES and path in short]
-        if at_top:
-            fix += f": write {' and '.join(f'hyperparameters.{other}' for other in at_top)} instead"
-        add(("hyperparameters", key), message, fix, "search-order")
+        instead = f": write {' and '.join(f'hyperparameters.{other}' for other in at_top)} instead"
+        fix = f"search at most one hyperparameter in a mapping{instead if at_top else ''}"
+        add(f"hyperparameters.{key}", message, fix, "search-order")
 
     # The direction of the metric.
     metric, smaller = section.get("metric"), section.get("smaller_is_better")
     parts = set(re.split(r"[^a-z0-9]+", metric.lower())) if isinstance(metric, str) else set()
     if parts & LARGER_IS_BETTER and not parts & SMALLER_IS_BETTER and smaller is None:
         message = "is minimized, and looks like a metric that should be large"
-        add(("searcher", "metric"), message, "add smaller_is_better: false", "search-direction")
+        add("metric", message, "add smaller_is_better: false", "search-direction")
     elif parts & SMALLER_IS_BETTER and not parts & LARGER_IS_BETTER and smaller is False:
         message = f"maximizes {metric}, which looks like a metric that should be small"
-        add(("searcher", "smaller_is_better"), message, "write true", "search-direction")
+        add("smaller_is_better", message, "write true", "search-direction")
     if searcher not in HALVING:
         return errors, warnings
-    try:
-        ladder, num_brackets = rungs(section), len(brackets(section))
-    except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
-        ladder, num_brackets = (), 0
-    at_once = count("max_concurrent_trials")
-    if searcher == "adaptive_asha" and at_once is not None and at_once < num_brackets:
-        message = (
-            f"is raised to {num_brackets}: the search runs {num_brackets} brackets at once, each with a trial"
-        )
-        fix = f"write {num_brackets} or more, or mode: aggressive, which runs one"
-        add(("searcher", "max_concurrent_trials"), message, fix, "search-concurrency")
 
     # A master reads a trial's progress from each validation; a trial has to reach the top rung, and no more.
     unit, length, max_time = section.get("time_metric"), fit.max_length, count("max_time")
@@ -351,9 +326,7 @@ def search_problems(
         own = ", and what the trial reports itself" if reported is None else ""
         message = f"is not reported at validation: there, {' and '.join(UNITS)} are{own}"
         fix = f"write {length.unit if length else UNITS[0]}"
-        add(
-            ("searcher", "time_metric"), message, fix, "search-time", warnings if reported is None else errors
-        )
+        add("time_metric", message, fix, "search-time", warnings if reported is None else errors)
     if length is not None and isinstance(length.value, int) and max_time is not None and unit in UNITS:
         trained = f"fit.max_length is {length.value} {length.unit}"
         message, fix = "", f"set searcher.max_time to {length.value}"
@@ -368,11 +341,15 @@ def search_problems(
             message = f"{trained}: each trial is stopped early"
             fix += f", or fit.max_length to {{{length.unit}: {max_time}}}"
         if message:
-            add(("searcher", "max_time"), message, fix, "search-length")
+            add("max_time", message, fix, "search-length")
+    try:
+        ladder = rungs(section)
+    except (KeyError, TypeError, ValueError, ArithmeticError, IndexError):
+        return errors, warnings
     if len(ladder) == 1:
         message = "no trial is stopped early: there is only one rung, the last"
         fix = "raise max_trials or max_time to the divisor (4 if absent) or more, or use random"
-        add(name, message, fix, "search-rungs")
+        add("name", message, fix, "search-rungs")
     period = fit.validation_period or length  # without a period, at the end only
     first = period.value if period is not None and period.unit == unit else None
     first = min(first, default=None) if isinstance(first, tuple) else first
@@ -381,6 +358,6 @@ def search_problems(
         judged = f"trials are judged after {listed(ladder)} {unit}, and validate after {first} first"
         fewer = "max_rungs" if searcher == "adaptive_asha" else "num_rungs"
         fix = f"set fit.validation_period to {{{unit}: {ladder[0]}}}, or searcher.{fewer} to {len(ladder) - len(late)}"
-        path: KeyPath = ("hyperparameters", "fit", "validation_period")
-        add(path, f"{judged}: {listed(late)} have no effect", fix, "search-validation")
+        message = f"{judged}: {listed(late)} have no effect"
+        add("hyperparameters.fit.validation_period", message, fix, "search-validation")
     return errors, warnings

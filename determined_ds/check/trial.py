@@ -1,6 +1,6 @@
-"""What an experiment runs, held against the experiment: its trial or script is there, and can do what is asked of it.
+"""What an experiment runs, held against the experiment: its code is there, and can do what is asked of it.
 
-The trial's class is read from its source. Where that does not show an answer, nothing is said, or a note.
+The code is read, never imported. Where its source does not show an answer, nothing is said, or a note.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
 from determined_ds.config.layout import whole_sequences
 from determined_ds.config.names import by_real_names
@@ -21,18 +21,14 @@ from determined_ds.errors import EntrypointError, Problem
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.source import (
-    BY_HAND,
-    UNKNOWN,
     Script,
     Source,
     SourceError,
     TrialClass,
-    find_script,
+    find_code,
     installed,
     is_inside,
     returned,
-    source_of,
-    string_keys,
     text_of,
 )
 
@@ -46,7 +42,7 @@ MEASURED = ("samples_per_second", "step_seconds", "peak_memory_gib", "loss", "to
 
 
 def check_entrypoint(experiment: Experiment, context_dir: Path, *, option: str = "") -> None:
-    """Check, without importing it, what an experiment runs.
+    """Check, without importing it, that what an experiment runs is there and can run here.
 
     Args:
         experiment: It.
@@ -56,145 +52,78 @@ def check_entrypoint(experiment: Experiment, context_dir: Path, *, option: str =
     Raises:
         EntrypointError: it is not there, or cannot run here.
     """
-    script = experiment.script
-    if script is None:
-        check_trial(experiment.trial, context_dir, experiment.document)
-        return
-    found = check_script(script, context_dir, experiment.document)
-    if found is None:
-        return
-    if missing := missing_imports(found, experiment):
-        raise EntrypointError(missing)
-    if option and not found.may_use_library:
+    anywhere, here = code_problems(experiment, context_dir)
+    script, file = experiment.script, find_code(experiment.entrypoint, context_dir)
+    if anywhere or here:
+        raise EntrypointError([*anywhere, *here])
+    if option and script and file and not Script(file=file, context_dir=context_dir).may_use_library:
         raise EntrypointError(without_library(script, option))
 
 
-def missing_imports(script: Script, experiment: Experiment) -> list[Problem]:
-    """What a script imports that is not here; nothing where the experiment's environment says where modules are."""
-    states_path = "PYTHONPATH" in str(experiment.config.get("environment"))
-    return [] if states_path else script.missing_packages()
-
-
-def check_trial(trial: str, context_dir: Path, document: Document) -> None:
-    """Check, without importing it, that the context directory has the entrypoint's module and class.
+def code_problems(experiment: Experiment, context_dir: Path) -> tuple[list[Problem], list[Problem]]:
+    """Why what an experiment runs cannot run anywhere, and why not here, though it may on a cluster.
 
     A module that is not in the context directory may be installed; what is in it is left to the ranks.
 
     Args:
-        trial: ``MODULE:CLASS``.
+        experiment: It.
         context_dir: The folder with the code.
-        document: The experiment, for places.
-
-    Raises:
-        EntrypointError: there is no such module, it is not Python, it imports a name of Determined's from where it
-            does not exist, or it cannot have such a class.
     """
-    module, _, name = trial.partition(":")
-    file = source_of(module, context_dir)
+    entrypoint, file = experiment.entrypoint, find_code(experiment.entrypoint, context_dir)
+    module, _, name = experiment.trial.partition(":")
+    is_module = not isinstance(entrypoint, ScriptEntrypoint) or entrypoint.is_module
+
+    def refused(message: str, fix: str) -> tuple[list[Problem], list[Problem]]:
+        stated = str(entrypoint)
+        return [experiment.document.problem(("entrypoint",), message, fix, "entrypoint", value=stated)], []
+
     if file is None:
-        if not all(part.isidentifier() for part in module.split(".")):
-            fix = "write e.g. my_model.trial:MyTrial"
-            _refuse(document, trial, f"{module} is not a valid module name", fix)
-        _refuse_missing(document, trial, context_dir)
-        return
+        wanted = module if experiment.script is None else experiment.script.name
+        first = wanted.split(".")[0]
+        if module and not all(part.isidentifier() for part in module.split(".")):
+            return refused(f"{module} is not a valid module name", "write e.g. my_model.trial:MyTrial")
+        if is_module and not is_inside(first, context_dir) and installed(first) is not None:
+            return [], []
+        forms = ("*.py", "*/trial.py", "*/*/trial.py") if module else ("*.py", "*/*.py")
+        there = sorted(
+            str(each.relative_to(context_dir)) for form in forms for each in context_dir.glob(form)
+        )
+        there = [each.removesuffix(".py").replace("/", ".") for each in there] if is_module else there
+        guess = nearest(wanted, there)
+        fix = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
+        message = f"the context directory has no {'module' if is_module else 'file'} {wanted}"
+        return refused(message, f"did you mean {guess}?" if guess else fix)
+    script = Script(file=file, context_dir=context_dir)
     try:
-        source = Source(file, context_dir)
+        sources = [*script.sources.values()] if experiment.script else [Source(file, context_dir)]
     except SourceError as error:
         where = f"{file.relative_to(context_dir)}{f':{error.line}' if error.line else ''}"
-        _refuse(document, trial, f"{where} {error}", f"fix {where}")
-    if wrong := list(source.wrong_imports()):
-        raise EntrypointError(wrong)
-    if not source.may_have(name):
-        guess = nearest(name, source.classes)
-        fix = f"did you mean {guess}?" if guess else f"it has: {', '.join(source.classes) or 'no class'}"
-        _refuse(document, trial, f"module {module} has no {name}", fix)
-
-
-def check_script(script: ScriptEntrypoint, context_dir: Path, document: Document) -> Script | None:
-    """Check, without importing it, that a script can run here.
-
-    Args:
-        script: Of the entrypoint.
-        context_dir: The folder with the code.
-        document: The experiment, for places.
-
-    Returns:
-        It; None for an installed module.
-
-    Raises:
-        EntrypointError: it is not there, is not Python, or drives training by Determined's own context.
-    """
-    file = find_script(script, context_dir)
-    if file is None:
-        _refuse_missing(document, script, context_dir)
-        return None
-    found = Script(file=file, context_dir=context_dir)
-    try:
-        problems = found.problems()
-    except SourceError as error:
-        where = f"{file}{f':{error.line}' if error.line else ''}"
-        _refuse(document, script, f"{where} {error}", f"fix {where}")
-    if problems:
-        raise EntrypointError(problems)
-    return found
+        return refused(f"{where} {error}", f"fix {where}")
+    wrong = [problem for source in sources for problem in source.wrong_imports()]
+    if experiment.script:
+        states_path = "PYTHONPATH" in str(experiment.config.get("environment"))  # where modules are
+        return wrong, [*script.own_drivers(), *([] if states_path else script.missing_packages())]
+    if not wrong and not sources[0].may_have(name):
+        classes = sources[0].classes
+        guess = nearest(name, classes)
+        fix = f"did you mean {guess}?" if guess else f"it has: {', '.join(classes) or 'no class'}"
+        return refused(f"module {module} has no {name}", fix)
+    return wrong, []
 
 
 def without_library(script: ScriptEntrypoint, option: str) -> Problem:
     """The problem of ``--test`` or ``--measure`` for a script of which nothing of this library sees a step."""
+    message = f"{script.name} trains without determined_ds.session() or DetCallback, so no step is measured"
+    fix = "train by determined_ds.session(), determined_ds.deepspeed.Trainer, or transformers' Trainer with "
+    fix += "determined_ds.transformers.DetCallback in it"
     if option == "--test":
         message = f"{script.name} trains by a loop of its own, which cannot be shortened to one batch"
         fix = "train by determined_ds.deepspeed.Trainer or determined_ds.session in it; or leave --test out, and have "
         fix += "the script train less by its arguments"
-    else:
-        message = (
-            f"{script.name} trains without determined_ds.session() or DetCallback, so no step is measured"
-        )
-        fix = "train by determined_ds.session(), determined_ds.deepspeed.Trainer, or transformers' Trainer with "
-        fix += "determined_ds.transformers.DetCallback in it"
     return Problem(key=option, message=message, fix=fix, code=option.removeprefix("--"))
 
 
-def _refuse_missing(document: Document, stated: str | ScriptEntrypoint, context_dir: Path) -> None:
-    """Refuse a module or a file that the context directory does not have; a module may be installed."""
-    patterns = ["*.py", "*/trial.py", "*/*/trial.py"] if isinstance(stated, str) else ["*.py", "*/*.py"]
-    name = stated.partition(":")[0] if isinstance(stated, str) else stated.name
-    is_module = isinstance(stated, str) or stated.is_module
-    first = name.split(".")[0]
-    if is_module and not is_inside(first, context_dir) and installed(first) is not None:
-        return
-    files = sorted(str(file.relative_to(context_dir)) for form in patterns for file in context_dir.glob(form))
-    there = [file.removesuffix(".py").replace("/", ".") for file in files] if is_module else files
-    guess = nearest(name, there)
-    fix = f"there are: {', '.join(there[:12])}" if there else f"is {context_dir} the right CONTEXT_DIR?"
-    message = f"the context directory has no {'module' if is_module else 'file'} {name}"
-    _refuse(document, stated, message, f"did you mean {guess}?" if guess else fix)
-
-
-def _refuse(document: Document, stated: object, message: str, fix: str) -> NoReturn:
-    raise EntrypointError(document.problem(("entrypoint",), message, fix, "entrypoint", value=str(stated)))
-
-
-# ------------------------------------------------------------------------------------------- its kind
-
-
-def has_stages(trial: TrialClass) -> bool | None:
-    """Whether a trial can be cut into pipeline stages; None where its source does not show it."""
-    if "PipelineTrial" in trial.order:
-        return True
-    return False if trial.library in ("DataParallelTrial", "SeveralEnginesTrial") else None
-
-
-def builds_engine_by_hand(trial: TrialClass) -> bool | None:
-    """Whether a trial calls ``deepspeed.initialize`` itself, as it extends no class of this library; None: unknown."""
-    return trial.library == BY_HAND if trial.library else None
-
-
-def computes_on_slices(trial: TrialClass) -> bool | None:
-    """Whether a trial takes slices of sequences; None where its source does not show it."""
-    stated = trial.member("sequence_parallel")
-    if stated is None:
-        return False if trial.library not in (UNKNOWN, BY_HAND) else None
-    return bool(stated.node.value) if isinstance(stated.node, ast.Constant) else None
+# ------------------------------------------------------------------------------------------- at a point
 
 
 def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | None:
@@ -202,14 +131,11 @@ def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | No
     path = ("pipe_parallel_size",)
     hyperparameters = by_real_names(hyperparameters).hyperparameters
     stages = hyperparameters.get(path)
-    if not isinstance(stages, int) or stages <= 1 or has_stages(trial) is not False:
+    if not isinstance(stages, int) or stages <= 1 or trial.has_stages is not False:
         return None
     message = f"{trial.name} is not a PipelineTrial, so it has no stages"
     fix = "set pipe_parallel_size to 1, or name a PipelineTrial in the entrypoint"
     return hyperparameters.problem(path, message, fix, "trial-kind")
-
-
-# ------------------------------------------------------------------------------------------- at a point
 
 
 def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: ResolvedConfig) -> list[Problem]:
@@ -223,20 +149,15 @@ def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: Resol
     Source: ``DeepSpeedEngine._configure_optimizer`` and ``_do_optimizer_sanity_check`` in deepspeed 0.19.8's
     ``runtime/engine.py``; ``initialize`` in its ``__init__.py``, which takes no unit of AutoTP's beside a pipeline.
     """
-    found, ds, topology = [], resolved.ds, resolved.topology
-    kind, degree = ds.get(("scheduler", "type")), ds.get(AUTOTP)
-    if resolved.zero_stage > 0 and (built := _built(trial, "build_optimizer")) is not None:
+    found, ds, stage = [], resolved.ds, resolved.zero_stage
+    if stage > 0 and (built := _built(trial, "build_optimizer")) is not None:
         source, call, named = built
         package, _, name = named.rpartition(".")
-        is_torch = package in ("torch.optim", f"torch.optim.{name.lower()}")
-        said = f"build_optimizer of {trial.name} returns torch.optim.{name}"
-        device = ds.get(("zero_optimization", "offload_optimizer", "device"))
+        message, said = "", f"build_optimizer of {trial.name} returns torch.optim.{name}"
         is_untested = name.lower() not in ZERO_OPTIMIZERS - {"muon"}
-        message = fix = ""
+        device = ds.get(("zero_optimization", "offload_optimizer", "device"))
         if is_untested and not ds.get(("zero_allow_untested_optimizer",)):
-            message = (
-                f"{said}, and ZeRO stage {resolved.zero_stage} accepts only torch's Adam, AdamW and Adagrad"
-            )
+            message = f"{said}, and ZeRO stage {stage} accepts only torch's Adam, AdamW and Adagrad"
             fix = (
                 'use AdamW, ZeRO stage 0, or add "zero_allow_untested_optimizer": true to the DeepSpeed JSON'
             )
@@ -244,8 +165,9 @@ def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: Resol
             message = f"{said}, and an offloaded optimizer must be DeepSpeed's own"
             fix = "return None, so that the one in the DeepSpeed JSON is used, or add "
             fix += '"zero_force_ds_cpu_optimizer": false'
-        if is_torch and message:
+        if message and package in ("torch.optim", f"torch.optim.{name.lower()}"):
             found.append(source.problem(call, message, fix, "zero-untested-optimizer"))
+    kind = ds.get(("scheduler", "type"))
     if kind is not None and (built := _built(trial, "build_scheduler")) is not None:
         source, call, named = built
         package = named.split(".")[0]
@@ -256,13 +178,14 @@ def trial_problems(trial: TrialClass, hyperparameters: Document, resolved: Resol
             )
             fix = "remove scheduler from the JSON, or write overwrite_deepspeed_args: {scheduler: null}"
             found.append(source.problem(call, message, fix, "two-schedulers"))
-    if isinstance(degree, int) and degree > 1 and has_stages(trial):
+    degree, sharing = ds.get(AUTOTP), resolved.topology.sequence_parallel_size
+    if isinstance(degree, int) and degree > 1 and trial.has_stages:
         message = f"{trial.name} is a PipelineTrial, and AutoTP cuts whole models alone"
         fix = "extend DataParallelTrial; or remove tensor_parallel, and build layers that cut themselves"
         found.append(ds.problem(AUTOTP, message, fix, "tensor-pipeline"))
-    if topology.sequence_parallel_size > 1 and computes_on_slices(trial) is False:
+    if sharing > 1 and trial.computes_on_slices is False:
         origin = resolved.hyperparameters.origin(("sequence_parallel_size",))
-        found.append(replace(whole_sequences(trial.name, topology.sequence_parallel_size), origin=origin))
+        found.append(replace(whole_sequences(trial.name, sharing), origin=origin))
     return found
 
 
@@ -272,12 +195,15 @@ def _built(trial: TrialClass, method: str) -> tuple[Source, ast.Call, str] | Non
 
     None where a source does not show it, or where the trial builds engines in another way.
     """
-    if trial.library not in ("DataParallelTrial", "PipelineTrial") or trial.member("initialize") is not None:
-        return None
     own = trial.member(method)
-    values = returned(own.node) if own is not None and own.node is not None else None
-    call = values[0] if values and len(values) == 1 else None
-    if own is None or not isinstance(call, ast.Call):
+    if (
+        trial.library not in ("DataParallelTrial", "PipelineTrial")
+        or trial.member("initialize")
+        or own is None
+    ):
+        return None
+    [call, *others] = returned(own.node) or [None]
+    if not isinstance(call, ast.Call) or others:
         return None
     root = call.func
     while isinstance(root, ast.Attribute):
@@ -289,8 +215,7 @@ def _built(trial: TrialClass, method: str) -> tuple[Source, ast.Call, str] | Non
 # ------------------------------------------------------------------------------------------- its metrics
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportedMetrics:
+class ReportedMetrics(NamedTuple):
     """What is known of a trial's validation metrics.
 
     Args:
@@ -340,49 +265,53 @@ def reported_metrics(trial: TrialClass, measures: bool = False) -> ReportedMetri
     ``validation_metrics`` are reported beside those.
     """
     if measures:
-        return ReportedMetrics(names=MEASURED)
-    names: tuple[str, ...] = ()
-    is_all = True
+        return ReportedMetrics(MEASURED)
+    names, is_all = (), True
     if (stated := trial.member("validation_metrics")) is not None:
-        if not isinstance(stated.node, (ast.Tuple, ast.List, ast.Dict)):
+        node = stated.node
+        if not isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
             return None
-        is_mapping = isinstance(stated.node, ast.Dict)
-        items = stated.node.keys if isinstance(stated.node, ast.Dict) else stated.node.elts
-        names = tuple(
-            item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)
-        )
+        items = [
+            getattr(item, "value", None) for item in (node.keys if isinstance(node, ast.Dict) else node.elts)
+        ]
+        names = tuple(item for item in items if isinstance(item, str))
         is_all = len(names) == len(items)
-        if items and not is_mapping:
-            return ReportedMetrics(names=names, prefix=None if is_all else "")
+        if items and not isinstance(node, ast.Dict):
+            return ReportedMetrics(names, None if is_all else "")
     known = None if trial.mentions("wrap_reducer") else _evaluated(trial)
     if known is None:
-        return ReportedMetrics(names=names, prefix="") if names else None
-    names = tuple(dict.fromkeys((*known.names, *names)))
-    return ReportedMetrics(names=names, prefix=known.prefix if is_all else "")
+        return ReportedMetrics(names, "") if names else None
+    return ReportedMetrics(tuple(dict.fromkeys((*known.names, *names))), known.prefix if is_all else "")
 
 
 def _evaluated(trial: TrialClass) -> ReportedMetrics | None:
     """What the evaluation of a trial reports, by the first of its own methods, or by the library's."""
-    own_evaluate = ["evaluate"] if trial.library == "DataParallelTrial" else []
-    for name in ["evaluate_full_dataset", "evaluate_batch", *own_evaluate]:
+    is_plain = trial.library == "DataParallelTrial"
+    for name in ("evaluate_full_dataset", "evaluate_batch", *["evaluate"] * is_plain):
         if (own := trial.member(name)) is not None:
-            names = _keys(own.node)
-            return ReportedMetrics(names=names) if names else None
-    if trial.library == "PipelineTrial":
-        return ReportedMetrics(names=("validation_loss",))
-    if trial.library != "DataParallelTrial":
-        return None
-    loss = trial.member("loss")
-    if loss is not None and (names := _keys(loss.node)):
-        return ReportedMetrics(names=tuple(PREFIX + key for key in names))
+            names = _returned_keys(own.node)
+            return ReportedMetrics(names) if names else None
+    loss = trial.member("loss") if is_plain else None
+    if not is_plain:
+        return ReportedMetrics(("validation_loss",)) if trial.library == "PipelineTrial" else None
+    if loss is not None and (names := _returned_keys(loss.node)):
+        return ReportedMetrics(tuple(PREFIX + key for key in names))
     annotation = getattr(loss.node, "returns", None) if loss is not None else None
     only = annotation is not None and text_of(annotation).strip("'\"").rpartition(".")[2] == "Tensor"
-    return ReportedMetrics(names=("validation_loss",), prefix=None if only else PREFIX)
+    return ReportedMetrics(("validation_loss",), None if only else PREFIX)
 
 
-def _keys(function: ast.AST | None) -> tuple[str, ...] | None:
-    """The keys of the mappings that a function returns; None where it returns anything else anywhere."""
-    mappings = [string_keys(value) for value in (returned(function) if function is not None else None) or ()]
-    if not mappings or None in mappings:
-        return None
-    return tuple(dict.fromkeys(key for keys in mappings for key in keys or ()))
+def _returned_keys(function: ast.AST | None) -> tuple[str, ...]:
+    """The keys of the mappings that a function returns, written out; none where not all are to be seen."""
+    found: dict[str, None] = {}
+    for value in returned(function) or ():
+        keys: list[object] = [None]
+        if isinstance(value, ast.Dict):
+            keys = [getattr(key, "value", None) for key in value.keys]
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
+            keys = [each.arg for each in value.keywords] + [None for _ in value.args]
+        for key in keys:
+            if not isinstance(key, str):
+                return ()
+            found[key] = None
+    return tuple(found)

@@ -204,14 +204,13 @@ def _answered(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _heads(trial: str, context_dir: Path, parameters: str) -> int | None:
     """Attention heads of the model, as :func:`read_request` has it: 1 where the trial takes whole sequences."""
-    from determined_ds.check.trial import computes_on_slices
     from determined_ds.errors import ConfigError
     from determined_ds.experiment.entrypoint import CLASS
-    from determined_ds.experiment.source import TrialClass
+    from determined_ds.experiment.source import read_trial
     from determined_ds.memory.plan_files import GPT2, HEADS, nearest_size
     from determined_ds.memory.units import parse_count
 
-    if CLASS.fullmatch(trial) is None or not computes_on_slices(TrialClass(trial, context_dir)):
+    if CLASS.fullmatch(trial) is None or not read_trial(trial, context_dir).computes_on_slices:
         return 1
     try:
         return HEADS[nearest_size(parse_count(parameters))] if trial == GPT2 else None

@@ -236,13 +236,3 @@ def launcher_problem(entrypoint: Any, origin: str = "") -> Problem | None:
         fix=f"use {TORCH} in its place",
         code="launcher-machines",
     )
-
-
-def launcher_problems(document: Document) -> list[Problem]:
-    """That warning, for an experiment with more slots than a large machine has."""
-    slots = document.get(("resources", "slots_per_trial"))
-    stays = document.get(("resources", "is_single_node")) is True
-    if stays or not isinstance(slots, int) or slots <= LARGE:
-        return []
-    found = launcher_problem(document.get(("entrypoint",)), document.origin(("entrypoint",)))
-    return [found] if found else []

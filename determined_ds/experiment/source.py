@@ -13,8 +13,8 @@ import functools
 import importlib.util
 import sys
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.errors import Origin, Problem
-from determined_ds.experiment.entrypoint import ScriptEntrypoint
+from determined_ds.experiment.entrypoint import Entrypoint, TrialEntrypoint
 
 LIBRARY = "determined_ds"
 THEIRS = "determined.pytorch.deepspeed"
@@ -30,14 +30,14 @@ THEIRS = "determined.pytorch.deepspeed"
 OF_DEEPSPEED = ("DeepSpeedTrial", "DeepSpeedTrialContext", "ModelParallelUnit", "overwrite_deepspeed_config")
 BY_HAND = "DeepSpeedTrial"  # Determined's own class, which the library re-exports
 UNKNOWN = ""  # the name of a class that no source shows
-# Stand-ins for the library's classes for trials, and for classes of Python's and unknown ones.
-_hand = type(BY_HAND, (), {})
-_ours = type("ReconciledTrial", (_hand,), {})
+# Class of the library -> those that it extends, as Python looks names up.
 TRIALS = {
-    name: type(name, (_ours,), {}) for name in ("DataParallelTrial", "PipelineTrial", "SeveralEnginesTrial")
+    BY_HAND: (),
+    "ReconciledTrial": (BY_HAND,),
+    **dict.fromkeys(
+        ("DataParallelTrial", "PipelineTrial", "SeveralEnginesTrial"), ("ReconciledTrial", BY_HAND)
+    ),
 }
-TRIALS |= {BY_HAND: _hand, "ReconciledTrial": _ours}
-KINDS: dict[str, type] = {**TRIALS, "object": object, UNKNOWN: type(UNKNOWN, (), {})}
 # Decorators that leave what a function or class is used for.
 HARMLESS = (
     *("torch.no_grad", "torch.inference_mode", "torch.enable_grad", "staticmethod", "classmethod"),
@@ -47,8 +47,7 @@ HARMLESS = (
 # What of Determined's module makes a context and a loop, which run on its own clusters alone.
 DRIVERS = ("init", "Trainer")
 OWN_DRIVER = "determined-own"
-# Libraries whose loops name the metrics.
-MAKE_METRICS = ("transformers", "trl", "lightning", "pytorch_lightning")
+MAKE_METRICS = ("transformers", "trl", "lightning", "pytorch_lightning")  # their loops name the metrics
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.Lambda, ast.ClassDef)
 Bindings = dict[str, list[tuple[ast.AST, str]]]
@@ -106,11 +105,10 @@ class Source:
             for alias in node.names:
                 first = alias.name.split(".")[0]
                 yield alias.asname or first, alias.name if alias.asname else first
-        elif isinstance(node, ast.ImportFrom):
-            steps = list(self.package[: len(self.package) + 1 - node.level]) if node.level else []
-            is_above = node.level > len(self.package)  # the context directory
-            module = "" if is_above and node.level else ".".join([*steps, *filter(None, [node.module])])
-            for alias in node.names if module else ():
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(self.package):
+            steps = self.package[: len(self.package) + 1 - node.level] if node.level else ()
+            module = ".".join([*steps, *filter(None, [node.module])])
+            for alias in node.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
 
     @cached_property
@@ -144,22 +142,21 @@ class Source:
 
     def may_have(self, name: str) -> bool:
         """Whether a module may have a name: better one too many than to refuse a good one."""
-        if {name, "*", "__getattr__"} & self.bound.keys():
-            return True
-        makes = any(called in ("globals", "locals", "vars", "exec", "setattr") for _, called in self.calls)
-        return makes or any(isinstance(node, ast.Global) and name in node.names for node in self.nodes)
+        made = any(called in ("globals", "locals", "vars", "exec", "setattr") for _, called in self.calls)
+        is_global = any(isinstance(node, ast.Global) and name in node.names for node in self.nodes)
+        return made or is_global or bool({name, "*", "__getattr__"} & self.bound.keys())
 
     @cached_property
     def names(self) -> dict[str, str]:
         """Name -> dotted name of what is imported by it anywhere in the file; without names of two meanings."""
         found: dict[str, set[str]] = defaultdict(set)
         for node in self.nodes:
-            for name, target in self.imported(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            for name, target in self.imported(node):
                 found[name].add(target)
         for name, bindings in self.bound.items():
-            found[name].update("" for _, target in bindings if not target)
+            found[name].update(target for _, target in bindings)
         return {
-            name: targets.pop() for name, targets in found.items() if len(targets) == 1 and "" not in targets
+            name: min(targets) for name, targets in found.items() if len(targets) == 1 and "" not in targets
         }
 
     def imports(self, nodes: Iterable[ast.AST]) -> dict[str, ast.AST]:
@@ -213,12 +210,11 @@ class Source:
     @cached_property
     def targets(self) -> dict[ast.expr, list[str]]:
         """Value of each assignment -> what it is assigned to, in order."""
-        found: dict[ast.expr, list[str]] = {}
-        for node in self.nodes:
-            if isinstance(node, ast.Assign):
-                parts = [getattr(target, "elts", [target]) for target in node.targets]
-                found[node.value] = [text_of(each) for part in parts for each in part]
-        return found
+        assigned = [node for node in self.nodes if isinstance(node, ast.Assign)]
+        return {
+            node.value: [text_of(each) for part in node.targets for each in getattr(part, "elts", [part])]
+            for node in assigned
+        }
 
     def problem(self, node: ast.AST, message: str, fix: str, code: str) -> Problem:
         """A problem of a line."""
@@ -229,17 +225,14 @@ class Source:
     def wrong_imports(self) -> Iterator[Problem]:
         """Names of Determined's that are imported, or extended, from where Determined does not have them."""
         for node in self.tree.body:
-            found = [node] if isinstance(node, ast.ImportFrom) else getattr(node, "bases", [])
-            for each in found:
-                names = [target for _, target in self.imported(each)] or [self.name_of(each)]
-                for module, _, name in (full.rpartition(".") for full in names):
-                    if (
-                        module == "determined.pytorch"
-                        and name in OF_DEEPSPEED
-                        and not isinstance(each, ast.Name)
-                    ):
-                        fix = f"write from {THEIRS} import {name}"
-                        yield self.problem(each, f"{module} has no {name}", fix, "import")
+            stated = [(node, target) for _, target in self.imported(node)]
+            bases = (base for base in getattr(node, "bases", ()) if isinstance(base, ast.Attribute))
+            for each, full in [*stated, *((base, self.name_of(base)) for base in bases)]:
+                module, _, name = full.rpartition(".")
+                if module == "determined.pytorch" and name in OF_DEEPSPEED:
+                    yield self.problem(
+                        each, f"{module} has no {name}", f"write from {THEIRS} import {name}", "import"
+                    )
 
 
 def text_of(node: ast.AST) -> str:
@@ -255,7 +248,7 @@ def keyword(call: ast.Call, *names: str) -> ast.expr | None:
     return next((each.value for each in call.keywords if each.arg in names), None)
 
 
-def returned(function: ast.AST) -> list[ast.expr | None] | None:
+def returned(function: ast.AST | None) -> list[ast.expr | None] | None:
     """What a function returns in all its return statements; None where it is a generator, or no function.
 
     A variable that is assigned once stands for its value.
@@ -271,27 +264,12 @@ def returned(function: ast.AST) -> list[ast.expr | None] | None:
         return None
     values = {node.targets[0]: node.value for node in function.body if isinstance(node, ast.Assign)}
     found: list[ast.expr | None] = []
-    for node in own:
-        if isinstance(node, ast.Return):
-            value = node.value
-            if isinstance(value, ast.Name):
-                uses = [each for each in own if isinstance(each, ast.Name) and each.id == value.id]
-                stores = [each for each in uses if not isinstance(each.ctx, ast.Load)]
-                only = len(stores) == 1 and len(uses) == 2  # else it may be changed in between
-                value = values.get(stores[0], value) if only else value
-            found.append(value)
+    for value in (node.value for node in own if isinstance(node, ast.Return)):
+        uses = [each for each in own if isinstance(each, ast.Name) and each.id == getattr(value, "id", "")]
+        stores = [each for each in uses if not isinstance(each.ctx, ast.Load)]
+        only = len(stores) == 1 and len(uses) == 2  # else it may be changed in between
+        found.append(values.get(stores[0], value) if only else value)
     return found
-
-
-def string_keys(value: ast.AST | None) -> tuple[str, ...] | None:
-    """The keys of a mapping that is written out; None where they are not all to be seen."""
-    names: list[Any] = [None]
-    if isinstance(value, ast.Dict):
-        names = [getattr(key, "value", None) for key in value.keys]
-    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-        names = [each.arg for each in value.keywords] + [None for _ in value.args]
-    found = tuple(name for name in names if isinstance(name, str))
-    return found if len(found) == len(names) else None
 
 
 # ------------------------------------------------------------------------------------------- modules
@@ -299,13 +277,22 @@ def string_keys(value: ast.AST | None) -> tuple[str, ...] | None:
 
 def source_of(module: str, context_dir: Path) -> Path | None:
     """The file of a module of the context directory; None where there is none."""
-    if not module:  # of an entrypoint without a trial
-        return None
     stem = context_dir.joinpath(*module.split("."))
-    for file in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
-        if file.is_file():
-            return file
-    return None
+    files = (
+        (stem / "__init__.py", stem.with_name(stem.name + ".py")) if module else ()
+    )  # no trial has no module
+    return next((file for file in files if file.is_file()), None)
+
+
+def find_code(entrypoint: Entrypoint, context_dir: Path) -> Path | None:
+    """The file of a script, or of a trial's module, in the context directory; None where it is not there."""
+    if isinstance(entrypoint, TrialEntrypoint):
+        return source_of(entrypoint.trial.partition(":")[0], context_dir)
+    name = entrypoint.name
+    file = (
+        context_dir.joinpath(*name.split("."), "__main__.py") if entrypoint.is_module else context_dir / name
+    )
+    return file if file.is_file() else source_of(name, context_dir) if entrypoint.is_module else None
 
 
 def installed(package: str) -> ModuleSpec | None:
@@ -321,15 +308,6 @@ def is_inside(package: str, *folders: Path) -> bool:
     if any((folder / package).is_dir() or (folder / f"{package}.py").is_file() for folder in folders):
         return True
     return PathFinder.find_spec(package, [str(folder) for folder in folders]) is not None
-
-
-def find_script(script: ScriptEntrypoint, context_dir: Path) -> Path | None:
-    """The file of a script in the context directory; None where it is not there."""
-    if not script.is_module:
-        file = context_dir / script.name
-        return file if file.is_file() else None
-    package = context_dir.joinpath(*script.name.split("."), "__main__.py")
-    return package if package.is_file() else source_of(script.name, context_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,75 +350,62 @@ class Script:
         return tuple(dict.fromkeys((self.file.parent, self.context_dir)))
 
     @cached_property
+    def changes_path(self) -> bool:
+        """Whether modules may be found elsewhere, too."""
+        named = ((source, node) for source in self.sources.values() for node in source.nodes)
+        return any(
+            isinstance(node, ast.Attribute) and source.name_of(node) == "sys.path" for source, node in named
+        )
+
+    @cached_property
     def may_use_library(self) -> bool:
         """Whether it, or a module that it imports, may import this library; code installed in place is not read."""
         modules = {name for source in self.sources.values() for name in source.modules if "." not in name}
         called = {name for source in self.sources.values() for _, name in source.calls}
         by_name = called & {"importlib.import_module", "__import__", "exec"}
-        if LIBRARY in modules or by_name or self._changes_path():
+        if LIBRARY in modules or by_name or self.changes_path:
             return True
         others = (name for name in modules - sys.stdlib_module_names if not is_inside(name, *self.path))
         specs = filter(None, map(installed, others))
         return any("-packages" not in f"{spec.origin} {spec.submodule_search_locations}" for spec in specs)
 
-    def _changes_path(self) -> bool:
-        """Whether modules may be found elsewhere, too."""
-        sources = self.sources.values()
-        return any(
-            each.name_of(node) == "sys.path"
-            for each in sources
-            for node in each.nodes
-            if hasattr(node, "ctx")
-        )
-
     def names_metric(self, metric: str) -> bool:
         """Whether a name of a metric may be one that it reports: it is written out, or another library makes names."""
         names = {metric, metric.removeprefix("validation_"), metric.removeprefix("val_")}
         for source in self.sources.values():
-            if source.modules & set(MAKE_METRICS):
+            stated = (getattr(node, "arg", getattr(node, "value", None)) for node in source.nodes)
+            if source.modules & set(MAKE_METRICS) or any(
+                isinstance(each, str) and each in names for each in stated
+            ):
                 return True
-            for node in source.nodes:
-                stated = node.value if isinstance(node, ast.Constant) else getattr(node, "arg", None)
-                if isinstance(stated, str) and stated in names:
-                    return True
         return False
 
-    def problems(self) -> list[Problem]:
-        """Wrong imports, and uses of Determined's own context or loop for DeepSpeed, which only its clusters run."""
-        found: list[Problem] = []
+    def own_drivers(self) -> Iterator[Problem]:
+        """Uses of Determined's own context or loop for DeepSpeed; those under a condition are left to the run."""
         for source in self.sources.values():
-            found += source.wrong_imports()
-            for node, name in _drivers(source):
-                message = f"{name} trains only on GPUs on a Determined cluster"
-                fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs here too"
-                found.append(source.problem(node, message, fix, OWN_DRIVER))
-        return found
+            todo: list[ast.AST] = [source.tree]
+            for node in todo:
+                named = [source.name_of(node)] if isinstance(node, ast.Attribute) else []
+                for name in named or [target for _, target in source.imported(node)]:
+                    if name in {f"{THEIRS}.{each}" for each in DRIVERS}:
+                        message = f"{name} trains only on GPUs on a Determined cluster"
+                        fix = "write from determined_ds import deepspeed as det_ds, which has the same names and runs "
+                        yield source.problem(node, message, f"{fix}here too", OWN_DRIVER)
+                is_conditional = isinstance(node, ast.If) and "__name__" not in text_of(node.test)
+                todo.extend(() if isinstance(node, ast.Try) or is_conditional else ast.iter_child_nodes(node))
 
     def missing_packages(self) -> list[Problem]:
         """Imports at the top level of what is neither in the context directory nor installed, each package once."""
-        if self._changes_path():
-            return []
         found: dict[str, Problem] = {}
-        for source in self._closure(lambda each: each.imports(each.tree.body)).values():
+        for source in (
+            [] if self.changes_path else self._closure(lambda each: each.imports(each.tree.body)).values()
+        ):
             for name, node in source.imports(source.tree.body).items():
                 if "." not in name and installed(name) is None and not is_inside(name, *self.path):
                     message = f"imports {name}, which is neither in the context directory nor installed here"
                     fix = f"pip install the package that has {name}"
                     found.setdefault(name, source.problem(node, message, fix, "missing-package"))
         return [*found.values()]
-
-
-def _drivers(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Uses of Determined's ``init`` or ``Trainer`` for DeepSpeed; those under a condition are left to the run."""
-    todo: deque[ast.AST] = deque([source.tree])
-    while todo:
-        node = todo.popleft()
-        names = [source.name_of(node)] if isinstance(node, ast.Attribute) else []
-        for name in names or [target for _, target in source.imported(node)]:
-            if name in {f"{THEIRS}.{each}" for each in DRIVERS}:
-                yield node, name
-        is_conditional = isinstance(node, ast.If) and "__name__" not in text_of(node.test)
-        todo.extend(() if isinstance(node, ast.Try) or is_conditional else ast.iter_child_nodes(node))
 
 
 # ------------------------------------------------------------------------------------------- a trial's class
@@ -462,143 +427,166 @@ class Defined:
 UNSEEN = Defined(node=None)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrialClass:
     """``MODULE:CLASS`` and all that it extends, as far as sources of the context directory show it.
 
     Args:
-        trial: It.
+        name: Of the class.
         context_dir: The folder with the code.
+        extends: The classes of this library that it is seen to extend, the nearest first; :data:`UNKNOWN` before them
+            where it may extend others.
+        members: What its own classes bind, by name.
+        is_open: Whether its code may set any attribute.
+        sources: Of its own classes.
+        file: Of its module; None where that is elsewhere.
     """
 
-    def __init__(self, trial: str, context_dir: Path) -> None:
-        self.trial, self.context_dir = trial, context_dir
-        self.name = trial.partition(":")[2]
-        self._kinds: dict[str, type] = {}
-
-    @cached_property
-    def order(self) -> list[Defined | str]:
-        """Its classes as Python looks names up in them; those of this library by name, :data:`UNKNOWN` before them."""
-        try:
-            kinds = self._kind(self.trial.replace(":", "."), ()).__mro__[:-1]
-        except TypeError:  # Python refuses its bases, too
-            return [UNKNOWN]
-        found: list[Defined | str] = [vars(kind).get("of", kind.__name__) for kind in kinds]
-        if UNKNOWN in found:  # it may extend a class of the library itself
-            first = next(index for index, each in enumerate(found) if isinstance(each, str))
-            found = [each for each in found if each != UNKNOWN]
-            found.insert(first, UNKNOWN)
-        return found
-
-    def _kind(self, dotted: str, below: tuple[str, ...]) -> type:
-        """A class with the same bases, of which Python says in which order it looks names up."""
-        found = UNKNOWN if dotted in below else self._class(dotted)
-        if isinstance(found, str):
-            return KINDS[found]
-        if dotted not in self._kinds:
-            named = [self._resolved(found.source, base) for base in found.node.bases]
-            bases = dict.fromkeys(self._kind(each, (*below, dotted)) for each in named)
-            bases.pop(object, None)  # which stands for Python's classes
-            self._kinds[dotted] = type(found.node.name, tuple(bases), {"of": found})
-        return self._kinds[dotted]
-
-    def _class(self, dotted: str, depth: int = 0) -> Defined | str:
-        """A class by its dotted name; the name of one of the library; ``object`` for one of Python's; or UNKNOWN."""
-        module, _, name = dotted.rpartition(".")
-        package = dotted.split(".")[0]
-        if package == LIBRARY or (package == "determined" and name == BY_HAND):
-            return name if name in TRIALS else UNKNOWN
-        file = source_of(module, self.context_dir)
-        if file is None or depth > 20:
-            return "object" if dotted == "object" or package in sys.stdlib_module_names else UNKNOWN
-        try:
-            source = Source(file, self.context_dir)
-        except SourceError:
-            return UNKNOWN
-        bindings = source.bound.get(name) or [
-            (node, f"{target}.{name}") for node, target in source.bound.get("*", ())
-        ]
-        [(node, target), *more] = bindings or [(source.tree, "")]
-        if target and all(each == target for _, each in more):
-            return self._class(target, depth + 1)
-        if not isinstance(node, ast.ClassDef) or more or not _is_plain(node, source):
-            return UNKNOWN
-        return Defined(node=node, source=source)
-
-    def _resolved(self, source: Source, base: ast.expr) -> str:
-        """The dotted name of a base class."""
-        base = base.value if isinstance(base, ast.Subscript) else base  # Generic[...]
-        named = source.name_of(base)
-        root = next((node.id for node in ast.walk(base) if isinstance(node, ast.Name)), "")
-        if root in source.names or (named == "object" and named not in source.bound):
-            return named
-        module = ".".join(source.file.relative_to(self.context_dir).with_suffix("").parts)
-        return UNKNOWN if "." in named else f"{module.removesuffix('.__init__')}.{named}"
+    name: str
+    context_dir: Path
+    extends: tuple[str, ...]
+    members: Mapping[str, Defined]
+    is_open: bool
+    sources: Mapping[Path, Source]
+    file: Path | None
 
     @property
     def library(self) -> str:
         """The class of this library that it extends first; :data:`UNKNOWN` where its source does not show it."""
-        return next((each for each in self.order if isinstance(each, str)), UNKNOWN)
+        return self.extends[0]
 
-    @cached_property
-    def _own(self) -> list[Defined]:
-        return [each for each in self.order if isinstance(each, Defined)]
+    @property
+    def has_stages(self) -> bool | None:
+        """Whether it can be cut into pipeline stages; None where its source does not show it."""
+        if "PipelineTrial" in self.extends:
+            return True
+        return False if self.library in ("DataParallelTrial", "SeveralEnginesTrial") else None
 
-    @cached_property
-    def _set(self) -> set[str]:
-        """Attributes that code of its classes, or beside them, sets; ``*`` where that may be any."""
-        found: set[str] = set()
-        names = {each.node.name for each in self._own}
-        for kind in self._own:
-            inside = set(ast.walk(kind.node))
-            for node in kind.source.nodes:
-                owner, name = None, "*"
-                if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                    owner, name = node.value, node.attr
-                elif isinstance(node, ast.Call) and text_of(node.func) == "setattr" and len(node.args) == 3:
-                    owner, name = node.args[0], getattr(node.args[1], "value", "*")
-                named = getattr(owner, "id", "")
-                here = node in inside and (name != "*" or named == "self")
-                if owner is not None and (named in names or here):
-                    found.add(name)
-        return found
+    @property
+    def computes_on_slices(self) -> bool | None:
+        """Whether it takes slices of sequences; None where its source does not show it."""
+        stated = self.member("sequence_parallel")
+        if stated is None:
+            return False if self.library not in (UNKNOWN, BY_HAND) else None
+        return bool(stated.node.value) if isinstance(stated.node, ast.Constant) else None
 
     def member(self, name: str) -> Defined | None:
         """The nearest definition of a method, or value of an attribute; None where it is the library's, if any's."""
-        if {name, "*"} & self._set:
+        if self.is_open:
             return UNSEEN
-        for each in self.order:
-            if isinstance(each, str):
-                return UNSEEN if each == UNKNOWN else None
-            body = [
-                node for node in each.node.body if getattr(node, "value", node) is not None
-            ]  # no bare annotation
-            bindings = each.source.bindings(body).get(name, ())
-            if not bindings:
-                continue
-            stated: dict[str, ast.AST] = {}
-            for node in body if len(bindings) == 1 else ():
-                if isinstance(node, FUNCTIONS) and _is_plain(node, each.source):
-                    stated[node.name] = node
-                elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                    target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-                    stated[getattr(target, "id", "")] = node.value
-            return Defined(node=stated.get(name), source=each.source)
-        return None
+        return self.members.get(name, UNSEEN if self.library == UNKNOWN else None)
 
     def mentions(self, *names: str, everywhere: bool = False) -> bool:
         """Whether code of its classes uses or defines such a name; or all that its module imports, too."""
-        sources = {each.source.file: each.source for each in self._own}
-        file = source_of(self.trial.partition(":")[0], self.context_dir)
-        if everywhere and file is not None and file in sources:
-            sources |= Script(file=file, context_dir=self.context_dir).sources
+        sources = {**self.sources}
+        if everywhere and self.file in sources:
+            sources |= Script(file=self.file, context_dir=self.context_dir).sources
         nodes = (node for source in sources.values() for node in source.nodes)
         return any({getattr(node, "attr", None), getattr(node, "name", None)} & {*names} for node in nodes)
 
 
+def read_trial(trial: str, context_dir: Path) -> TrialClass:
+    """Read a trial's class and all that it extends, in one pass.
+
+    Args:
+        trial: ``MODULE:CLASS``.
+        context_dir: The folder with the code.
+    """
+    module, _, name = trial.partition(":")
+    # As Python looks names up in it, but for the order of a class that two others extend in different ways.
+    order = [*reversed({each: None for each in reversed(_family(f"{module}.{name}", context_dir, ()))})]
+    if UNKNOWN in order:  # it may extend a class of the library itself
+        first = next(index for index, each in enumerate(order) if isinstance(each, str))
+        order = [*order[:first], UNKNOWN, *(each for each in order[first:] if each != UNKNOWN)]
+    own = [each for each in order if isinstance(each, Defined)]
+    members: dict[str, Defined] = {}
+    assigned: set[str] = (
+        set()
+    )  # attributes that code of its classes, or beside them, sets; * where that may be any
+    is_above = False  # its classes come after the library's
+    for kind in order:
+        if isinstance(kind, str):
+            is_above = True
+            continue
+        body = [
+            node for node in kind.node.body if getattr(node, "value", node) is not None
+        ]  # no bare annotation
+        stated: dict[str, ast.AST] = {}
+        for node in body:
+            if isinstance(node, FUNCTIONS) and _is_plain(node, kind.source):
+                stated[node.name] = node
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                stated[getattr(target, "id", "")] = node.value
+        for bound, bindings in kind.source.bindings(body).items() if not is_above else ():
+            shown = stated.get(bound) if len(bindings) == 1 else None
+            members.setdefault(bound, Defined(node=shown, source=kind.source))
+        inside = set(ast.walk(kind.node))
+        for node in kind.source.nodes:
+            owner, attribute = None, "*"
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                owner, attribute = node.value, node.attr
+            elif isinstance(node, ast.Call) and text_of(node.func) == "setattr" and len(node.args) == 3:
+                owner, attribute = node.args[0], getattr(node.args[1], "value", "*")
+            named = getattr(owner, "id", "")
+            here = node in inside and (attribute != "*" or named == "self")
+            if owner is not None and (here or named in {each.node.name for each in own}):
+                assigned.add(attribute)
+    return TrialClass(
+        name=name,
+        context_dir=context_dir,
+        extends=(*(each for each in order if isinstance(each, str)), UNKNOWN),
+        members=members | dict.fromkeys(assigned, UNSEEN),
+        is_open="*" in assigned,
+        sources={each.source.file: each.source for each in own},
+        file=source_of(module, context_dir),
+    )
+
+
+def _family(dotted: str, context_dir: Path, below: tuple[str, ...]) -> list[Defined | str]:
+    """A class, and each base with its own bases; those of this library by name."""
+    found = UNKNOWN if dotted in below else _class(dotted, context_dir)
+    if isinstance(found, str):
+        return [] if found == "object" else [found, *TRIALS.get(found, ())]
+    source, family = found.source, [found]
+    for base in found.node.bases:
+        base = base.value if isinstance(base, ast.Subscript) else base  # Generic[...]
+        named = source.name_of(base)
+        root = next((node.id for node in ast.walk(base) if isinstance(node, ast.Name)), "")
+        if root not in source.names and (named != "object" or named in source.bound):
+            module = ".".join(source.file.relative_to(context_dir).with_suffix("").parts)
+            named = UNKNOWN if "." in named else f"{module.removesuffix('.__init__')}.{named}"
+        family += _family(named, context_dir, (*below, dotted))
+    return family
+
+
+def _class(dotted: str, context_dir: Path, depth: int = 0) -> Defined | str:
+    """A class by its dotted name; the name of one of the library; ``object`` for one of Python's; or UNKNOWN."""
+    module, _, name = dotted.rpartition(".")
+    package = dotted.split(".")[0]
+    if package == LIBRARY or (package == "determined" and name == BY_HAND):
+        return name if name in TRIALS else UNKNOWN
+    file = source_of(module, context_dir)
+    if file is None or depth > 20:
+        return "object" if dotted == "object" or package in sys.stdlib_module_names else UNKNOWN
+    try:
+        source = Source(file, context_dir)
+    except SourceError:
+        return UNKNOWN
+    bindings = source.bound.get(name) or [
+        (node, f"{each}.{name}") for node, each in source.bound.get("*", ())
+    ]
+    [(node, target), *more] = bindings or [(source.tree, "")]
+    if target and all(each == target for _, each in more):
+        return _class(target, context_dir, depth + 1)
+    if not isinstance(node, ast.ClassDef) or more or not _is_plain(node, source):
+        return UNKNOWN
+    return Defined(node=node, source=source)
+
+
 def _is_plain(node: ast.AST, source: Source) -> bool:
     """Whether a class or a function is what is written: no decorator or metaclass makes another of it."""
-    keywords = getattr(node, "keywords", ())
-    if any(text_of(each.value) not in ("ABCMeta", "abc.ABCMeta") for each in keywords):
+    if any(text_of(each.value) not in ("ABCMeta", "abc.ABCMeta") for each in getattr(node, "keywords", ())):
         return False
     used = [each.func if isinstance(each, ast.Call) else each for each in getattr(node, "decorator_list", ())]
     return all(source.name_of(each) in HARMLESS for each in used)

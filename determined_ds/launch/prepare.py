@@ -25,7 +25,7 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
-from determined_ds.experiment.source import TrialClass
+from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.variables import Variables, variables_for
 from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
 from determined_ds.launch.external.placement import Placement
@@ -174,7 +174,7 @@ def _decided(
     if resolved is not None:
         found.warn(resolved.warnings)
     if resolved is not None and experiment.trial:
-        trained = TrialClass(experiment.trained(resolved.topology.pipe_parallel_size), context_dir)
+        trained = read_trial(experiment.trained(resolved.topology.pipe_parallel_size), context_dir)
         problems = trial_problems(trained, experiment.hyperparameters, resolved)
         if not options.is_measured:
             problems += metric_problems(experiment.document, trained, experiment.measures)[0]

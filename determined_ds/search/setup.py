@@ -23,7 +23,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import Problems, decide_stated, read_document
 from determined_ds.experiment.experiment import Experiment, parse_experiment
 from determined_ds.experiment.secrets import masked
-from determined_ds.experiment.source import TrialClass
+from determined_ds.experiment.source import read_trial
 from determined_ds.launch.forking import CHECKPOINT, fork_of
 from determined_ds.launch.local_run import as_constants
 from determined_ds.protocol.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir, run_dir_problem, short, slug
@@ -100,7 +100,7 @@ class SearchPlan:
         """
         experiment, hyperparameters = self.experiment, self.experiment.at(create.hparams)
         staged = experiment.pipeline_trial
-        problem = stages_problem(hyperparameters, TrialClass(staged, self.context_dir)) if staged else None
+        problem = stages_problem(hyperparameters, read_trial(staged, self.context_dir)) if staged else None
         if problem is not None:
             raise ConfigError(problem)
         where = Where(context_dir=self.context_dir, accelerator=self.machine.accelerator)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from determined_ds.check.trial import check_entrypoint, has_stages
+from determined_ds.check.trial import check_entrypoint
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.names import with_real_names
 from determined_ds.config.resolve import ResolvedConfig, Where
@@ -20,7 +20,7 @@ from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.source import Source, TrialClass, source_of
+from determined_ds.experiment.source import Source, read_trial, source_of
 from determined_ds.pipe.orders import ONE_F_ONE_B, Pipeline, default_chunks
 from determined_ds.tune.read_code import Sources
 
@@ -211,7 +211,7 @@ def _forms(trial: str, context_dir: Path) -> tuple[str | None, str | None]:
     names = [own, *sorted(classes, key=lambda name: -_common(name, own))]
     forms: dict[bool, str] = {}
     for name in names:
-        staged = has_stages(TrialClass(f"{module}:{name}", context_dir))
+        staged = read_trial(f"{module}:{name}", context_dir).has_stages
         if staged is None and name == own:  # written by hand: what it does with stages is its own affair
             staged = False
         if staged is not None and not name.startswith("_"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from determined_ds.config.strategy import SWITCHES
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.source import Script, find_script, keyword, source_of
+from determined_ds.experiment.source import Script, find_code, keyword, source_of
 
 # Arguments of transformers that take hyperparameters, torch_compile among them.
 HF_ARGUMENTS = re.compile(r"^from determined_ds\.transformers import (\([^)]*|.*)Arguments\b", re.MULTILINE)
@@ -41,7 +41,7 @@ class Sources:
         script = experiment.script
         if script is None:
             return cls(text=_joined(_beside(experiment.trial, context_dir)))
-        file = find_script(script, context_dir)
+        file = find_code(script, context_dir)
         found = Script(file=file, context_dir=context_dir).sources if file is not None else {}
         calls = (call for each in found.values() for call, name in each.calls if name.endswith("initialize"))
         builds = any(keyword(call, "optimizer") is not None for call in calls)

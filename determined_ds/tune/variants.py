@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from determined_ds.check.trial import builds_engine_by_hand
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.config.strategy import FORMS, Named
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import decide_stated, left_open
 from determined_ds.experiment.experiment import Experiment, parse_experiment
-from determined_ds.experiment.source import TrialClass
+from determined_ds.experiment.source import BY_HAND, read_trial
 from determined_ds.tune.choice import Base, Choice, applied
 
 
@@ -77,7 +76,7 @@ def _check_engine(experiment: Experiment, choice: Choice, context_dir: Path) -> 
         fix = f"leave {choice.engine} out; zero0 reduces the same gradients, by DeepSpeed"
         value = str(experiment.script)
         raise ConfigError(experiment.document.problem(("entrypoint",), message, fix, "engine", value=value))
-    if not builds_engine_by_hand(TrialClass(experiment.trial, context_dir)):
+    if read_trial(experiment.trial, context_dir).library != BY_HAND:
         return
     name = experiment.trial.partition(":")[2]
     raise ConfigError(

@@ -103,7 +103,13 @@ def test_a_schedule_is_judged_with_its_micro_batches_and_its_chunks(tmp_path: Pa
     [
         ([8, 9, 10, 11], [1, 1], 4, "all 4 points with global_batch_size = 9 or 11"),
         ([8, 16, 24], [1, 2, 3], 2, "all 2 points with global_batch_size = 8 or 16 and micro_batch_size = 3"),
-        ([8, 9], [1, 8], 3, "all 3 points with global_batch_size = 9, or micro_batch_size = 8"),
+        (
+            [8, 9],
+            [1, 8],
+            3,
+            "3 points: every one with global_batch_size = 9; every one with micro_batch_size = 8; "
+            "e.g. global_batch_size = 8, micro_batch_size = 8",
+        ),
         ([8, 9], [1, 2], 2, "all 2 points with global_batch_size = 9"),
         (
             range(8, 48),

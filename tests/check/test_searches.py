@@ -38,7 +38,6 @@ def found(
     [
         (ASHA, {"dropout": RANGE}),
         ({**ASHA, "mode": "aggressive"}, {"dropout": RANGE}),
-        ({**ASHA, "max_concurrent_trials": 2}, {"dropout": RANGE}),
         ({**ASHA, "metric": "accuracy", "smaller_is_better": False}, {"dropout": RANGE}),
         ({**ASHA, "metric": "accuracy_loss", "smaller_is_better": False}, {"dropout": RANGE}),
         ({"name": "random", "max_trials": 6}, FEW),
@@ -88,13 +87,6 @@ def test_a_search_that_fits_itself_checks_clean(
             "time_metric to batches",
         ),
         ({**ASHA, "max_trials": 3}, {"a": RANGE}, "search-rungs", "searcher.name", ""),
-        (
-            {**ASHA, "max_concurrent_trials": 1},
-            {"a": RANGE},
-            "search-concurrency",
-            "searcher.max_concurrent_trials",
-            "2 brackets",
-        ),
     ],
 )
 def test_one_that_does_not_is_reported_at_its_key(
