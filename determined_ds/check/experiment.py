@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -130,8 +131,8 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         findings += findings_of([*([no_length(experiment.hyperparameters)] if unstated else []), *wrong], odd)
     # The configuration of the points is unknown.
     if "hyperparameters" in broken or any(key.startswith(STRATEGY) for key in broken):
-        found = in_order(findings, file)
-        return Report(file=file, kind="experiment", findings=found, context_dir=context_dir)
+        said = in_order(findings, file)
+        return Report(file=file, kind="experiment", findings=said, context_dir=context_dir)
 
     # The points
     devices = assumed_cuda(experiment.slots)  # one a slot: whether the cluster has so many is unknown here
@@ -172,10 +173,8 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
             findings.append(finding)
     runs = next((each.resolved for each in judged if each.resolved), None)
     if runs is not None and experiment.searched:
-        try:
+        with contextlib.suppress(ConfigError):  # else the point in the middle cannot run
             runs = resolve_stated(experiment, experiment.hyperparameters, where)
-        except ConfigError:  # the point in the middle cannot run
-            pass
     return Report(
         file=file,
         kind="experiment",

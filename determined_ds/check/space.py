@@ -106,12 +106,14 @@ def judge_points(
         if judged is None:
             recorder = _Recorder(experiment.space.at(values))
             hyperparameters = experiment.at(recorder)
-            resolved, problems, warnings = None, [], []
+            resolved: ResolvedConfig | None = None
+            problems: tuple[Problem, ...] = ()
+            warnings: tuple[Problem, ...] = ()
             try:
                 resolved = resolve_stated(experiment, hyperparameters, where)
-                warnings += resolved.warnings if resolved else ()
+                warnings = resolved.warnings if resolved else ()
             except ConfigError as error:
-                problems, warnings = [*error.problems], [*error.warnings]
+                problems, warnings = (*error.problems,), (*error.warnings,)
             further = check(hyperparameters, resolved)
             problems, warnings = (*problems, *further[0]), (*warnings, *further[1])
             runs = None if problems else resolved
@@ -165,7 +167,9 @@ def _located(axes: Sequence[Axis], values: Sequence[tuple[Any, ...]], members: s
     every point is one of them, and at which none is; and there is an example.
     """
     rows = [tuple(map(repr, point)) for point in values]
-    box, whole, none = {}, [], []  # axis -> values of the part; sentences of an axis
+    box: dict[int, tuple[set[str], str]] = {}  # axis -> its values in that part, and in words
+    whole: list[str] = []
+    none: list[str] = []
     for axis, each in enumerate(axes):
         shown = dict(zip((row[axis] for row in rows), (point[axis] for point in values), strict=True))
         failing = {rows[index][axis] for index in members}

@@ -266,7 +266,8 @@ def reported_metrics(trial: TrialClass, measures: bool = False) -> ReportedMetri
     """
     if measures:
         return ReportedMetrics(MEASURED)
-    names, is_all = (), True
+    names: tuple[str, ...] = ()
+    is_all = True
     if (stated := trial.member("validation_metrics")) is not None:
         node = stated.node
         if not isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
@@ -309,7 +310,7 @@ def _returned_keys(function: ast.AST | None) -> tuple[str, ...]:
         if isinstance(value, ast.Dict):
             keys = [getattr(key, "value", None) for key in value.keys]
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-            keys = [each.arg for each in value.keywords] + [None for _ in value.args]
+            keys = [*(each.arg for each in value.keywords), *(None for _ in value.args)]
         for key in keys:
             if not isinstance(key, str):
                 return ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from determined_ds.documents.document import Document, nearest
+from determined_ds.documents.document import nearest
 from determined_ds.documents.text import kind_of
 from determined_ds.errors import EntrypointError, Problem
 

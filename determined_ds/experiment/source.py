@@ -494,7 +494,7 @@ def read_trial(trial: str, context_dir: Path) -> TrialClass:
     """
     module, _, name = trial.partition(":")
     # As Python looks names up in it, but for the order of a class that two others extend in different ways.
-    order = [*reversed({each: None for each in reversed(_family(f"{module}.{name}", context_dir, ()))})]
+    order = [*reversed(dict.fromkeys(reversed(_family(f"{module}.{name}", context_dir, ()))))]
     if UNKNOWN in order:  # it may extend a class of the library itself
         first = next(index for index, each in enumerate(order) if isinstance(each, str))
         order = [*order[:first], UNKNOWN, *(each for each in order[first:] if each != UNKNOWN)]
@@ -548,7 +548,8 @@ def _family(dotted: str, context_dir: Path, below: tuple[str, ...]) -> list[Defi
     found = UNKNOWN if dotted in below else _class(dotted, context_dir)
     if isinstance(found, str):
         return [] if found == "object" else [found, *TRIALS.get(found, ())]
-    source, family = found.source, [found]
+    source = found.source
+    family: list[Defined | str] = [found]
     for base in found.node.bases:
         base = base.value if isinstance(base, ast.Subscript) else base  # Generic[...]
         named = source.name_of(base)
