@@ -75,8 +75,9 @@ def test_what_draws_loads_no_torch_and_never_pyplot(tmp_path: Path) -> None:
     code = """
 import sys
 import determined_ds
-table = [{"strategy": name, "throughput": 1.0} for name in "ab"]
-assert determined_ds.create_performance_visualizations(table, sys.argv[1])
+one = {"method": "zero1", "slots": 1, "run_dir": ".", "samples_per_second": 1.0, "peak_memory_bytes": 1}
+one |= {"losses_per_epoch": [1.0], "seconds_per_epoch": [1.0]}
+assert determined_ds.create_performance_visualizations([one], sys.argv[1])
 print("drawn", *sys.modules)
 """
     assert not (HEAVY | {"matplotlib.pyplot"}) & set(python(code, tmp_path))

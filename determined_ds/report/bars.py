@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from determined_ds.report.formatting import label, number, unmeasured
 from determined_ds.report.results import Results, Row
 from determined_ds.report.style import FONT_PT, INK, MUTED, ROW_IN, SMALL_PT, colours
-from determined_ds.report.texts import distinct_names, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 LONGEST_LABEL = 54  # of a name, on lines of:
 LABEL_WIDTH = 20
-LONGEST_AT_END = 18  # of a name at the end of its line
 LINE_IN = 0.15  # of a line of a name
 NOTE_WIDTH = 74
 APART = 0.45  # between bars of other numbers of slots
@@ -97,33 +95,6 @@ def beside(panel: Axes, value: float, at: float, text: str, colour: str = INK, g
         color=colour,
         fontsize=SMALL_PT,
     )
-
-
-def end_labels(panel: Axes, ends: Sequence[tuple[float, float, str]], results: Results, apart: float) -> None:
-    """The lines' names at their right ends, moved apart where they would lie on each other."""
-    colour = colours(results)
-    shown = distinct_names((printable(row.name) for row in results.rows), LONGEST_AT_END)
-    ordered = sorted(ends, key=lambda end: end[1])
-    heights: list[float] = []
-    for _, value, _ in ordered:
-        heights.append(max(value, heights[-1] + apart) if heights else value)
-    shift = sum(end[1] - height for end, height in zip(ordered, heights, strict=True)) / len(ordered)
-    for (x, value, name), height in zip(ordered, heights, strict=True):
-        panel.annotate(
-            f"{shown[printable(name)]}  {value:.0f} %",
-            (x, value),
-            xytext=(x + 0.08, height + shift),
-            va="center",
-            color=INK,
-            fontsize=SMALL_PT,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour[name],
-                "linewidth": 0.8,
-                "shrinkA": 0,
-                "shrinkB": 3,
-            },
-        )
 
 
 def note_missing(figure: Figure, results: Results, *, of_pipelines: bool = False) -> None:

@@ -111,7 +111,6 @@ _CAPTIONS: dict[str, Callable[[Results], str]] = {
     "memory": _memory,
     "parts": _parts,
     "loss": _loss,
-    "final": lambda _: "Of the last step, or the last validation, as the table has it.",
     "scaling": _scaling,
     "bubble": _bubble,
     "schedules": _schedules,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND_IN = 0.5
-COLOURS = {part: PALETTE[index][0] for index, part in enumerate(PARTS)}
+COLOURS = {part: PALETTE[index] for index, part in enumerate(PARTS)}
 
 
 def parts_picture(results: Results) -> Figure | None:

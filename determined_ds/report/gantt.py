@@ -31,10 +31,10 @@ DIGIT_IN = 0.056  # of a number in a box
 NUMBER_PT = 6.5
 # Kind of pass -> its colour for the first and the last part of a rank, and what it is called. As in steps taken apart.
 COLOURS = {
-    FORWARD: (PALETTE[1][0], "#fbe3b0"),
+    FORWARD: (PALETTE[1], "#fbe3b0"),
     BACKWARD: ("#00664a", "#35b890"),
     INPUT: ("#00664a", "#35b890"),
-    WEIGHT: (PALETTE[8][0], "#5f53b3"),
+    WEIGHT: (PALETTE[8], "#5f53b3"),
     LOAD: (MUTED, MUTED),
 }
 NAMES = {

@@ -56,7 +56,7 @@ def _colours(found: Partition) -> dict[str, str]:
     for layer in found.layers:
         seconds[layer.name] = seconds.get(layer.name, 0.0) + layer.seconds
     kinds = sorted(seconds, key=lambda name: -seconds[name])[:KINDS]
-    return {name: PALETTE[index][0] for index, name in enumerate(kinds)}
+    return {name: PALETTE[index] for index, name in enumerate(kinds)}
 
 
 def _bars(panel: Axes, found: Partition, bounds: Bounds, colours: dict[str, str], longest: float) -> None:

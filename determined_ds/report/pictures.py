@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 from determined_ds.report.bars import (
     bars,
     beside,
-    end_labels,
     height_of,
     name_bars,
     note_missing,
     places_of,
 )
 from determined_ds.report.divided_steps import parts_picture
-from determined_ds.report.formatting import byte_unit, label, number, percent, slots_text
+from determined_ds.report.formatting import byte_unit, label, name_of, number, percent, slots_text
 from determined_ds.report.gantt import schedules_picture
-from determined_ds.report.results import WINDOW, Results, Row
+from determined_ds.report.results import Results, Row
 from determined_ds.report.style import GROUND, INK, MUTED, colours, drawing, figure_of
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ def memory_picture(results: Results) -> Figure | None:
         if rows:
             name, size = byte_unit(row.peak_memory_bytes for row in rows)
             kind = "resident " if results.accelerator == "cpu" else "device "
-            kind *= any(row.repetitions for row in rows)  # of a given table that is not known
             bars(panels[0], results, rows, [(row.peak_memory_bytes or 0) / size for row in rows])
             panels[0].set_title("Peak memory of a rank")
             panels[0].set_xlabel(f"{name} of {kind}memory")
@@ -120,8 +118,8 @@ def loss_picture(results: Results) -> Figure | None:
             if seconds is not None:
                 curves.plot(seconds, target, "o", color=colour[row.name], **DOT)
         curves.set_title(f"Loss; the dots are at {number(target)}")
-        is_mean = any(row.repetitions for row in rows)
-        curves.set_ylabel(f"loss, mean of {WINDOW} steps" if is_mean else "loss")
+        window = max(row.window for row in rows)
+        curves.set_ylabel(f"loss, mean of {window} steps" if window > 1 else "loss")
         if any(row.slots < most for row in rows):
             curves.set_xlabel(f"dashed: on fewer than {slots_text(most)}")
         curves.grid(axis="y")
@@ -130,27 +128,6 @@ def loss_picture(results: Results) -> Figure | None:
         for panel in (curves, times):
             panel.set_xlim(0, longest * 1.16)
             panel.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
-        note_missing(figure, results)
-    return figure
-
-
-def final_picture(results: Results) -> Figure | None:
-    """Loss and accuracy at the end, of results without curves.
-
-    None where all that is known of it is in :func:`loss_picture`.
-    """
-    losses = [(row, row.loss) for row in results.measured if row.loss is not None and math.isfinite(row.loss)]
-    accuracies = [(row, row.accuracy) for row in results.measured if row.accuracy is not None]
-    if not accuracies and all(row.loss_curve for row, _ in losses):
-        return None
-    wanted = [("Loss", losses), ("Accuracy", accuracies)]
-    shown = [(title, known) for title, known in wanted if known]
-    with drawing():
-        figure, panels = figure_of([height_of([row for row, _ in known], results) for _, known in shown])
-        for panel, (title, known) in zip(panels, shown, strict=True):
-            bars(panel, results, [row for row, _ in known], [value or 0 for _, value in known])
-            panel.set_title(f"{title} at the end")
-            panel.set_xlabel("longer is better" if title == "Accuracy" else "shorter is better")
         note_missing(figure, results)
     return figure
 
@@ -173,21 +150,19 @@ def scaling_picture(results: Results) -> Figure | None:
         slots = sorted({row.slots for row, _ in known})
         places = {each: at for at, each in enumerate(slots)}
         panel.axhline(100, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-        ends = []
         for name, points in lines.items():
             points.sort()
             at, shares = [places[each] for each, _ in points], [share for _, share in points]
             panel.plot(at, shares, "o-", color=colour[name], markersize=6, markeredgecolor=GROUND)
-            ends.append((at[-1], shares[-1], name))
-        top = max(110.0, *(share for points in lines.values() for _, share in points)) + 6
-        panel.set_ylim(0, top)
+            row = next(row for row, _ in known if row.name == name)
+            beside(panel, at[-1], shares[-1], f"{name_of(row, results, 18)}  {shares[-1]:.0f} %", gap=8)
+        panel.set_ylim(0, max(110.0, *(share for points in lines.values() for _, share in points)) + 6)
         panel.set_xlim(-0.12 * len(slots), (len(slots) - 1) * 1.38)
         panel.set_xticks(range(len(slots)), [slots_text(each) for each in slots])
         panel.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         panel.grid(axis="y")
         panel.set_title("Scaling efficiency")
         panel.set_ylabel("share of ideal throughput")
-        end_labels(panel, ends, results, apart=top / 2.4 * 0.17)
         note_missing(figure, results)
     return figure
 
@@ -224,7 +199,6 @@ PICTURES = (
     Picture(name="memory", title="Memory", draw=memory_picture),
     Picture(name="parts", title="A step taken apart", draw=parts_picture),
     Picture(name="loss", title="Time to a loss", draw=loss_picture),
-    Picture(name="final", title="Loss and accuracy at the end", draw=final_picture),
     Picture(name="scaling", title="Scaling over slots", draw=scaling_picture),
     Picture(name="bubble", title="A pipeline's bubble", draw=bubble_picture),
     Picture(name="schedules", title="Schedules, planned and measured", draw=schedules_picture, is_wide=True),

@@ -62,7 +62,7 @@ def memory_picture(profile: Mapping[str, Any]) -> Figure | None:
         for owner, values in _stacked(memory["bytes_by_owner"], LEAST * peak):
             above = [low + value / size for low, value in zip(below, values, strict=True)]
             style: dict[str, Any] = {
-                "color": PALETTE[OWNER_COLOURS[owner]][0],
+                "color": PALETTE[OWNER_COLOURS[owner]],
                 "step": "post",
                 "linewidth": 0,
             }
@@ -131,7 +131,7 @@ def operators_picture(profile: Mapping[str, Any]) -> Figure | None:
     with drawing():
         figure, [panel] = figure_of([1.75 * ROW_IN * len(operators)])
         for at, each in enumerate(operators):
-            colour = PALETTE[PHASE_COLOURS.get(each["phase"], 7)][0]
+            colour = PALETTE[PHASE_COLOURS.get(each["phase"], 7)]
             first = not any(before["phase"] == each["phase"] for before in operators[:at])
             panel.barh(at, 1000 * each["seconds"], 0.6, color=colour, label=each["phase"] if first else None)
             panel.annotate(

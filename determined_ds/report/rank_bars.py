@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Part of a step -> its colour in every picture and table.
 PART_COLOURS = {
-    part: PALETTE[index][0]
+    part: PALETTE[index]
     for index, part in enumerate(
         ("data", "forward", "backward", "communication", "optimizer", "pipeline", "idle", "other")
     )

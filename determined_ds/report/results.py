@@ -58,6 +58,7 @@ class Row:
         samples_per_step: The global batch.
         tokens_per_sample: Where samples are texts.
         estimated_model_state_bytes: Of the rank that holds most, by the memory model.
+        window: Losses that the loss is the mean of; 1 where each is the mean of an epoch.
         repetitions: In the order in which they ran.
     """
 
@@ -77,6 +78,7 @@ class Row:
     samples_per_step: Count | None = None
     tokens_per_sample: Count | None = None
     estimated_model_state_bytes: Number | None = None
+    window: Count = WINDOW
     repetitions: tuple[Repetition, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,11 +98,6 @@ class Row:
     def num_repetitions(self) -> int:
         """Times that it was measured."""
         return len(self.repetitions)
-
-    @property
-    def accuracy(self) -> float | None:
-        """At the end of a training; a measurement of speed has none."""
-        return None
 
     @property
     def num_steps(self) -> int:
@@ -194,8 +191,8 @@ class Row:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the last five losses; of all, where there are fewer."""
-        return _mean(self.losses[-WINDOW:]) if self.losses else None
+        """The mean of the last :attr:`window` losses; of all, where there are fewer."""
+        return _mean(self.losses[-self.window :]) if self.losses else None
 
     @property
     def loss_curve(self) -> tuple[tuple[float, float], ...]:
@@ -206,7 +203,7 @@ class Row:
         losses, step = self.losses, self.median_step_seconds
         if not losses or step is None:
             return ()
-        width = min(WINDOW, len(losses))
+        width = min(self.window, len(losses))
         return tuple((end * step, _mean(losses[end - width : end])) for end in range(width, len(losses) + 1))
 
     def seconds_to(self, loss: float) -> float | None:

@@ -1,4 +1,4 @@
-"""One HTML file that loads nothing: its template, its colours on light and dark, its script under a digest."""
+"""One HTML file that loads nothing: its template, its colours, its script under a digest."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from determined_ds.report.style import FONTS, GRID, GROUND, INK, MUTED, PALETTE
 
 HERE = Path(__file__).parent
 LIGHT = {"ink": INK, "muted": MUTED, "grid": GRID, "ground": GROUND, "page": "#f5f7f9", "accent": "#0b5cad"}
-DARK = {
-    "ink": "#e8ebef",
-    "muted": "#a3adb8",
-    "grid": "#39424d",
-    "ground": "#1a2027",
-    "page": "#11161b",
-    "accent": "#7ab8f5",
-}
 
 
 def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
@@ -34,6 +26,7 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
         values: For the template.
     """
     script = "\n".join((HERE / name).read_text(encoding="utf-8").rstrip("\n") for name in scripts) + "\n"
+    palette = {f"s{index}": colour for index, colour in enumerate(PALETTE)}
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -44,14 +37,8 @@ def self_contained(template: str, scripts: Sequence[str], **values: Any) -> str:
     return environment.get_template(template).render(
         script=Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        light=_variables(LIGHT, dark=False),
-        dark=_variables(DARK, dark=True),
+        light=Markup(" ".join(f"--{name}: {colour};" for name, colour in {**LIGHT, **palette}.items())),
         fonts=Markup(FONTS),
         num_colours=len(PALETTE),
         **values,
     )
-
-
-def _variables(page: dict[str, str], *, dark: bool) -> Markup:
-    palette = {f"s{index}": pair[dark] for index, pair in enumerate(PALETTE)}
-    return Markup(" ".join(f"--{name}: {colour};" for name, colour in {**page, **palette}.items()))

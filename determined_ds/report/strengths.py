@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from determined_ds.report.results import WINDOW, Results, Row
+from determined_ds.report.results import Results, Row
 
 Interval = tuple[float, float]
 ONCE = 0.05  # assumed spread of a speed that was measured once, relative
@@ -121,7 +121,7 @@ def _seconds_spread(results: Results, row: Row) -> Interval:
 
 
 def _loss_spread(_: Results, row: Row) -> Interval:
-    ends = [each.losses[-WINDOW:] for each in row.repetitions if each.losses]
+    ends = [each.losses[-row.window :] for each in row.repetitions if each.losses]
     means = [sum(losses) / len(losses) for losses in ends]
     return _widened(min(means), max(means))
 

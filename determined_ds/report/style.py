@@ -1,4 +1,4 @@
-"""The one look of all pictures: colours, figures, and figures as SVG that follows the page's colours.
+"""The one look of all pictures: colours, figures, and figures as SVG.
 
 matplotlib is imported within functions: asking for a table must not wait for it. Its state of ``pyplot`` is never
 touched; who draws pictures of their own beside these keeps their settings.
@@ -19,28 +19,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# (on light, on dark) for each strategy in the order of the rows. The first seven are those of Okabe and Ito's palette
+# Of each strategy in the order of the rows. The first seven are those of Okabe and Ito's palette
 # that show on white, "Color Universal Design" (2008); the others are of Paul Tol's "muted", which keep apart from them.
 PALETTE = (
-    ("#0072b2", "#4ea5dd"),
-    ("#e69f00", "#f0b429"),
-    ("#009e73", "#2fc39a"),
-    ("#d55e00", "#f07f2e"),
-    ("#cc79a7", "#dd95bd"),
-    ("#56b4e9", "#8accf2"),
-    ("#882255", "#c25a8c"),
-    ("#999933", "#bfbf5a"),
-    ("#332288", "#8f7fe0"),
-    ("#117733", "#4cb26c"),
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#882255",
+    "#999933",
+    "#332288",
+    "#117733",
 )
 INK, MUTED, GRID, GROUND = "#1f2329", "#5c6570", "#dde2e8", "#ffffff"
-VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    GROUND: "--ground",
-    **{light: f"--s{index}" for index, (light, _) in enumerate(PALETTE)},
-}
 WIDTH_IN = 5.0
 ROW_IN = 0.27  # of a bar and the space around it
 FONT_PT = 10
@@ -52,12 +45,12 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 def colours(results: Results) -> dict[str, str]:
     """Strategy -> its colour in all pictures and on the page: by the order of the rows, measured or not."""
     names = dict.fromkeys(row.name for row in results.rows)
-    return {name: PALETTE[index % len(PALETTE)][0] for index, name in enumerate(names)}
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
 
 
 def palette_index(colour: str) -> int:
     """Which of the palette's colours it is."""
-    return [light for light, _ in PALETTE].index(colour)
+    return PALETTE.index(colour)
 
 
 @contextlib.contextmanager
@@ -139,7 +132,7 @@ def png_of(figure: Figure) -> bytes:
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """A figure as an ``<svg>`` for the inside of a page: it takes its colours and its font, and has no ground.
+    """A figure as an ``<svg>`` for the inside of a page: it takes its font, and has no ground.
 
     The same figure gives the same text.
 
@@ -166,13 +159,8 @@ def svg_of(figure: Figure, name: str) -> str:
 
 
 def _for_a_page(tag: str, name: str) -> str:
-    """A tag with names that no other picture has, the page's colours and its font. Texts stay what they are."""
+    """A tag with names that no other picture has, the page's font. Texts stay what they are."""
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'\b(?:xlink:)?href="#', f'href="#{name}-', tag)
     tag = tag.replace("url(#", f"url(#{name}-")
-    tag = re.sub(r"#[0-9a-f]{6}\b", lambda colour: _variable(colour[0]), tag)
     return re.sub(r"(font-family: |font: [^;\"]*?px )[^;\"]*", r"\1var(--font)", tag)
-
-
-def _variable(colour: str) -> str:
-    return f"var({VARIABLES[colour]})" if colour in VARIABLES else colour

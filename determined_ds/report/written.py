@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from determined_ds.documents.files import write_files, write_whole
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.report.given_rows import results_of_table
 from determined_ds.report.pictures import PICTURES
-from determined_ds.report.results import Results, load_results, results_text
+from determined_ds.report.repetition import Repetition
+from determined_ds.report.results import MEASURED, Results, Row, load_results, results_text
 from determined_ds.report.style import png_of
 from determined_ds.report.table import rows_csv
 
@@ -43,7 +45,7 @@ def write_report(results: Results, folder: str | Path, *, page: bool = True) -> 
 
 
 def create_performance_visualizations(
-    results: Results | str | Path | Sequence[Mapping[str, Any]] | Any, output_dir: str | Path
+    results: Results | str | Path | Sequence[Any], output_dir: str | Path
 ) -> list[Path]:
     """Draw results as PNG files, those that make sense for them.
 
@@ -53,38 +55,32 @@ def create_performance_visualizations(
     ``parts.png``       a median step divided into data, forward, backward, ...         where steps were
                                                                                         taken apart
     ``loss.png``        the loss against seconds, and the time to a loss that all       where losses are
-                        come to
-    ``final.png``       loss and accuracy at the end                                    of a table without
-                                                                                        curves
+                        reach
     ``scaling.png``     efficiency over slots                                           of two slots or more
     ``bubble.png``      share of time that a pipeline's stages wait, measured and       of pipelines
                         ideal
-    ``schedules.png``   what each rank of a pipeline computes when, planned and     of pipelines that were
-                        measured                                                    recorded
+    ``schedules.png``   what each rank of a pipeline computes when, planned and         of pipelines that were
+                        measured                                                        recorded
     ==================  ==============================================================  ====================
 
     A strategy has the same colour in all of them, and those that were not measured are named below.
 
     Args:
-        results: From :func:`determined_ds.compare`, or the path of a ``results.json``. Or a table that was measured
-            elsewhere: a list of mappings, one for each strategy, or a pandas DataFrame; several rows of a strategy
-            are repetitions. Columns: ``strategy`` (or ``name``, ``method``), ``slots``, ``samples_per_second`` (or
-            ``throughput``), ``step_seconds`` or ``step_time_ms``, ``global_batch_size``, ``peak_memory_gb`` (10**9
-            bytes) or ``peak_memory_gib``, ``final_loss``, ``losses`` with ``total_time`` or ``step_seconds``,
-            ``final_accuracy``, ``error``; and those of ``results.csv``.
+        results: From :func:`determined_ds.compare`, the path of a ``results.json``, or a list of what
+            :func:`determined_ds.run_training_experiment` returned (or their ``to_dict()``).
         output_dir: Made where it is missing. Pictures of these names in it are replaced.
 
     Returns:
         The files that were written, in the order above.
 
     Raises:
-        ConfigError: ``results.json`` cannot be read, a table has an unknown column or a value that cannot be drawn,
-            nothing was measured, or the folder cannot be written to.
+        ConfigError: ``results.json`` cannot be read, something else was given, nothing was measured, or the folder
+            cannot be written to.
     """
     if isinstance(results, str | Path):
         results = load_results(results)
     elif not isinstance(results, Results):
-        results = results_of_table(results)
+        results = _of_trainings(results)
     if not results.measured:
         problem = Problem(
             key="results",
@@ -102,6 +98,43 @@ def create_performance_visualizations(
             _write(path, png_of(figure))
             written.append(path)
     return written
+
+
+def _of_trainings(trainings: object) -> Results:
+    """Whole trainings as results: a row for each, a step of which is an epoch."""
+    rows = []
+    try:
+        for each in trainings:  # type: ignore[attr-defined]
+            of = each if isinstance(each, Mapping) else each.to_dict()
+            epoch_s = statistics.fmean(of["seconds_per_epoch"])
+            epochs = Repetition(
+                run_dir=str(of["run_dir"]),
+                step_seconds=(epoch_s,),
+                losses=tuple(of["losses_per_epoch"]),
+                warmup=0,
+                start_seconds=0.0,
+                peak_memory_bytes_by_rank=(of["peak_memory_bytes"],),
+                model_state_bytes_by_rank=(),
+            )
+            samples = max(1, round(of["samples_per_second"] * epoch_s))
+            row = Row(
+                name=of["method"], slots=of["slots"], status=MEASURED, samples_per_step=samples, window=1
+            )
+            rows.append(replace(row, repetitions=(epochs,)))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError(
+            Problem(
+                key="results",
+                value=type(trainings).__name__,
+                message="holds no results",
+                fix="give what compare() returns, the path of a results.json, or a list of what"
+                " run_training_experiment() returns",
+                code="results",
+            )
+        ) from None
+    return Results(
+        title="", command="", created="", machine="", accelerator="cuda", steps=0, rows=tuple(rows)
+    )
 
 
 def _write(path: Path, content: bytes) -> None:

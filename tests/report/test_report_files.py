@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 
 from determined_ds import ConfigError, Results, create_performance_visualizations, load_results
@@ -121,7 +120,7 @@ def names(paths: list[Path]) -> list[str]:
     return [path.name for path in paths]
 
 
-def test_pictures_of_a_comparison_of_a_file_and_of_its_csv(tmp_path: Path) -> None:
+def test_pictures_of_a_comparison_and_of_its_file(tmp_path: Path) -> None:
     found = results(*comparison())
     drawn = create_performance_visualizations(found, tmp_path / "pictures")
     assert names(drawn) == [
@@ -137,69 +136,35 @@ def test_pictures_of_a_comparison_of_a_file_and_of_its_csv(tmp_path: Path) -> No
         "memory.png",
     ]
 
-    drawn = create_performance_visualizations(lines_of(found, tmp_path), tmp_path / "csv")
-    assert {"throughput.png", "memory.png", "scaling.png", "bubble.png"} <= set(names(drawn))
+
+TRAINING: dict[str, Any] = {
+    "method": "zero1",
+    "slots": 2,
+    "run_dir": "runs/one",
+    "samples_per_second": 100.0,
+    "losses_per_epoch": (3.0, 2.5),
+    "seconds_per_epoch": (10.0, 12.0),
+    "peak_memory_bytes": 12 * MIB,
+}
 
 
-class Frame:
-    """What is used of a pandas DataFrame: missing cells are nan, numbers are numpy's."""
-
-    def __init__(self, records: list[dict[str, Any]]) -> None:
-        columns = dict.fromkeys(column for record in records for column in record)
-        self._records = [{column: self._cell(record.get(column)) for column in columns} for record in records]
-        self.index = list(range(len(records)))
-
-    @staticmethod
-    def _cell(value: Any) -> Any:
-        if value is None:
-            return np.float64("nan")
-        return np.float64(value) if isinstance(value, float) else value
-
-    def to_dict(self, orient: str) -> list[dict[str, Any]]:
-        assert orient == "records"
-        return self._records
-
-
-TABLE: list[dict[str, Any]] = [
-    {
-        "strategy": "ZeRO-1",
-        "throughput": 100.0,
-        "peak_memory_gb": 12.0,
-        "losses": [3.0, 2.5],
-        "total_time": 30,
-    },
-    {
-        "strategy": "ZeRO-2",
-        "throughput": 90.0,
-        "peak_memory_gb": 9.0,
-        "final_loss": 2.2,
-        "final_accuracy": 0.8,
-    },
-    {"strategy": "ZeRO-3", "error": "CUDA out of memory"},
-]
-
-
-@pytest.mark.parametrize("table", [TABLE, Frame(TABLE)], ids=["list", "frame"])
-def test_a_table_that_was_measured_elsewhere_is_drawn(table: Any, tmp_path: Path) -> None:
-    drawn = create_performance_visualizations(table, tmp_path)
-    assert names(drawn) == ["throughput.png", "memory.png", "loss.png", "final.png"]
+def test_whole_trainings_are_drawn(tmp_path: Path) -> None:
+    """As ``run_training_experiment`` returns them; their ``to_dict()`` here."""
+    drawn = create_performance_visualizations([TRAINING, {**TRAINING, "method": "zero2"}], tmp_path)
+    assert names(drawn) == ["throughput.png", "memory.png", "loss.png"]
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("given", "says"),
     [
-        ([{"strategy": "a", "throughputs": 3}], "throughput"),
-        ([{"throughput": 3}, {"strategy": "b"}], "without a strategy"),
-        ([{"strategy": "a", "throughput": "fast"}], "results[0].throughput = 'fast'"),
-        ([{"strategy": "a", "throughput": 0}], "must be a number above 0"),
-        (7, "is not a table of results"),
+        ([{"strategy": "a", "throughput": 3}], "run_training_experiment()"),
+        (7, "holds no results"),
         ([], "nothing in them was measured"),
-        ([{"strategy": "a"}], "nothing in them was measured"),
     ],
 )
-def test_what_is_no_such_table_is_refused(table: Any, says: str, tmp_path: Path) -> None:
+def test_what_is_no_result_is_refused(given: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        create_performance_visualizations(table, tmp_path / "new")
+        create_performance_visualizations(given, tmp_path / "new")
     assert says in str(caught.value)
     assert not (tmp_path / "new").exists()
 

@@ -19,7 +19,6 @@ from determined_ds.report.style import PALETTE
 MOST_POINTS = 90_000  # of all curves of a page together: one and a half megabytes
 MOST_OF_A_CURVE, LEAST_OF_A_CURVE = 3000, 100
 MOST_PARTS, POINTS_OF_A_PART, LEAST_SMOOTHED = 150, 5, 20
-PER_SECOND = 100  # times are whole numbers of hundredths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +88,13 @@ def _thin(curve: Curve, most: int) -> Curve:
 
 
 def _compact(curve: Curve) -> dict[str, list[Any]]:
-    """``s``: batches, ``t``: hundredths of seconds, each the difference to the one before; ``v``: values."""
+    """``s``: batches, ``t``: seconds, ``v``: values."""
     exact = curve.group == VALIDATION
     values = [value if exact or not math.isfinite(value) else float(f"{value:.6g}") for value in curve.values]
-    found: dict[str, list[Any]] = {"s": _steps_between(curve.steps), "v": jsonable(values)}
-    times = [round(seconds * PER_SECOND) for seconds in curve.seconds if seconds is not None]
+    found: dict[str, list[Any]] = {"s": curve.steps, "v": jsonable(values)}
+    times = [round(seconds, 2) for seconds in curve.seconds if seconds is not None]
     if len(times) == len(curve.steps):
-        found["t"] = _steps_between(times)
+        found["t"] = times
     return found
 
 
@@ -114,10 +113,6 @@ def _smooth(curve: Curve) -> dict[str, Any]:
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return sum(value / len(finite) for value in finite) if finite else math.nan
-
-
-def _steps_between(numbers: Sequence[int]) -> list[int]:
-    return [number - before for number, before in zip(numbers, [0, *numbers], strict=False)]
 
 
 def _marks(shown: RunView) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 // The curves of the page: every picture shows the same part of the same axis.
 (() => {
-  const PER_SECOND = 100, HEIGHT = 240, MOST_TOLD = 12;
-  const read = (page) => JSON.parse(page.getElementById("data").textContent);
-  let data = read(document);
+  const HEIGHT = 240, MOST_TOLD = 12;
+  const data = JSON.parse(document.getElementById("data").textContent);
   const figures = () => [...document.querySelectorAll("figure[data-chart]")];
   const plots = new Map();   // figure -> uPlot
   const visible = new Set();
@@ -32,13 +31,9 @@
 
   // ------------------------------------------------------------------------------------------ data
 
-  function sums(steps) {
-    let at = 0;
-    return steps.map((step) => (at += step));
-  }
   function across(run, curve) {
-    if (axis === "time") return curve.t && sums(curve.t).map((t) => t / PER_SECOND);
-    const steps = sums(curve.s);
+    if (axis === "time") return curve.t;
+    const steps = curve.s;
     if (axis === "batch") return steps;
     return run.samples ? steps.map((step) => step * run.samples) : undefined;
   }
@@ -306,69 +301,8 @@
     pressDots();
     redraw();
   });
-  let width = innerWidth;
   addEventListener("resize", () => {
-    if (innerWidth === width) return;  // the bar of a telephone's browser that comes and goes
-    width = innerWidth;
     for (const [figure, plot] of plots) plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: HEIGHT });
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   begin();
-
-  // --------------------------------------------------------------------------------------------- live
-
-  const connection = document.getElementById("connection");
-  if (!connection) return;
-  const every = parseFloat(connection.textContent.match(/[\d.]+/)[0]) * 1000;
-  let tag = "", shape = shapeOf(data);
-  function shapeOf(data) {
-    return JSON.stringify([data.charts, data.runs.map((run) => run.label)]);
-  }
-  async function look() {
-    try {
-      const answer = await fetch(location.href, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
-      if (answer.status === 200) {
-        tag = answer.headers.get("ETag") || "";
-        take(new DOMParser().parseFromString(await answer.text(), "text/html"));
-      }
-      connection.textContent = answer.ok || answer.status === 304
-        ? "New data every " + every / 1000 + " seconds; looked at " + new Date().toLocaleTimeString() + "."
-        : "det-ds watch answered " + answer.status + ".";
-    } catch {
-      connection.textContent = "det-ds watch has ended; this is what it showed last.";
-    }
-    setTimeout(look, every);
-  }
-  function take(page) {
-    const next = read(page);
-    if (shapeOf(next) !== shape) {  // a metric, a run: other pictures
-      const there = page.querySelector(".charts"), here = document.querySelector(".charts");
-      if (!there || !here) return location.reload();
-      for (const plot of plots.values()) plot.destroy();
-      plots.clear();
-      visible.clear();
-      seen.disconnect();
-      here.replaceWith(there);
-      data = next;
-      shape = shapeOf(next);
-      watchFigures();
-    }
-    data = next;
-    enable();
-    for (const fresh of page.querySelectorAll(".live")) {
-      const stale = document.getElementById(fresh.id);
-      if (!stale || stale.dataset.was === fresh.innerHTML) continue;
-      const sorted = [...stale.querySelectorAll("thead th")].findIndex((head) => head.hasAttribute("aria-sort"));
-      const down = sorted >= 0 && stale.querySelectorAll("thead th")[sorted].getAttribute("aria-sort") === "descending";
-      const box = ".wide", across = (stale.querySelector(box) || stale).scrollLeft;
-      fresh.dataset.was = fresh.innerHTML;
-      stale.replaceWith(fresh);
-      sortable(fresh);
-      (fresh.querySelector(box) || fresh).scrollLeft = across;
-      for (let i = 0; sorted >= 0 && i < 1 + down; i++) fresh.querySelectorAll("thead th button")[sorted].click();
-    }
-    pressDots();
-    redraw();  // what was zoomed to stays
-  }
-  setTimeout(look, every);
 })();

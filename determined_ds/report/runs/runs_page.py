@@ -21,7 +21,6 @@ from determined_ds.report.runs.drawn_data import MOST_PARTS, drawn_data
 from determined_ds.report.runs.final_figures import duration, figure_columns
 from determined_ds.report.runs.line_charts import LineChart, charts_of
 from determined_ds.report.runs.run_view import RUNNING, RunView
-from determined_ds.report.runs.still import StillLine, still_picture
 from determined_ds.report.self_contained import self_contained
 from determined_ds.report.style import PALETTE
 from determined_ds.report.terminal.closing import closing_block
@@ -30,12 +29,11 @@ from determined_ds.report.texts import printable
 SCRIPTS = ("runs/uPlot.iife.min.js", "page.js", "runs/runs.js")
 
 
-def runs_page(runs: Sequence[RunView], *, live_s: float | None = None) -> str:
+def runs_page(runs: Sequence[RunView]) -> str:
     """The page of one run or several. It loads nothing, and what came from outside is text in it.
 
     Args:
         runs: At least one; their order gives them their colours.
-        live_s: It looks for new data this often; None for a page that is a file.
     """
     charts = charts_of(shown.curves.values() for shown in runs)
     data = drawn_data(runs, charts)
@@ -48,7 +46,6 @@ def runs_page(runs: Sequence[RunView], *, live_s: float | None = None) -> str:
         title=printable(_title(runs)),
         verdict=printable(_verdict(runs)),
         facts={} if several else _facts(runs[0]),
-        live="" if live_s is None else f"{live_s:g}",
         several=several,
         running=any(shown.status == RUNNING for shown in runs),
         apart=apart,
@@ -264,7 +261,7 @@ class _Key:
 
 
 def _chart(chart: LineChart, runs: Sequence[RunView]) -> dict[str, Any]:
-    """Its still picture and its key. Several metrics of one run differ in colour, those of several runs in dashes."""
+    """Its key. Several metrics of one run differ in colour, those of several runs in dashes."""
     keys: list[_Key] = []
     for name in chart.curves:
         if name.startswith(f"{VALIDATION}/"):
@@ -272,10 +269,4 @@ def _chart(chart: LineChart, runs: Sequence[RunView]) -> dict[str, Any]:
         else:
             place = sum(key.style != "dots" for key in keys)
             keys.append(_Key(name, "dashed" if place and len(runs) > 1 else "line", place % len(PALETTE)))
-    lines = [
-        StillLine(shown.curves[key.name], index % len(PALETTE) if len(runs) > 1 else key.colour)
-        for index, shown in enumerate(runs)
-        for key in keys
-        if key.name in shown.curves
-    ]
-    return {"title": chart.title, "still": still_picture(lines, chart.title), "curves": keys}
+    return {"title": chart.title, "curves": keys}
