@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -87,21 +87,13 @@ class RunDir:
         Args:
             continued: The run that this one continues: its trial is the same, where it has one.
         """
-        content = {"trial_id": 1 + secrets.randbelow(2**31 - 1), "metadata": {}}
+        content = {"trial_id": 1 + secrets.randbelow(2**31 - 1)}
         content = (continued._trial() if continued is not None else {}) or content
         write_whole(self.trial, json.dumps(content) + "\n")
 
     def trial_id(self) -> int:
         """The id; 0 where there is none."""
         return int(self._trial().get("trial_id", 0))
-
-    def read_metadata(self) -> dict[str, Any]:
-        """What the script has set by ``core_context.train.set_metadata``."""
-        return dict(self._trial().get("metadata") or {})
-
-    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace it."""
-        write_whole(self.trial, json.dumps({**self._trial(), "metadata": dict(metadata)}) + "\n")
 
     def _trial(self) -> dict[str, Any]:
         try:

@@ -27,8 +27,7 @@ from determined_ds.runtime.adoption import adopted, check_pipeline, layout_of, m
 from determined_ds.runtime.checkpoints.stored_partition import stored_partition
 from determined_ds.runtime.data.moving import Mover
 from determined_ds.runtime.loop.custom_reducers import plain_reduced
-from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.runtime.scripts.given_run import cluster_info, script_run
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.ddp import engine_name
 from determined_ds.trial.engine import fix_engine, is_fixed

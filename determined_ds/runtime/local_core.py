@@ -1,8 +1,15 @@
-"""Determined's core context without a cluster: the same calls, with files in a run directory."""
+"""Determined's core context without a cluster: the same calls, with files in a run directory.
+
+A trial under our loop, a session and a script that calls ``det.core.init()`` use the same one. A script, which no loop
+of ours drives, also hands over its :class:`ScriptRun`: its reports then say how far it has got, and each checkpoint
+that it writes is sealed with a manifest here.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,19 +18,27 @@ from typing import TYPE_CHECKING, Any
 from determined import core
 from determined.common import storage
 
+from determined_ds.errors import ConfigError, Problem
 from determined_ds.protocol.best import finite, is_better
 from determined_ds.protocol.checkpoint_files import (
+    MANIFEST,
+    METADATA,
     PARTIAL,
     checkpoints_in,
     damage_of,
+    files_of,
+    fingerprint,
     remove_partial,
     sync_to_disk,
+    write_manifest,
 )
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.links import Links
 from determined_ds.protocol.metrics_file import append_record, jsonable, put_on_disk, read_records
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.protocol.signals import STOP
+from determined_ds.runtime.scalars import write_scalars
+from determined_ds.runtime.scripts.given_run import ScriptRun
 from determined_ds.runtime.system_metrics import LocalProfiler
 
 if TYPE_CHECKING:
@@ -38,6 +53,8 @@ class LocalTrainContext(core.DummyTrainContext):
         metric: ``searcher.metric``: the validation metric that the best checkpoint is chosen by.
         smaller_is_better: Of that metric.
         report: Reports the same to a master, or None.
+        run: Of a script; None where a loop of ours trains.
+        writes_scalars: Whether to write metrics for TensorBoard too; our loops do that themselves.
     """
 
     _trial_id = 0
@@ -50,6 +67,8 @@ class LocalTrainContext(core.DummyTrainContext):
         metric: str = "",
         smaller_is_better: bool = True,
         report: MasterReport | None = None,
+        run: ScriptRun | None = None,
+        writes_scalars: bool = False,
     ) -> None:
         self._there = RunDir(run_dir)
         make_private(self._there.tensorboard)
@@ -57,12 +76,13 @@ class LocalTrainContext(core.DummyTrainContext):
         self._metric = metric
         self._smaller_is_better = smaller_is_better
         self._report = report
+        self._run = run
+        self._writes_scalars = writes_scalars
+        self._writer: Any = None
         self._best: float | None = None
-        self._remember_best()
-
-    def _remember_best(self) -> None:
-        """The best validation before, where a run is resumed."""
-        for record in read_records(self._there.current(self._there.metrics), "validation"):
+        for record in read_records(
+            self._there.current(self._there.metrics), "validation"
+        ):  # of a resumed run
             self._note_best(record["metrics"])
 
     def set_status(self, status: str) -> None:
@@ -70,6 +90,7 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def report_progress(self, progress: float) -> None:
         """The terminal shows it."""
+        HEART.beat()
         if self._report is not None:
             self._report.progress(progress)
 
@@ -83,21 +104,43 @@ class LocalTrainContext(core.DummyTrainContext):
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         self.report_metrics("validation", steps_completed, metrics)
-        self._note_best(metrics)
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        steps_completed = int(steps_completed)  # a script may count with numpy, or in a tensor
+        if self._run is not None:
+            self._run.begun(steps_completed)
         record = {"group": group, "steps_completed": steps_completed, "metrics": metrics}
         append_record(self._there.metrics, {**record, "time": round(time.time(), 3)})
         if self._report is not None:
             self._report.metrics(group, steps_completed, jsonable(metrics))
+        if group == "validation":
+            self._note_best(metrics)
+        if self._writes_scalars and group in ("training", "validation"):
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(log_dir=str(self._there.tensorboard))
+            write_scalars(self._writer, group, steps_completed, metrics)
+            self._writer.flush()
+
+    def report_early_exit(self, reason: core.EarlyExitReason) -> None:
+        """The core context calls it where a script has raised ``det.InvalidHP``, and would then exit with status 0.
+
+        Raises:
+            ConfigError: the script cannot run with this point.
+        """
+        if core.EarlyExitReason(reason) == core.EarlyExitReason.INVALID_HP:
+            message = f"the script cannot run with this point: {sys.exc_info()[1] or reason}"
+            fix = "choose other values, e.g. by --set hyperparameters.NAME=VALUE"
+            raise ConfigError(Problem(key="hyperparameters", message=message, fix=fix, code="invalid-hp"))
+
+    def get_experiment_best_validation(self) -> float | None:
+        return self._best
 
     def _note_best(self, metrics: Mapping[str, Any]) -> None:
         value = finite(metrics.get(self._metric))
         if is_better(value, self._best, smaller_is_better=self._smaller_is_better):
             self._best = value
-
-    def get_experiment_best_validation(self) -> float | None:
-        return self._best
 
 
 class AtomicStorage(storage.SharedFSStorageManager):
@@ -107,19 +150,21 @@ class AtomicStorage(storage.SharedFSStorageManager):
         base_path: The folder of the checkpoints.
         metrics: The file of the metrics, synced first: a run that resumes from the checkpoint does not report earlier
             batches again.
-        is_chief: Whether this is rank 0, which renames.
         shared: Whether other runs write to the folder too; theirs are left alone.
+        elsewhere: Folders of checkpoints of other runs, which are read by their uuids as well.
     """
 
-    def __init__(self, base_path: str, metrics: Path, *, is_chief: bool = True, shared: bool = False) -> None:
+    def __init__(
+        self, base_path: str, metrics: Path, *, shared: bool = False, elsewhere: Sequence[Path] = ()
+    ) -> None:
         super().__init__(base_path)
         self._shared = shared
         self.folder = Path(base_path)
         self._metrics = metrics
-        self._is_chief = is_chief
+        self._elsewhere = {path.name: str(path.absolute()) for path in elsewhere}
 
     def store_path_is_direct_access(self) -> bool:
-        """No: it becomes the checkpoint in :meth:`post_store_path`."""
+        """No: what is written becomes a checkpoint in :meth:`publish`."""
         return False
 
     def pre_store_path(self, dst: str) -> Path:
@@ -127,23 +172,36 @@ class AtomicStorage(storage.SharedFSStorageManager):
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def post_store_path(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
-        """The folder becomes the checkpoint, once all ranks have written.
+    def upload(self, src: str | os.PathLike[str], dst: str, paths: Any = None) -> None:
+        super().upload(src, self.pre_store_path(dst).name, paths)
 
-        Determined calls it on the first rank of each machine, since it compares device numbers, which differ between
-        machines for one network file system. Source: ``_store_path_sharded`` in determined 0.38.1's
-        ``core/_checkpoint.py``.
+    def publish(self, uuid: str, metadata: Mapping[str, Any]) -> None:
+        """Make what all ranks have written a checkpoint, with a manifest; on rank 0.
+
+        Args:
+            uuid: Of the checkpoint.
+            metadata: What ``metadata.json`` holds.
         """
-        if self._is_chief:
-            self.publish(Path(src), dst)
-
-    def publish(self, src: Path, dst: str) -> None:
-        """Rename a folder to a checkpoint, once it is on the disk."""
+        written = self.pre_store_path(uuid)
+        if not (written / MANIFEST).exists():  # our own writer has the checksums, and seals it
+            write_manifest(
+                written, {name: fingerprint(written / name) for name in files_of(written)}, metadata
+            )
         put_on_disk(self._metrics)
         put_on_disk(self._metrics.parent)
-        sync_to_disk(src)
-        os.rename(src, self.folder / dst)
+        sync_to_disk(written)
+        os.rename(written, self.path_of(uuid))
         put_on_disk(self.folder)
+
+    def path_of(self, uuid: str) -> Path:
+        """The folder of a checkpoint, of this run or one that it continues."""
+        return Path(self._elsewhere.get(uuid) or self.folder / uuid)
+
+    def restore_path(self, src: str, selector: Any = None) -> Any:
+        return super().restore_path(str(self.path_of(src)), selector)
+
+    def download(self, src: str, dst: str | os.PathLike[str], selector: Any = None) -> None:
+        super().download(str(self.path_of(src)), dst, selector)
 
     def set_aside(self, uuid: str) -> Path:
         """Make a checkpoint a folder that is none, to be deleted. Returns the folder."""
@@ -167,27 +225,44 @@ class AtomicStorage(storage.SharedFSStorageManager):
 
 
 class LocalCheckpointContext(core.DummyCheckpointContext):
-    """Checkpoints in the run directory.
+    """Checkpoints in a folder, each complete or absent.
 
     Args:
         distributed: The ranks.
         storage_manager: Writes them.
         report: Reports them to a master, or None.
         links: Of the run directory, or None where they are elsewhere.
+        run: Of a script, or None.
     """
 
     def __init__(
         self,
         distributed: core.DistributedContext,
-        storage_manager: storage.StorageManager,
+        storage_manager: AtomicStorage,
         report: MasterReport | None,
         links: Links | None = None,
+        run: ScriptRun | None = None,
     ) -> None:
         super().__init__(distributed, storage_manager)
+        self._files = storage_manager
         self._report = report
         self._links = links
+        self._run = run
 
     def _report_checkpoint(self, storage_id: str, resources: Any = None, metadata: Any = None) -> None:
+        """Called on rank 0 once all ranks have written, before they go on.
+
+        Source: ``_store_path_sharded`` in determined 0.38.1's ``core/_checkpoint.py``.
+        """
+        if "steps_completed" not in (metadata or {}):  # a master requires it
+            message = "the metadata of a checkpoint must have steps_completed"
+            fix = "core_context.checkpoint.store_path({'steps_completed': batches}), or upload(..., metadata=...)"
+            raise ConfigError(
+                Problem(key="core_context.checkpoint", message=message, fix=fix, code="metadata")
+            )
+        if self._run is not None:
+            self._run.begun(int(metadata["steps_completed"]))
+        self._files.publish(storage_id, metadata)
         if self._links is not None:
             self._links.update()
         if self._report is not None:
@@ -198,6 +273,19 @@ class LocalCheckpointContext(core.DummyCheckpointContext):
             self._links.update()
         if self._report is not None:
             self._report.deleted(storage_id, resources)
+
+    def upload(self, *args: Any, shard: bool = False, **kwargs: Any) -> str:
+        uuid = super().upload(*args, shard=shard, **kwargs)
+        if shard:
+            self._dist.allgather(None)  # rank 0 has published it
+        return uuid
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self._files.path_of(storage_id) / METADATA).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 class SignalPreemptContext(core.DummyPreemptContext):
@@ -218,6 +306,10 @@ def local_core_context(
     smaller_is_better: bool = True,
     report: MasterReport | None = None,
     checkpoint_dir: Path | None = None,
+    run: ScriptRun | None = None,
+    writes_scalars: bool = False,
+    preempt_mode: core.PreemptMode = core.PreemptMode.ChiefOnly,
+    **more: Any,
 ) -> core.Context:
     """A core context whose metrics and TensorBoard files go to ``run_dir``, and its checkpoints too.
 
@@ -228,20 +320,35 @@ def local_core_context(
         smaller_is_better: Of that metric.
         report: Reports to a master, or None.
         checkpoint_dir: For the checkpoints, beside those of other runs; None for the run directory.
+        run: Of a script that called ``core.init``; None where a loop of ours trains.
+        writes_scalars: As for :class:`LocalTrainContext`.
+        preempt_mode: Which ranks call ``should_preempt()``.
+        more: Further parts of Determined's context.
     """
     there, is_chief = RunDir(run_dir), distributed.rank == 0
+    folder = checkpoint_dir or there.checkpoints
     make_private(there.checkpoints)
+    make_private(folder)
     if is_chief:
         remove_partial(there.checkpoints)  # of a run that was killed
-    links = Links(there, metric=metric, smaller_is_better=smaller_is_better)
-    folder = checkpoint_dir or there.checkpoints
-    make_private(folder)
-    manager = AtomicStorage(str(folder), there.metrics, is_chief=is_chief, shared=checkpoint_dir is not None)
-    checkpoint = LocalCheckpointContext(distributed, manager, report, None if checkpoint_dir else links)
+    report = report if is_chief else None
+    links = (
+        Links(there, metric=metric, smaller_is_better=smaller_is_better) if checkpoint_dir is None else None
+    )
+    elsewhere = [path for path in (run.fork, run.resume_from) if path] if run is not None else []
+    files = AtomicStorage(str(folder), there.metrics, shared=checkpoint_dir is not None, elsewhere=elsewhere)
     return core.Context(
         distributed=distributed,
-        checkpoint=checkpoint,
-        preempt=SignalPreemptContext(distributed, core.PreemptMode.ChiefOnly),
-        train=LocalTrainContext(run_dir, metric=metric, smaller_is_better=smaller_is_better, report=report),
+        checkpoint=LocalCheckpointContext(distributed, files, report, links, run),
+        preempt=SignalPreemptContext(distributed, preempt_mode),
+        train=LocalTrainContext(
+            run_dir,
+            metric=metric,
+            smaller_is_better=smaller_is_better,
+            report=report,
+            run=run,
+            writes_scalars=writes_scalars,
+        ),
         profiler=LocalProfiler(run_dir, distributed),
+        **more,
     )

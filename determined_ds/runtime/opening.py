@@ -19,7 +19,7 @@ from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.devices import detect_accelerator
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of, task_of_cluster
+from determined_ds.experiment.decide import Task, decide_task, hyperparameters_of
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import first_trial_seed
 from determined_ds.protocol.handed_on import REPORT
@@ -32,8 +32,7 @@ from determined_ds.runtime.group.peers import leave_peers
 from determined_ds.runtime.local_core import local_core_context
 from determined_ds.runtime.logs.attached import reported_to_tools
 from determined_ds.runtime.master.core_context import cluster_core_context
-from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.runtime.scripts.given_run import cluster_info, cluster_trial, script_run, task_of
 from determined_ds.runtime.tensorboard_files import upload, upload_last
 from determined_ds.runtime.tracebacks import show_own_errors
 
@@ -85,71 +84,68 @@ def open_context(
         run.listens = True
         experiment, run_dir, checkpoint_dir = run.experiment, run_dir or run.run_dir, None
         accelerator = accelerator or run.accelerator
-    task = _task(hparams, exp_conf, experiment)
+        trains = trains and run.measurement is None
+    task = cluster_trial() or (task_of(experiment) if experiment else _task_of_arguments(hparams, exp_conf))
     devices = detect_accelerator(accelerator)
     ranks = _ranks(distributed, devices)
-    folder = Path(tempfile.mkdtemp() if task.on_cluster else _run_dir(run_dir, ranks))
-    with (
-        _core_context(task, folder, ranks, checkpoint_dir=checkpoint_dir) as core_context,
-        _dropping_points(task, ranks),
-    ):
-        context = _context(task, core_context, devices, RunDir(folder), enable_tensorboard_logging)
-        context.engine = engine
-        context.resets_optimizer = run is not None and run.resets_optimizer
-        with _uploaded_at_last(context, task), _to_tools(context, task, devices, trains=trains):
-            yield context
-            leave_peers()  # a rank that fails shows signs of life to its end
-
-
-@contextlib.contextmanager
-def _uploaded_at_last(context: DeepSpeedTrialContext, task: Task) -> Iterator[None]:
-    """On a cluster, upload once the tools have ended, whose files are beside those for TensorBoard."""
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         if task.on_cluster:
-            upload_last(context._core.train, partial(upload, context))
+            there = RunDir(Path(tempfile.mkdtemp()))
+            core_context = stack.enter_context(cluster_core_context(ranks))
+        else:
+            if run_dir is None:
+                run_dir = ranks.broadcast(
+                    tempfile.mkdtemp(prefix="determined_ds-") if ranks.rank == 0 else None
+                )
+            there = RunDir(Path(run_dir))
+            report = run.report if run is not None else None
+            if report is None and REPORT in os.environ and ranks.rank == 0:
+                from determined_ds.runtime.master.unmanaged import reported
 
-
-def _to_tools(
-    context: DeepSpeedTrialContext, task: Task, devices: Accelerator, *, trains: bool
-) -> contextlib.AbstractContextManager[None]:
-    run = script_run()
-    if not trains or (run is not None and run.measurement is not None):
-        return contextlib.nullcontext()
-    return reported_to_tools(
-        context._core,
-        task,
-        devices,
-        run_dir=None if task.on_cluster else context._run_dir,
-        resolved=lambda: context.resolved,
-    )
-
-
-def _context(
-    task: Task,
-    core_context: core.Context,
-    accelerator: Accelerator,
-    run_dir: RunDir,
-    enable_tensorboard_logging: bool,
-) -> DeepSpeedTrialContext:
-    resolved = _resolve(task, core_context.distributed, accelerator)
-    if isinstance(resolved, ResolvedConfig):
-        resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
-    seed_everything(task.seed)
-    context = DeepSpeedTrialContext(
-        core_context=core_context,
-        resolved=resolved,
-        hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
-        accelerator=accelerator,
-        run_dir=run_dir,
-        trial_seed=task.seed,
-        exp_conf=task.exp_conf,
-        steps_completed=task.steps_completed,
-        enable_tensorboard_logging=enable_tensorboard_logging,
-    )
-    context.resumed_from = _latest_checkpoint(task)
-    return context
+                report = stack.enter_context(
+                    reported(there.path, task.exp_conf or {}, task.hyperparameters.data)
+                )
+            core_context = local_core_context(
+                there.path,
+                ranks,
+                metric=task.metric,
+                smaller_is_better=task.smaller_is_better,
+                report=report,
+                checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
+            )
+        stack.enter_context(_dropping_points(task, ranks))
+        resolved = _resolve(task, ranks, devices)
+        if isinstance(resolved, ResolvedConfig):
+            resolved = resolved.writing_in(str(core_context.train.get_tensorboard_path()))
+        seed_everything(task.seed)
+        context = DeepSpeedTrialContext(
+            core_context=core_context,
+            resolved=resolved,
+            hyperparameters=task.hyperparameters if task.has_hyperparameters else None,
+            accelerator=devices,
+            run_dir=there,
+            trial_seed=task.seed,
+            exp_conf=task.exp_conf,
+            steps_completed=task.steps_completed,
+            enable_tensorboard_logging=enable_tensorboard_logging,
+        )
+        context.engine = engine
+        if run is not None:
+            context.resumed_from, context.resets_optimizer = run.latest_checkpoint, run.resets_optimizer
+        elif task.on_cluster:
+            info = cluster_info()
+            context.resumed_from = (info and info.latest_checkpoint) or None
+            # Once the tools have ended, whose files are beside those for TensorBoard.
+            stack.callback(upload_last, core_context.train, partial(upload, context))
+        if trains:
+            run_here = None if task.on_cluster else there
+            stack.enter_context(
+                reported_to_tools(
+                    core_context, task, devices, run_dir=run_here, resolved=lambda: context.resolved
+                )
+            )
+        yield context
+        leave_peers()  # a rank that fails shows signs of life to its end
 
 
 @contextlib.contextmanager
@@ -189,6 +185,16 @@ def init(
         yield context
 
 
+def _task_of_arguments(hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None) -> Task:
+    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
+    return Task(
+        hyperparameters=hyperparameters_of(hparams),
+        exp_conf=exp_conf,
+        seed=stated_seed(hparams or {}, first_trial_seed(int(given or 0))),
+        has_hyperparameters=hparams is not None,
+    )
+
+
 def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> core.DistributedContext:
     """The ranks by one transport, torch's process group, whatever others a script opened.
 
@@ -206,115 +212,45 @@ def _ranks(given: core.DistributedContext | None, accelerator: Accelerator) -> c
 
 
 @contextlib.contextmanager
-def _dropping_points(task: Task, distributed: core.DistributedContext) -> Iterator[None]:
+def _dropping_points(task: Task, ranks: core.DistributedContext) -> Iterator[None]:
     """Have a searcher drop a point that cannot run; rank 0 reports it."""
     try:
         yield
     except ConfigError as error:
         if not task.drops_point(error):
             raise
-        if distributed.rank != 0:
+        if ranks.rank != 0:
             raise SystemExit(0) from error
         logger.warning("this point cannot run, and is dropped: %s", error)
         raise det.InvalidHP(str(error)) from error
 
 
-def _latest_checkpoint(task: Task) -> str | None:
-    if (run := script_run()) is not None:
-        return run.latest_checkpoint
-    info = cluster_info() if task.on_cluster else None
-    return None if info is None else info.latest_checkpoint or None
-
-
-def _task(
-    hparams: dict[str, Any] | None, exp_conf: dict[str, Any] | None, experiment: Experiment | None
-) -> Task:
-    info = cluster_info()
-    if info is not None and info.task_type == "TRIAL":
-        trial = info.trial
-        return task_of_cluster(
-            trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
-        )
-    if experiment is not None:
-        hyperparameters = experiment.hyperparameters
-        return Task(hyperparameters=hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed)
-    given = ((exp_conf or {}).get("reproducibility") or {}).get("experiment_seed")
-    seed = stated_seed(hparams or {}, first_trial_seed(int(given or 0)))
-    return Task(
-        hyperparameters=hyperparameters_of(hparams),
-        exp_conf=exp_conf,
-        seed=seed,
-        has_hyperparameters=hparams is not None,
-    )
-
-
-def _run_dir(run_dir: str | os.PathLike[str] | None, distributed: core.DistributedContext) -> str:
-    if run_dir is not None:
-        return os.fspath(run_dir)
-    made = tempfile.mkdtemp(prefix="determined_ds-") if distributed.rank == 0 else None
-    return str(distributed.broadcast(made))
-
-
-@contextlib.contextmanager
-def _core_context(
-    task: Task,
-    run_dir: Path,
-    distributed: core.DistributedContext,
-    *,
-    checkpoint_dir: str | os.PathLike[str] | None,
-) -> Iterator[core.Context]:
-    with contextlib.ExitStack() as stack:
-        if task.on_cluster:
-            yield stack.enter_context(cluster_core_context(distributed))
-            return
-        run = script_run()
-        report = run.report if run is not None else None
-        if report is None and REPORT in os.environ and distributed.rank == 0:
-            from determined_ds.runtime.master.unmanaged import reported
-
-            report = stack.enter_context(reported(run_dir, task.exp_conf or {}, task.hyperparameters.data))
-        yield stack.enter_context(
-            local_core_context(
-                run_dir,
-                distributed,
-                metric=task.metric,
-                smaller_is_better=task.smaller_is_better,
-                report=report,
-                checkpoint_dir=None if checkpoint_dir is None else Path(checkpoint_dir),
-            )
-        )
-
-
 def _resolve(
-    task: Task, distributed: core.DistributedContext, accelerator: Accelerator
+    task: Task, ranks: core.DistributedContext, accelerator: Accelerator
 ) -> ResolvedConfig | ConfigError:
     """What will run; why that is open, where the trial's first engine can say it."""
-    if task.on_cluster and task.slots not in (None, distributed.size):
-        message = f"{distributed.size} rank{' was' if distributed.size == 1 else 's were'} started for them"
+    if task.on_cluster and task.slots not in (None, ranks.size):
+        message = f"{ranks.size} rank{' was' if ranks.size == 1 else 's were'} started for them"
         fix = "on CPU slots, set LOCAL_SIZE to the slots of a machine (startup-hook.sh does)"
         key = "resources.slots_per_trial"
         raise ConfigError(Problem(key=key, value=task.slots, message=message, fix=fix, code="ranks"))
     where = Where(
         context_dir=Path.cwd(),
         accelerator=accelerator,
-        slots=distributed.size,
+        slots=ranks.size,
         slots_origin=task.slots_origin,
-        machines=distributed.cross_size,
+        machines=ranks.cross_size,
     )
     try:
         resolved = decide_task(task, where)
     except ConfigError as error:
-        if _left_open(task, error):
+        # The batch alone may be left to an engine; without a DeepSpeed JSON its division too, by an engine's layout.
+        names_json = task.hyperparameters.get(("deepspeed_config",)) is not None
+        left_open = ("batch-missing",) if names_json else ("batch-missing", "batch")
+        if all(problem.code in left_open for problem in error.problems):
             return error
         raise
-    if task.on_cluster and distributed.rank == 0:  # off-cluster, the launcher has shown them
+    if task.on_cluster and ranks.rank == 0:  # off-cluster, the launcher has shown them
         for warning in resolved.warnings:
             logger.warning("%s", warning)
     return resolved
-
-
-def _left_open(task: Task, error: ConfigError) -> bool:
-    """Whether the batch alone is not determined, or cannot be without the layout of an engine."""
-    names_json = task.hyperparameters.get(("deepspeed_config",)) is not None
-    open_codes = ("batch-missing",) if names_json else ("batch-missing", "batch")
-    return all(problem.code in open_codes for problem in error.problems)

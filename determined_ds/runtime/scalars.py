@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from determined_ds.protocol.best import as_number
@@ -21,12 +21,3 @@ def write_scalars(writer: Any, group: str, steps_completed: int, metrics: Mappin
         number = as_number(value)
         if number is not None:
             writer.add_scalar(f"{group}/{name}", number, steps_completed)
-
-
-def write_batches(
-    writer: Any, group: str, steps_completed: int, batch_metrics: Sequence[Mapping[str, Any]]
-) -> None:
-    """Write the metrics of single batches, of which the last one is the last that was trained."""
-    first = steps_completed - len(batch_metrics)
-    for number, metrics in enumerate(batch_metrics, start=1):
-        write_scalars(writer, group, first + number, metrics)

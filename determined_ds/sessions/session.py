@@ -17,8 +17,7 @@ from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.errors import TrainingError
 from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.opening import open_context
-from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.given_run import script_run
+from determined_ds.runtime.scripts.given_run import cluster_info, script_run
 from determined_ds.sessions.feeding import TrainingBatches, ValidationData, given_loader
 from determined_ds.sessions.measured_steps import MeasuredSteps
 from determined_ds.sessions.refusals import check_count, check_given, decided, driven, of_script, refused

@@ -13,8 +13,8 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.experiment.decide import Task, task_of_cluster
-from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
+from determined_ds.experiment.decide import Task
+from determined_ds.runtime.scripts.given_run import ScriptRun, cluster_trial, script_run, task_of
 from determined_ds.runtime.upstream import load_deepspeed
 
 
@@ -57,14 +57,11 @@ class TrialHere:
 
 def trial_here() -> TrialHere | None:
     """The trial that this process trains; None where neither a cluster nor ``det-ds run`` has started it."""
-    info = det.get_cluster_info()
-    if info is None or info.task_type != "TRIAL":
+    run, info = script_run(), det.get_cluster_info()
+    task = cluster_trial() if run is None else task_of(run.experiment)
+    if task is None or info is None:
         return None
-    trial = info.trial
-    task = task_of_cluster(
-        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
-    )
-    return TrialHere(task=task, latest_checkpoint=info.latest_checkpoint or None, run=script_run())
+    return TrialHere(task=task, latest_checkpoint=info.latest_checkpoint or None, run=run)
 
 
 def accelerator_here(*, use_cpu: bool) -> Accelerator:

@@ -34,7 +34,7 @@ def test_metrics_are_on_the_disk_before_a_checkpoint_is_there(
 
     note("fsync")
     note("rename")
-    storage.post_store_path(partial, "uuid")
+    storage.publish("uuid", {"steps_completed": 1})
     renamed = done.index(f"rename {partial.name}")
     assert {"fsync metrics.jsonl", "fsync file"} <= set(done[:renamed])
     assert done[renamed + 1 :] == ["fsync checkpoints"]

@@ -39,7 +39,7 @@ from determined_ds.runtime.checkpoints.writer_thread import WriterThread
 from determined_ds.runtime.data.seeds import rng_state
 from determined_ds.runtime.local_core import AtomicStorage
 from determined_ds.runtime.master.ending import exit_code_of
-from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.given_run import cluster_info
 
 # How long a thread may take to end where nothing more is to be written.
 ENDS_WITHIN_S = 10.0

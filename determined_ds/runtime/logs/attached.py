@@ -15,13 +15,13 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.config.loggers import read_loggers
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.devices import detect_accelerator
-from determined_ds.experiment.decide import Task, task_of_cluster
+from determined_ds.experiment.decide import Task
 from determined_ds.protocol.launches import RESTART, START, Launch, decided_fields, launch_of, read_launches
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.runtime.logs.identity import RunHere, RunOnCluster, shown_run
 from determined_ds.runtime.logs.sender import TeamTools
 from determined_ds.runtime.logs.sink import sent_on
-from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.given_run import cluster_info, cluster_trial
 from determined_ds.runtime.tensorboard_files import (
     OF_TOOLS,
     copy_changed,
@@ -46,14 +46,10 @@ def report_to_tools(core_context: core.Context) -> Iterator[None]:
     Yields:
         While the script trains.
     """
-    info = cluster_info()
-    if info is None or info.task_type != "TRIAL":
+    task, train = cluster_trial(), core_context.train
+    if task is None:
         yield
         return
-    trial, train = info.trial, core_context.train
-    task = task_of_cluster(
-        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
-    )
     is_manual = getattr(train, "_tensorboard_mode", None) == core.TensorboardMode.MANUAL
     with contextlib.ExitStack() as stack:
         if (

@@ -31,8 +31,7 @@ from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.measured_loop import measure_throughput
 from determined_ds.runtime.loop.settings import LENGTHS, LoopOptions, section_of
 from determined_ds.runtime.loop.step_measure import keep_row
-from determined_ds.runtime.scripts.cluster_info import cluster_info
-from determined_ds.runtime.scripts.given_run import ScriptRun, script_run
+from determined_ds.runtime.scripts.given_run import ScriptRun, cluster_info, script_run
 
 logger = logging.getLogger("determined_ds")
 POLICIES = ("best", "all", "none")

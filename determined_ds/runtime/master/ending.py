@@ -59,7 +59,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def came_of_other_ranks(error: BaseException) -> bool:
     """Whether the cause of an error is that another rank, or the connection to it, was lost."""
-    return any(map(_is_of_other_ranks, chain(error)))
+    return any(map(_is_of_other_rank, chain(error)))
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -95,15 +95,14 @@ def reason_of(error: BaseException) -> str:
     )
 
 
-def _is_of_other_ranks(error: BaseException) -> bool:
+def _is_of_other_rank(error: BaseException) -> bool:
     return "DistError" in _names(error) or OF_OTHER_RANKS.search(str(error)) is not None
 
 
 def _is_not_ours(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in ERRNOS:
         return True
-    is_foreign = bool(NOT_OURS & _names(error)) and ASSERTED not in str(error)
-    return is_foreign or _is_of_other_ranks(error)
+    return (bool(NOT_OURS & _names(error)) and ASSERTED not in str(error)) or _is_of_other_rank(error)
 
 
 def _names(error: BaseException) -> set[str]:
@@ -128,16 +127,18 @@ def say_in_task_log(message: str, exit_code: int, error: BaseException | None) -
     """
     if isinstance(error, ChiefFailed):
         return
-    lines = _lines(message, error)
+    if isinstance(error, DeterminedDSError):
+        lines = error_lines(error)
+    else:
+        lines = lines_of(ERROR, message if error is None else traceback.format_exception_only(error)[-1])
     if exit_code != EXIT_CRASHED:
         memory = error is not None and is_out_of_memory(error)
         lines.append(OUT_OF_MEMORY if memory else NO_RESTART_HELPS)
     foreseen = error is None or isinstance(error, DeterminedDSError)
     text = "\n".join(lines if foreseen else [message.rstrip(), *lines])
-    chief = _is_chief()
-    if chief:
+    if _is_chief():
         print(text, file=sys.stderr, flush=True)
-    if not _meet(lines, APART_S) and not chief:
+    if not _meet(lines, APART_S) and not _is_chief():
         print(text, file=sys.stderr, flush=True)
 
 
@@ -150,39 +151,28 @@ def _is_chief() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _lines(message: str, error: BaseException | None) -> list[str]:
-    if error is None:
-        return lines_of(ERROR, message)
-    if isinstance(error, DeterminedDSError):
-        return error_lines(error)
-    return lines_of(ERROR, traceback.format_exception_only(error)[-1])
-
-
 def _meet(said: list[str], within_s: float) -> bool:
     """Whether rank 0 says the same; rank 0 waits until all have seen it."""
-    found, done = threading.Event(), threading.Event()
+    found = threading.Event()
 
     def meet() -> None:
-        # The store may be gone, or on a machine that is.
-        with contextlib.suppress(Exception):
-            if _all_here(said, within_s):
+        import torch.distributed as dist
+
+        with contextlib.suppress(Exception):  # the store may be gone
+            if not dist.is_initialized() or dist.get_world_size() == 1:
+                return
+            others = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
+            own, theirs, wanted = others, f"{others}/chief", 1
+            if _is_chief():
+                own, theirs, wanted = theirs, others, dist.get_world_size() - 1
+            if seen_in_store(own, theirs, wanted, within_s=within_s):
                 found.set()
-        done.set()
 
-    threading.Thread(target=meet, daemon=True).start()
-    done.wait(within_s + 1)
+    # In a thread: the store may be on a machine that does not answer.
+    thread = threading.Thread(target=meet, daemon=True)
+    thread.start()
+    thread.join(within_s + 1)
     return found.is_set()
-
-
-def _all_here(said: list[str], within_s: float) -> bool:
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return False
-    name = f"last words/{hashlib.sha256(repr(said).encode()).hexdigest()}"
-    if _is_chief():
-        return seen_in_store(f"{name}/chief", name, dist.get_world_size() - 1, within_s=within_s)
-    return seen_in_store(name, f"{name}/chief", 1, within_s=within_s)
 
 
 def seen_in_store(own: str, others: str, wanted: int, *, within_s: float) -> bool:

@@ -7,7 +7,6 @@ Its log shipper is not used: where the master does not answer, printing would wa
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import logging
 import queue
@@ -21,12 +20,13 @@ from typing import Any
 from unittest import mock
 
 from determined.common import util
-from determined.experimental import Determined, core_v2
+from determined.experimental import core_v2
 from determined.experimental.core_v2 import _core_v2
 
 from determined_ds.documents.files import write_whole
 from determined_ds.experiment.secrets import masked
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.runtime.master.client import master_client
 
 logger = logging.getLogger("determined_ds")
 
@@ -34,7 +34,6 @@ logger = logging.getLogger("determined_ds")
 LAST_S = 30.0
 # Sections of an experiment's configuration that core_v2 takes; the rest only concerns clusters.
 SHOWN = ("name", "description", "labels", "workspace", "project", "data")
-NO_PASSWORD = "not logged in: run `det user login`, or set DET_USER and DET_PASS"
 
 
 class MasterReport:
@@ -75,7 +74,12 @@ class MasterReport:
 
     def close(self, error: BaseException | None = None) -> None:
         """Report the end, and wait at most :data:`LAST_S` until all is reported."""
-        self._jobs.put(lambda: self._close(error))
+
+        def close() -> None:
+            self._context._metrics.close()
+            self._context._heartbeat.close(*((type(error), error, None) if error else (None, None, None)))
+
+        self._jobs.put(close)
         self._jobs.put(None)
         self._thread.join(LAST_S)
         if self._thread.is_alive():
@@ -98,11 +102,14 @@ class MasterReport:
             logger.warning("warning: the run continues, and is not reported to the master: %s", reason)
 
     def _open(self) -> None:
-        with mock.patch.object(getpass, "getpass", _refuse_to_ask):
-            client = Determined()
+        client = master_client()
         client._session = client._session.with_retry(util.get_max_retries_config())
         searcher = self._config.get("searcher") or {}
-        name = self._name()
+        try:  # the run's name for the master, the same when it resumes
+            name = str(json.loads(self._run_dir.master.read_text())["external_id"])
+        except (OSError, ValueError, KeyError):
+            name = str(uuid.uuid4())
+            write_whole(self._run_dir.master, json.dumps({"external_id": name}) + "\n")
         config = core_v2.Config(
             **{key: self._config.get(key) for key in SHOWN},
             hparams=self._hparams,
@@ -123,33 +130,12 @@ class MasterReport:
         # Where it would put TensorBoard's files, among the checkpoints.
         # Source: ``_make_v2_context`` in determined 0.38.1.
         shutil.rmtree(self._run_dir.checkpoints / context.info.cluster_id, ignore_errors=True)
-        logging.getLogger("determined.core").addFilter(_is_no_heartbeat)
+        # A failed report also shows that the master does not answer.
+        logging.getLogger("determined.core").addFilter(lambda record: "heartbeat" not in record.getMessage())
         context._metrics.start()
         context._heartbeat.start()
         self._context = context
         print(f"reported to {client._master}/det/experiments/{context.info.trial.experiment_id}", flush=True)
-
-    def _name(self) -> str:
-        """The run's name for the master, the same when it resumes."""
-        path = self._run_dir.master
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads(path.read_text())["external_id"])
-        name = str(uuid.uuid4())
-        write_whole(path, json.dumps({"external_id": name}) + "\n")
-        return name
-
-    def _close(self, error: BaseException | None) -> None:
-        self._context._metrics.close()
-        self._context._heartbeat.close(*((type(error), error, None) if error else (None, None, None)))
-
-
-def _refuse_to_ask(*_: Any) -> str:
-    raise PermissionError(NO_PASSWORD)
-
-
-def _is_no_heartbeat(record: logging.LogRecord) -> bool:
-    """Whether to log this; a failed report also shows that the master does not answer."""
-    return "heartbeat" not in record.getMessage()
 
 
 @contextlib.contextmanager

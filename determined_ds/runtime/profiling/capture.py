@@ -43,7 +43,7 @@ from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
 from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 from determined_ds.runtime.profiling.peak_flops import peak_flops
-from determined_ds.runtime.scripts.cluster_info import cluster_info
+from determined_ds.runtime.scripts.given_run import cluster_info
 from determined_ds.runtime.tensorboard_files import uploaded_to
 
 logger = logging.getLogger("determined_ds")

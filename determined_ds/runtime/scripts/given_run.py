@@ -1,15 +1,22 @@
-"""The run that this process is a rank of, where a script trains. Loads no torch."""
+"""What this process trains: a script that ``det-ds run`` has started, or a trial of a cluster. Loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from determined_ds.config.params import ProfiledSteps
+from determined_ds.experiment.decide import Task, task_of_cluster
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.protocol.checkpoint_files import restored_by
+from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir
+from determined_ds.protocol.signals import TRAINED
+
+if TYPE_CHECKING:
+    import determined as det
 
 PARTS_WARMUP = 1  # step that the profiler runs for without a record, its first one being slower
 
@@ -97,19 +104,24 @@ class ScriptRun:
         return restored_by(self.resume, self.resume_from)
 
     @property
-    def resumed(self) -> Path | None:
-        """The folder of the checkpoint that it resumes from."""
-        if self.resume is None:
-            return None
-        return self.resume_from or self.there.checkpoints / self.resume
-
-    @property
     def has_begun(self) -> bool:
         """Whether this launch has reported anything."""
         try:
             return self.there.is_replaced and self.there.metrics.stat().st_size > 0
         except OSError:
             return False
+
+    def begun(self, steps: int) -> None:
+        """The script reports: a run that resumes has taken over by now, and may be resumed from here.
+
+        Args:
+            steps: Batches trained.
+        """
+        TRAINED.set()
+        if self.there.adopt_next():
+            relink(self.there)
+        if self.watched:  # how long a script may take between two reports, only its user knows
+            HEART.step(steps)
 
     @property
     def hparams(self) -> dict[str, Any]:
@@ -129,3 +141,32 @@ def begin(run: ScriptRun | None) -> None:
     """From now on this process is a rank of a run; None: of no run any more."""
     global _run
     _run = run
+
+
+def cluster_info() -> det.ClusterInfo | None:
+    """What ``det.get_cluster_info()`` says on a cluster; None elsewhere, under ``det-ds run`` too."""
+    import determined as det
+
+    return None if _run is not None else det.get_cluster_info()
+
+
+def cluster_trial() -> Task | None:
+    """The trial that a cluster runs in this process; None elsewhere.
+
+    Raises:
+        ConfigError: a secret of its configuration was not filled in.
+    """
+    info = cluster_info()
+    if info is None or info.task_type != "TRIAL":
+        return None
+    trial = info.trial
+    return task_of_cluster(
+        trial.hparams, trial._config, seed=trial.trial_seed, steps_completed=trial._steps_completed
+    )
+
+
+def task_of(experiment: Experiment) -> Task:
+    """What a run of an experiment trains, off a cluster."""
+    return Task(
+        hyperparameters=experiment.hyperparameters, exp_conf=experiment.config, seed=experiment.trial_seed
+    )
