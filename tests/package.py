@@ -406,8 +406,7 @@ def train_in_fp16_on_cpus() -> None:
 
 def profile_of(folder: Path) -> dict[str, Any]:
     """What ``det-ds profile FOLDER --json`` prints, of the traces in a folder or a run directory."""
-    from determined_ds.profile.analysis import analyse
-    from determined_ds.profile.for_programs import as_json
+    from determined_ds.profile.profile import analyse, as_json
     from determined_ds.protocol.profile_files import traces_in
 
     return json.loads(json.dumps(as_json(analyse(traces_in(folder)))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,6 @@ def _recorded(config: Path, *, quiet: bool, steps: int, **options: Any) -> Path:
         fix = "have it start det-ds run with fit.profile, then: det-ds profile RUN_DIR"
         raise ConfigError(Problem(key="det-ds profile", message=message, fix=fix, code="launcher"))
     outlive_readers()
-    # Of ranks: torch's profiler of memory warns of every allocation that is older than it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepared = prepare_run(RunOptions(config=config, measure=steps, profile=True, **options))
     warnings = [*before_ranks(prepared), *prepared.warnings]
     for line in prepared.header():
@@ -83,13 +80,12 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
     """Read the traces of a folder, write and print what is found."""
     from rich.console import Console
 
-    from determined_ds.profile.analysis import analyse
-    from determined_ds.profile.for_programs import as_json as content_of
-    from determined_ds.profile.for_programs import write_profile
     from determined_ds.profile.in_text import parts_table
+    from determined_ds.profile.profile import analyse, write_profile
+    from determined_ds.profile.profile import as_json as content_of
     from determined_ds.protocol.profile_files import PROFILE_JSON, traces_in
     from determined_ds.protocol.run_dir import RunDir, short
-    from determined_ds.report.profile_text import profile_lines
+    from determined_ds.report.profile_text import findings_lines
 
     traces = traces_in(folder)
     if not traces:
@@ -112,7 +108,7 @@ def _analysed(folder: Path, *, as_json: bool) -> None:
         return
     click.echo()
     Console().print(parts_table(found))
-    click.echo("\n".join(["", *profile_lines(content)]))
+    click.echo("\n".join(["", *findings_lines(content)]))
     click.echo()
     for path in written:
         click.echo(short(path))
@@ -142,23 +138,18 @@ def _schedule_picture(step: Path, folder: Path) -> list[Path]:
 
 
 def _pictures(content: dict[str, Any], folder: Path) -> list[Path]:
-    """The pictures of a profile, as programs read it, where matplotlib is there."""
+    """The picture of a profile, as programs read it, where matplotlib is there."""
     import importlib.util
 
-    from determined_ds.protocol.profile_files import MEMORY_PNG, OPERATORS_PNG, PROFILE_PNG
+    from determined_ds.protocol.profile_files import PROFILE_PNG
 
     if importlib.util.find_spec("matplotlib") is None:
         return []
-    from determined_ds.report.profile_pictures import memory_picture, operators_picture
     from determined_ds.report.rank_bars import rank_bars_picture
     from determined_ds.report.style import png_of
 
-    figures = {
-        PROFILE_PNG: rank_bars_picture(content),
-        MEMORY_PNG: memory_picture(content),
-        OPERATORS_PNG: operators_picture(content),
-    }
-    drawn = [(folder / name, figure) for name, figure in figures.items() if figure is not None]
-    for path, figure in drawn:
-        path.write_bytes(png_of(figure))
-    return [path for path, _ in drawn]
+    figure = rank_bars_picture(content)
+    if figure is None:
+        return []
+    (folder / PROFILE_PNG).write_bytes(png_of(figure))
+    return [folder / PROFILE_PNG]

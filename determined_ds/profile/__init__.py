@@ -1,4 +1,4 @@
 """Where the time of a training step goes, read from the traces of its ranks; loads no torch.
 
-``trace_file.py`` reads a trace, ``step_parts.py`` holds what is found.
+``trace_file.py`` reads a trace, ``steps.py`` takes its steps apart, ``profile.py`` has what is found in all of them.
 """

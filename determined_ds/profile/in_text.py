@@ -9,7 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from determined_ds.profile.step_parts import PARTS, Profile
+from determined_ds.profile.profile import Profile
+from determined_ds.profile.steps import PARTS
 from determined_ds.report.formatting import percent
 from determined_ds.report.rank_bars import PART_COLOURS
 

@@ -8,7 +8,6 @@ for an event with a duration, ``cat`` for its kind.
     cuda_runtime      a call that launches something, tied to it by ``correlation``
     kernel, gpu_memcpy, gpu_memset     on a stream of a GPU (``tid``), with ``correlation``
     gpu_user_annotation                a range as seen on a stream; not read
-    cpu_instant_event "[memory]"       an allocation or a release
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from determined_ds.errors import ConfigError, Problem
-from determined_ds.protocol.profile_files import HELD, META, STEP, CaptureRecord
+from determined_ds.protocol.profile_files import META, STEP, CaptureRecord
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 BACKENDS = ("gloo:", "mpi:", "ucc:", "xccl:")  # begin the names of collectives on threads of the host
@@ -51,26 +50,6 @@ class Event(NamedTuple):
     args: Mapping[str, Any]
 
 
-class Allocation(NamedTuple):
-    """An allocation, or a release.
-
-    Args:
-        at: Microseconds, on the clock of the trace.
-        num_bytes: Negative for a release.
-        total_bytes: Allocated on the device afterwards, by the profiler's or the allocator's count.
-        device_type: 0 for the host, 1 for CUDA, as torch numbers them.
-        tid: The thread.
-        address: Of the memory.
-    """
-
-    at: float
-    num_bytes: int
-    total_bytes: int
-    device_type: int
-    tid: int | str
-    address: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """A rank's trace.
@@ -79,17 +58,13 @@ class Trace:
         path: Its file.
         record: What the rank says of it.
         events: Those with a duration, in the order of their begin; of equal ones the longest first.
-        allocations: In the order of time; empty where memory was not recorded.
         main_thread: The thread that trains; None where there is no step.
-        held: Of each look at what engines hold: kind -> address and bytes of each storage.
     """
 
     path: Path
     record: CaptureRecord
     events: Sequence[Event]
-    allocations: Sequence[Allocation] = ()
     main_thread: int | str | None = None
-    held: Sequence[Mapping[str, Sequence[Sequence[int]]]] = ()
 
     @property
     def steps(self) -> list[Event]:
@@ -125,18 +100,9 @@ def read_trace(path: Path) -> Trace:
         raise _refused(path, "was not written by a training of this library: its steps are not marked")
     events = [_event(each) for each in raw if each.get("ph") == "X" and "dur" in each]
     events.sort(key=lambda event: (event.begin, -event.end))
-    allocations = [_allocation(each) for each in raw if each.get("name") == "[memory]"]
-    allocations.sort(key=lambda allocation: allocation.at)
     main = next((event.tid for event in events if event.name.startswith(f"{STEP}#")), None)
     record = CaptureRecord.from_json(found[META])
-    return Trace(
-        path=path,
-        record=record,
-        events=events,
-        allocations=allocations,
-        main_thread=main,
-        held=found.get(HELD) or (),
-    )
+    return Trace(path=path, record=record, events=events, main_thread=main)
 
 
 def _event(raw: Mapping[str, Any]) -> Event:
@@ -149,18 +115,6 @@ def _event(raw: Mapping[str, Any]) -> Event:
         pid=raw.get("pid", ""),
         tid=raw.get("tid", ""),
         args=raw.get("args") or {},
-    )
-
-
-def _allocation(raw: Mapping[str, Any]) -> Allocation:
-    args = raw.get("args") or {}
-    return Allocation(
-        at=float(raw["ts"]),
-        num_bytes=int(args.get("Bytes", 0)),
-        total_bytes=int(args.get("Total Allocated", 0)),
-        device_type=int(args.get("Device Type", 0)),
-        tid=raw.get("tid", ""),
-        address=int(args.get("Addr", 0)),
     )
 
 

@@ -18,8 +18,6 @@ from determined_ds.pipe.orders import ONE_F_ONE_B
 PROFILE_DIR = "profile"  # in a run directory
 PROFILE_JSON = "profile.json"  # in it: what was read from the traces
 PROFILE_PNG = "profile.png"
-MEMORY_PNG = "memory.png"
-OPERATORS_PNG = "operators.png"
 SCHEDULE_PNG = "schedule.png"  # of a pipeline, from pipeline_step.json of the run directory
 META = "determined_ds"  # top-level key of a trace
 
@@ -34,9 +32,6 @@ OPTIMIZER = PREFIX + "optimizer"  # with the communication of the optimizer, whi
 COMMUNICATION = PREFIX + "communication"  # a collective that is waited for; not all are marked
 PIPELINE = PREFIX + "pipeline"  # sends to and receives from neighbouring stages, waiting for them included
 MODULE = PREFIX + "module."  # and the qualified name of a module: its forward pass
-WAIT = PREFIX + "wait."  # and ``barrier model_def.py:88``: a call of the user's code that may wait
-HELD_LOOK = PREFIX + "held."  # and a number: when what an engine holds was looked at
-HELD = PREFIX + "held"  # top-level key of a trace: of each look, kind -> address and bytes of each storage
 MARKS = (STEP, DATA, FORWARD, BACKWARD, OPTIMIZER, COMMUNICATION, PIPELINE)
 
 

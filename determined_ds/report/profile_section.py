@@ -18,7 +18,6 @@ from determined_ds.protocol.recorded_step import read_step
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.formatting import number, percent
 from determined_ds.report.gantt import step_picture
-from determined_ds.report.profile_pictures import memory_picture, operators_picture
 from determined_ds.report.profile_text import milliseconds
 from determined_ds.report.rank_bars import rank_bars_picture
 from determined_ds.report.style import svg_of
@@ -26,8 +25,6 @@ from determined_ds.report.texts import printable
 
 PICTURES = {
     "The parts by rank": rank_bars_picture,
-    "Memory over a step": memory_picture,
-    "Operators that cost most": operators_picture,
 }
 WIDE = "What each rank computes when"
 

@@ -165,7 +165,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
             write_whole(path, json.dumps(given.config, indent=2, default=str) + "\n")
         if self._measured is not None:
             self._measured.begin(args, state, model=kwargs["model"], optimizer=kwargs["optimizer"])
-        self._profiled = self._profiling(args, kwargs["model"], kwargs["optimizer"])
+        self._profiled = self._profiling(args, kwargs["model"])
         if getattr(args, "hf_deepspeed_config", None) is not None:
             correct_comms_logger()
         self._progress.start(
@@ -286,7 +286,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._measured is not None:
             self._measured.end(was_stopped=self._is_stopping)
 
-    def _profiling(self, args: Any, model: Any, optimizer: Any) -> ProfiledTraining | None:
+    def _profiling(self, args: Any, model: Any) -> ProfiledTraining | None:
         """What records steps; None where none are to be recorded."""
         run = None if self._trial is None else self._trial.run
         measured = run is not None and run.measurement is not None
@@ -294,8 +294,7 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if steps is None or (run is not None and run.test):
             return None
         run_dir = None if run is None else run.run_dir
-        parts = {"model": model, "optimizer": optimizer}
-        return ProfiledTraining(steps, self.core_context, args, run_dir=run_dir, **parts)
+        return ProfiledTraining(steps, self.core_context, args, run_dir=run_dir, model=model)
 
     def _not_training(self) -> None:
         """What was done since the last step is not training's time."""

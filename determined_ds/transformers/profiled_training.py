@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from determined_ds.protocol.profile_files import DATA, CaptureRecord
 from determined_ds.runtime.profiling.capture import Capture, folder_of_traces, kept_in
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
-from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 from determined_ds.runtime.profiling.peak_flops import peak_flops
 
 
@@ -31,7 +29,6 @@ class ProfiledTraining:
         args: The arguments of the Trainer.
         run_dir: The run directory; None on a cluster.
         model: The model, without its engine.
-        optimizer: Accelerate's.
     """
 
     def __init__(
@@ -42,20 +39,12 @@ class ProfiledTraining:
         *,
         run_dir: Path | None,
         model: Any,
-        optimizer: Any,
     ) -> None:
         record = _record(core_context, args)
-        # Callbacks are given the parts of an engine, but not the engine.
-        parts = SimpleNamespace(
-            module=model,
-            optimizer=optimizer.optimizer,
-            zero_optimization_stage=lambda: record.zero_stage or 0,
-        )
         self._capture = Capture(
             steps,
             folder=folder_of_traces(core_context, run_dir),
             record=record,
-            looks=MemoryLooks([parts]),
             device=args.device,
             marks=lambda: marked([], models=[model]),
             flops=None if args.torch_compile else FlopCount(lambda: bool(model.training)),

@@ -131,7 +131,7 @@ def _take_apart(run_dir: Path, parts: int) -> None:
     """Add to a measurement where the time of its steps went, by the traces beside it; nothing where there are none."""
     if not parts:
         return
-    from determined_ds.profile.analysis import analyse
+    from determined_ds.profile.profile import analyse
 
     path = RunDir(run_dir).measured
     try:

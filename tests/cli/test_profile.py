@@ -21,8 +21,6 @@ def recorded(config: str, run_dir: Path, *options: str) -> dict[str, Any]:
     done = det_ds("profile", config, ".", *options, "--steps", "2", "--warmup", "2", "--run-dir", run_dir)
     assert done.returncode == 0, done.stderr
     assert "A step taken apart: " in done.stdout
-    assert "The operators that cost most" in done.stdout
-    assert "Memory of tensors on rank" in done.stdout
     assert not list((run_dir / "checkpoints").iterdir())
     found: dict[str, Any] = json.loads((run_dir / "profile" / "profile.json").read_text())
     assert [rank["rank"] for rank in found["ranks"]] == list(range(found["num_ranks"]))

@@ -30,7 +30,6 @@ from determined_ds.errors import ConfigError, Problem
 from determined_ds.memory.units import GIB, MIB
 from determined_ds.protocol.profile_files import (
     DATA,
-    HELD,
     META,
     PROFILE_DIR,
     STEP,
@@ -41,7 +40,6 @@ from determined_ds.protocol.profile_files import (
 from determined_ds.protocol.run_dir import PARTIAL_FILE, short
 from determined_ds.runtime.profiling.flops import FlopCount
 from determined_ds.runtime.profiling.marks import marked
-from determined_ds.runtime.profiling.memory_looks import MemoryLooks
 from determined_ds.runtime.profiling.peak_flops import peak_flops
 from determined_ds.runtime.scripts.given_run import cluster_info
 from determined_ds.runtime.tensorboard_files import uploaded_to
@@ -60,7 +58,6 @@ class Capture:
         record: What is known of the run.
         device: Where the rank computes.
         marks: Makes the context in which the ranges of a step are there.
-        looks: Looks at what engines hold in memory.
         flops: Counts the operations of a step that is not recorded, the second of the process or a later one.
         note: Shows a line.
         for_tensorboard: Whether the trace has a name by which files for TensorBoard are uploaded.
@@ -75,7 +72,6 @@ class Capture:
         record: CaptureRecord,
         device: torch.device,
         marks: Callable[[], contextlib.AbstractContextManager[None]],
-        looks: MemoryLooks,
         flops: FlopCount | None,
         note: Callable[[str], None],
         for_tensorboard: bool = False,
@@ -89,7 +85,6 @@ class Capture:
         self._record = replace(record, wait=steps.wait, warmup=steps.warmup)
         self._device = device
         self._marks = marks
-        self._looks = looks
         self._flops = flops
         self._counting = contextlib.ExitStack()
         self._note = note
@@ -119,16 +114,12 @@ class Capture:
             self._start()
         if self._begun == steps.wait + steps.warmup:
             self._undo.enter_context(self._marks())
-            self._undo.callback(self._looks.stop)
-            self._looks.look()
             self._memory_before = psutil.Process().memory_info().rss
             self._synchronize()  # what earlier steps have left to a GPU is theirs
         self._begun += 1
         if self._begun == steps.wait + steps.warmup > 1 and self._flops is not None:
             self._counting.enter_context(self._flops)
         if self._begun > steps.wait + steps.warmup:
-            if self._is_last:
-                self._looks.watch()
             self._open()
 
     def begin_again(self) -> None:
@@ -201,8 +192,6 @@ class Capture:
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=steps.warmup, active=steps.active, repeat=1),
-            record_shapes=True,
-            profile_memory=True,
         )
         self._profiler.start()
 
@@ -221,13 +210,11 @@ class Capture:
     def _finish(self) -> None:
         """Write the trace."""
         self._is_over = True
-        self._looks.look()
         self._undo.close()
         flops = self._flops.so_far.model if self._flops is not None else 0
         record = replace(self._record, steps=tuple(self._taken), flops=flops or None)
         # Before the end: torch gives what is added later to the next trace.
         self._profiler.add_metadata_json(META, json.dumps(record.as_json(), default=str))
-        self._profiler.add_metadata_json(HELD, self._looks.as_json())
         self._profiler.stop()
         try:
             write_trace(self._profiler, self._path, self._unfinished)
@@ -340,7 +327,6 @@ def capture_of(steps: ProfiledSteps, context: Any, *, note: Callable[[str], None
         record=record,
         device=device,
         marks=lambda: marked(engines, mover=context._mover),
-        looks=MemoryLooks(engines),
         flops=None if is_compiled else FlopCount(lambda: any(engine.module.training for engine in engines)),
         note=note,
     )

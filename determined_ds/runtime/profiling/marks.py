@@ -29,7 +29,6 @@ from determined_ds.protocol.profile_files import (
     OPTIMIZER,
     PIPELINE,
 )
-from determined_ds.runtime.profiling.call_marks import marked_waiting_calls
 from determined_ds.trial.ddp import DDPEngine
 from determined_ds.trial.ordered_schedule import AwaitMessage, InputPass, WeightPass
 
@@ -68,7 +67,6 @@ def marked(
             for name, mark in METHODS.items():
                 stack.enter_context(_ranged(kind, name, mark))
         stack.enter_context(_ranged(torch.autograd, "backward", BACKWARD))
-        stack.enter_context(marked_waiting_calls())
         if mover is not None:
             stack.enter_context(_ranged(mover, "move", DATA))
         for engine in engines:

@@ -1,0 +1,367 @@
+"""The steps of a rank taken apart: seconds by part, which are disjoint and add up to the step.
+
+On a CPU the thread that trains is at one thing at a time, and our ranges say at what. Collectives run in threads of
+gloo: while one does and the training thread computes nothing, it waits for it; while it computes, the collective is
+hidden.
+
+On a GPU a kernel belongs to the phase in which the host launched it, whatever thread did. While a kernel computes, the
+step is at that kernel's phase; a collective's kernel beside it is hidden. A collective's kernel alone is waited for.
+Where nothing runs, the device waits for the host: for data or for a neighbouring stage, if the host does; else it is
+idle. The host is ahead of the device, so a step ends with the last kernel that it has launched, or with the host where
+that is later; there the next one begins. The first one begins, and the last one ends, where the host waits for the
+device: all of them together take what they take by the host's clock.
+
+Source: ``ProcessGroupGloo::AsyncWork`` in torch 2.13's ``ProcessGroupGloo.cpp``, whose event lasts from the start of
+the work on its thread to its end; the categories ``kernel``, ``gpu_memcpy`` and ``gpu_memset``, and ``correlation``,
+which ties them to the call that launched them, as Kineto of torch 2.13 writes them (``libkineto/src/output_json.cpp``);
+names of NCCL 2.29's kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from determined_ds.profile.trace_file import BACKENDS, Trace
+from determined_ds.protocol.profile_files import (
+    BACKWARD,
+    COMMUNICATION,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    PIPELINE,
+)
+
+PHASES = {
+    DATA: "data",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    OPTIMIZER: "optimizer",
+    COMMUNICATION: "communication",
+    PIPELINE: "pipeline",
+}
+# Ranges of torch that say the same where no engine of DeepSpeed does.
+OF_TORCH = {"Optimizer.step#": "optimizer", "DistributedDataParallel.forward": "forward"}
+CALLS = ("c10d::", "_c10d_functional::")
+LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
+TO_DEVICE = "Memcpy HtoD"
+# Where kernels of two phases run at once, the first one has the time.
+COMPUTE = ("backward", "forward", "optimizer", "data", "other")
+US_PER_S = 1e6
+Span = tuple[float, float]  # begin, end
+Spans = Sequence[Span]  # sorted, disjoint, each with a length above 0
+
+
+# Part of a step -> what it is. The order is that of tables and pictures.
+PARTS = {
+    "data": "waiting for the loader, moving batches to the device",
+    "forward": "computing the forward pass",
+    "backward": "computing the backward pass",
+    "communication": "waiting for collectives: not hidden by computation",
+    "optimizer": "computing the optimizer's step",
+    "pipeline": "waiting for a neighbouring stage of the pipeline",
+    "idle": "a GPU without work, while the host is not at one of the above",
+    "other": "the rest: the loop, callbacks, what has no mark",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """One step of one rank.
+
+    Args:
+        batch: Optimizer steps since the start of training, this one included.
+        begin_us: On the clock of the trace.
+        end_us: On the same.
+        clock_s: How long it took by the loop's own clock; None where the trace does not say.
+        seconds: Name of :data:`PARTS` -> seconds; disjoint, all of them are there.
+        overlapped_s: Communication that was hidden by computation: within the other parts, and not one of them.
+    """
+
+    batch: int
+    begin_us: float
+    end_us: float
+    clock_s: float | None
+    seconds: Mapping[str, float]
+    overlapped_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """The sum of its parts."""
+        return sum(self.seconds.values())
+
+
+def steps_of(trace: Trace) -> list[StepParts]:
+    """Each step that was recorded: by the device's time where the trace has any of it, else by the host's."""
+    phases = _phases(trace)
+    return _device_steps(trace, phases) if trace.device_events else _host_steps(trace, phases)
+
+
+def _taken_apart(
+    trace: Trace, wholes: Iterable[Span], shares: Iterable[tuple[dict[str, list[Span]], float]]
+) -> list[StepParts]:
+    found = []
+    for whole, (spans, hidden_s), captured in zip(wholes, shares, trace.record.steps, strict=False):
+        seconds = {part: length(spans.get(part, ())) / US_PER_S for part in PARTS}
+        found.append(
+            StepParts(
+                batch=captured.batch,
+                begin_us=whole[0],
+                end_us=whole[1],
+                clock_s=captured.seconds,
+                seconds=seconds,
+                overlapped_s=hidden_s,
+            )
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------- on a CPU
+
+
+def _host_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts]:
+    collectives, computing = _collectives(trace), _computing(trace)
+    wholes = [(step.begin, step.end) for step in trace.steps]
+
+    def shares(whole: Span) -> tuple[dict[str, list[Span]], float]:
+        running = intersection([whole], collectives)
+        claims = [
+            ("pipeline", phases.get("pipeline", [])),
+            ("data", phases.get("data", [])),
+            ("communication", difference(running, computing)),
+            *((name, phases.get(name, [])) for name in ("communication", "forward", "backward", "optimizer")),
+        ]
+        spans = shared_out(whole, claims, "other")
+        hidden = difference(running, spans["communication"])
+        return spans, length(difference(hidden, union([*spans["pipeline"], *spans["data"]]))) / US_PER_S
+
+    return _taken_apart(trace, wholes, map(shares, wholes))
+
+
+def _collectives(trace: Trace) -> list[Span]:
+    """When a collective is under way, on whatever thread of the host."""
+    return union(
+        (event.begin, event.end)
+        for event in trace.events
+        if (event.category == "cpu_op" and event.name.startswith(CALLS))
+        or (event.category == "user_annotation" and event.name.startswith(BACKENDS))
+    )
+
+
+def _computing(trace: Trace) -> list[Span]:
+    """When the training thread computes: in operators of torch, or in others that call no further ones.
+
+    Operators that wrap others are left out. In ``AccumulateGrad``'s, for one, hooks wait for collectives.
+    """
+    operators = [
+        event for event in trace.events if event.category == "cpu_op" and event.tid == trace.main_thread
+    ]
+    found = []
+    for event, following in itertools.zip_longest(operators, operators[1:]):
+        is_leaf = following is None or following.begin >= event.end
+        if event.name.startswith("aten::") or (is_leaf and not event.name.startswith(CALLS)):
+            found.append((event.begin, event.end))
+    return union(found)
+
+
+# ------------------------------------------------------------------------------------------- on a GPU
+
+
+class _Kernel(NamedTuple):
+    """What ran on a GPU: when, the part of a step that it computes for, when it was launched, whether it is NCCL's."""
+
+    span: Span
+    part: str
+    launched: float
+    communicates: bool
+
+
+def _device_steps(trace: Trace, phases: dict[str, list[Span]]) -> list[StepParts]:
+    launches = {
+        event.args["correlation"]: event.begin
+        for event in trace.events
+        if event.category in LAUNCHES and event.args.get("correlation")
+    }
+    pieces = sorted((begin, end, phase) for phase, spans in phases.items() for begin, end in spans)
+    begins = [piece[0] for piece in pieces]
+    kernels = []
+    for event in trace.device_events:
+        launched = launches.get(event.args.get("correlation"), event.begin)
+        index = bisect_right(begins, launched) - 1
+        phase = pieces[index][2] if index >= 0 and launched < pieces[index][1] else ""
+        name = event.name.lower()
+        communicates = event.category == "kernel" and ("nccl" in name or "rccl" in name)
+        part = phase if phase in COMPUTE else "data" if event.name.startswith(TO_DEVICE) else "other"
+        if communicates:
+            part = "pipeline" if phase == "pipeline" else "communication"
+        kernels.append(_Kernel((event.begin, event.end), part, launched, communicates))
+    computing = {
+        part: union(k.span for k in kernels if k.part == part and not k.communicates) for part in COMPUTE
+    }
+    sending = {
+        part: union(k.span for k in kernels if k.part == part and k.communicates)
+        for part in ("communication", "pipeline")
+    }
+    waiting = {name: phases.get(name, []) for name in ("data", "pipeline")} | {
+        "communication": _collectives(trace)
+    }
+    zero: Any = (trace.record.ds_config or {}).get("zero_optimization")
+    offloaded = zero.get("offload_optimizer") if isinstance(zero, dict) else None
+    if isinstance(offloaded, dict) and offloaded.get("device") in (
+        "cpu",
+        "nvme",
+    ):  # then the host computes it
+        waiting["optimizer"] = phases.get("optimizer", [])
+    wholes = list(_wholes(trace, kernels))
+    all_sending, all_computing = (
+        union(itertools.chain(*sending.values())),
+        union(itertools.chain(*computing.values())),
+    )
+
+    def shares(whole: Span) -> tuple[dict[str, list[Span]], float]:
+        spans = shared_out(whole, [*computing.items(), *sending.items(), *waiting.items()], "idle")
+        return spans, length(intersection(intersection([whole], all_sending), all_computing)) / US_PER_S
+
+    return _taken_apart(trace, wholes, map(shares, wholes))
+
+
+def _wholes(trace: Trace, kernels: Sequence[_Kernel]) -> Iterator[Span]:
+    """Where each step is on the device; without gaps, unless the host was at something else and the device at rest."""
+    ordered = sorted(kernels, key=lambda kernel: kernel.launched)
+    index, at = 0, float("-inf")
+    for step in trace.steps:
+        while index < len(ordered) and ordered[index].launched < step.begin:  # between steps: a report, say
+            at = max(at, ordered[index].span[1])
+            index += 1
+        begin = max(at, step.begin)
+        end = max(begin, step.end)
+        while index < len(ordered) and ordered[index].launched < step.end:
+            end = max(end, ordered[index].span[1])
+            index += 1
+        yield begin, end
+        at = end
+
+
+# ------------------------------------------------------------------------------------------- what the host is at
+
+
+def _phases(trace: Trace) -> dict[str, list[Span]]:
+    """Phase -> when the thread that trains is in it, over the whole trace; disjoint: the innermost open range counts.
+
+    What lies between a forward pass and the backward pass that follows it is the computation of the loss, in the code
+    of the trial: it belongs to the forward pass.
+    """
+    spans: dict[str, list[Span]] = {}
+    stack: list[tuple[float, str]] = []  # end, phase
+    at = 0.0
+
+    def advance(to: float) -> None:
+        nonlocal at
+        while stack and stack[-1][0] <= to:
+            end, phase = stack.pop()
+            if end > at:
+                spans.setdefault(phase, []).append((at, end))
+                at = end
+        if stack and to > at:
+            spans.setdefault(stack[-1][1], []).append((at, to))
+        at = max(at, to)
+
+    for event in trace.events:  # ranges of one thread are nested, and come by their begin
+        if event.category != "user_annotation" or event.tid != trace.main_thread:
+            continue
+        of_torch = (phase for start, phase in OF_TORCH.items() if event.name.startswith(start))
+        phase = PHASES.get(event.name) or next(of_torch, "")
+        if phase:
+            advance(event.begin)
+            stack.append((min(event.end, stack[-1][0]) if stack else event.end, phase))
+    advance(float("inf"))
+    found = {phase: union(each) for phase, each in spans.items()}
+    pieces = sorted((begin, end, phase) for phase, each in found.items() for begin, end in each)
+    losses = union(
+        (left[1], right[0])
+        for left, right in itertools.pairwise(pieces)
+        if left[2] == "forward" and right[2] == "backward"
+    )
+    in_steps = intersection(losses, union((step.begin, step.end) for step in trace.steps))
+    found["forward"] = union([*found.get("forward", ()), *in_steps])
+    return found
+
+
+# ------------------------------------------------------------------------------------------- arithmetic of spans
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """What at least one of them covers; they may overlap, in any order."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if end <= begin:
+            continue
+        if found and begin <= found[-1][1]:
+            if end > found[-1][1]:
+                found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def intersection(left: Spans, right: Spans) -> list[Span]:
+    """What both cover."""
+    return list(_common(left, right))
+
+
+def _common(left: Spans, right: Spans) -> Iterator[Span]:
+    i = j = 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if begin < end:
+            yield begin, end
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+
+
+def difference(left: Spans, right: Spans) -> list[Span]:
+    """What ``left`` covers and ``right`` does not."""
+    found: list[Span] = []
+    j = 0
+    for begin, end in left:
+        while j < len(right) and right[j][1] <= begin:
+            j += 1
+        at, k = begin, j
+        while k < len(right) and right[k][0] < end:
+            if right[k][0] > at:
+                found.append((at, right[k][0]))
+            at = max(at, right[k][1])
+            k += 1
+        if at < end:
+            found.append((at, end))
+    return found
+
+
+def length(spans: Spans) -> float:
+    """Of all of them."""
+    return sum(end - begin for begin, end in spans)
+
+
+def shared_out(whole: Span, claims: Iterable[tuple[str, Spans]], rest: str) -> dict[str, list[Span]]:
+    """Share a span out: each claim takes what is left of it by those before.
+
+    Args:
+        whole: What is shared out.
+        claims: Name -> spans, the strongest first; a name may come again.
+        rest: Name of what is left.
+
+    Returns:
+        Name -> spans, which are disjoint and cover ``whole``.
+    """
+    left, found = union([whole]), dict[str, list[Span]]()
+    for name, spans in claims:
+        taken = intersection(left, spans)
+        found[name] = union([*found.get(name, ()), *taken])
+        left = difference(left, taken)
+    found[rest] = union([*found.get(rest, ()), *left])
+    return found
