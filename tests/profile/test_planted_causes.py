@@ -17,7 +17,7 @@ PLANTED = {"slow loader": "slow-loader", "slow rank": "slow-rank"}
 STEPS = {"wait": 3, "warmup": 1, "active": 6}
 # What is planted takes longer on a machine that has other work, as the step itself does.
 HASHES = 20_000  # for each sample of the slow loader: 8 ms
-PASSES = 3  # more through the model, on the slow rank
+PASSES = 6  # more through the model, on the slow rank
 
 
 @pytest.mark.long("real trainings; test_causes has each cause in written traces")
