@@ -6,6 +6,7 @@ It knows plain DeepSpeed, transformers' Trainer and Accelerate, and Determined's
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import re
 import shlex
@@ -36,6 +37,7 @@ OWN_TRIALS = (
     *(f"determined_ds.{name}" for name in TRIALS),
 )
 OTHER_TRIALS = ("determined.pytorch.PyTorchTrial", "determined.keras.TFKerasTrial")
+WHOLE_MODULE = (("determined.pytorch", "deepspeed"), (None, THEIRS))  # (module, name) of its import
 TRAINERS = ("determined_ds.deepspeed.Trainer", "determined_ds.Trainer", f"{THEIRS}.Trainer")
 TRANSFORMERS = "determined_ds.transformers"
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments")
@@ -51,7 +53,7 @@ METRIC = re.compile(r"loss|acc(uracy)?\b|perplexity|ppl\b|auc\b|f1\b", re.IGNORE
 VALIDATES = re.compile(
     r"(^|_)(test|val|valid|validation|eval|evaluate|dev)($|_|\d|loader|set|data)", re.IGNORECASE
 )
-DEEPSPEED_KEYS = ('"train_batch_size"', '"train_micro_batch_size_per_gpu"', '"zero_optimization"')
+DEEPSPEED_KEYS = re.compile('"(train_batch_size|train_micro_batch_size_per_gpu|zero_optimization)"')
 MOST_READ = 1_000_000  # bytes of a JSON: a larger one is data
 
 Change = tuple[ast.AST, str, str, str, str]  # place, code, severity, message, fix
@@ -97,8 +99,8 @@ def advice(file: Path) -> tuple[list[Finding], str]:
             f"{{name: {config.stem}, entrypoint: {' '.join(runs)}, hyperparameters: {{{_ds_config(source)}}}, "
             "resources: {slots_per_trial: 1}, searcher: {name: single, metric: validation_loss}}"
         )
-        message = "no experiment beside it runs it"
-        changes.append((source.tree, "no-experiment", NOTE, message, f"write {config}: {text}"))
+        fix = f"write {config}: {text}"
+        changes.append((source.tree, "no-experiment", NOTE, "no experiment beside it runs it", fix))
     found = [
         Finding(severity=severity, problem=source.problem(node, message, fix, code))
         for node, code, severity, message, fix in changes
@@ -113,26 +115,25 @@ def _of_determined(source: Source, has_trial: bool) -> Iterator[Change]:
     attributes = {source.name_of(node) for node in source.nodes if isinstance(node, ast.Attribute)}
     used = {name for name in DRIVERS if f"{THEIRS}.{name}" in attributes}
     for node in source.nodes:
-        names = getattr(node, "names", []) if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        names = node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else []
         module = getattr(node, "module", None)
-        instead = ""
-        if module == THEIRS:
-            parts = [f"{each.name} as {each.asname}" if each.asname else each.name for each in names]
-            instead = f"from determined_ds.deepspeed import {', '.join(parts)}"
-        for each in names:
-            if (module, each.name) in (("determined.pytorch", "deepspeed"), (None, THEIRS)):
-                instead = f"from determined_ds import deepspeed as {each.asname or 'det_ds'}"
-        drives = sorted(used | ({each.name for each in names} & set(DRIVERS)))
-        if instead and drives:
+        whole = [each for each in names if (module, each.name) in WHOLE_MODULE]
+        if module != THEIRS and not whole:
+            continue
+        own = [f"{each.name} as {each.asname}" if each.asname else each.name for each in names]
+        fix = f"write from determined_ds.deepspeed import {', '.join(own)}"
+        if whole:
+            fix = f"write from determined_ds import deepspeed as {whole[0].asname or 'det_ds'}"
+        if drives := sorted(used | ({each.name for each in names} & {*DRIVERS})):
             message = f"{' and '.join(drives)} of {THEIRS} run only on GPUs on a Determined cluster"
-            yield node, OWN_DRIVER, ERROR, message, f"write {instead}"
-        elif instead:
+            yield node, OWN_DRIVER, ERROR, message, fix
+        else:
             message = "runs as it is, by determined_ds.train; determined_ds has the same names"
-            yield node, "determined-import", NOTE, message, f"write {instead}"
+            yield node, "determined-import", NOTE, message, fix
     for node in source.derived(*OTHER_TRIALS):
         fix = "derive it from determined_ds.DataParallelTrial: build_model, loss and two loaders (docs/coming-from.md)"
         yield node, "other-trial", ERROR, f"{node.name} is trained without DeepSpeed", fix
-    made = {each[0] for call in source.calls_of(*TRAINERS) if (each := source.targets.get(call))}
+    made = _made(source, source.calls_of(*TRAINERS))
     for call, owner in source.method_calls("fit"):
         resumes = keyword(call, "latest_checkpoint") or any(each.arg is None for each in call.keywords)
         if ("Trainer(" in owner or owner in made) and not resumes:
@@ -140,16 +141,23 @@ def _of_determined(source: Source, has_trial: bool) -> Iterator[Change]:
             message = "on a cluster, a trial that was paused starts again at step 0"
             yield call, "latest-checkpoint", WARNING, message, fix
     if has_trial:
-        yield from _devices(source, "self.context.device", "self.context.to_device({})")
+        yield from _devices(source, WARNING, "write self.context.device", "write self.context.to_device({})")
 
 
-def _devices(source: Source, device: str, moved: str) -> Iterator[Change]:
+def _made(source: Source, calls: list[ast.Call]) -> list[str]:
+    """The names that hold what some calls make; of several results, the first."""
+    return [*dict.fromkeys(names[0] for call in calls if (names := source.targets.get(call)))]
+
+
+def _devices(source: Source, severity: str, device: str, moved: str, joined: str = "") -> Iterator[Change]:
+    """Where a GPU is named; ``joined`` is the fix of the line that sets a rank's own."""
     for call in source.calls_of("torch.device", "torch.cuda.set_device"):
-        if any(name in text_of(call) for name in ("cuda", "hip")):
-            yield call, "device", WARNING, "names a GPU: it does not run on CPUs", f"write {device}"
+        if joined and source.name_of(call.func) == "torch.cuda.set_device":
+            yield call, "device", severity, "the session sets the device", joined
+        elif any(name in text_of(call) for name in ("cuda", "hip")):
+            yield call, "device", severity, "names a GPU: it does not run on CPUs", device
     for call, owner in source.method_calls("cuda"):
-        message = "moves to a GPU: it does not run on CPUs"
-        yield call, "device", WARNING, message, f"write {moved.format(owner)}"
+        yield call, "device", severity, "moves to a GPU: it does not run on CPUs", moved.format(owner)
 
 
 # ------------------------------------------------------------------------------------------- Hugging Face
@@ -173,20 +181,17 @@ def _of_transformers(source: Source) -> Iterator[Change]:
         if module == "determined.transformers" and "DetCallback" in names:
             message = "resumes without the data's position, and checks nothing of the DeepSpeed JSON"
             yield node, "det-callback", WARNING, message, f"write from {TRANSFORMERS} import DetCallback"
-        arguments = [name for name in names if name in ARGUMENTS]
-        if module == "transformers" and arguments:
-            message = f"{' and '.join(arguments)} are not filled from the trial's hyperparameters and DeepSpeed JSON"
+        if module == "transformers" and (arguments := [name for name in names if name in ARGUMENTS]):
+            message = "are not filled from the trial's hyperparameters and DeepSpeed JSON"
             fix = f"write from {TRANSFORMERS} import {', '.join(arguments)}"
-            yield node, "arguments", WARNING, message, fix
+            yield node, "arguments", WARNING, f"{' and '.join(arguments)} {message}", fix
     calls = _trainers(source)
     for call in calls if not any(name.endswith(".DetCallback") for name in source.modules) else ():
-        fix = (
-            f"from {TRANSFORMERS} import DetCallback, init; then with init() as core_context: ... "
-            "callbacks=[DetCallback(core_context, args)]"
-        )
+        fix = f"from {TRANSFORMERS} import DetCallback, init; then with init() as core_context: ... "
+        fix += "callbacks=[DetCallback(core_context, args)]"
         message = "reports no metric and no checkpoint, and is not stopped in good order"
         yield call, "det-callback", WARNING, message, fix
-    made = {each[0] for call in calls if (each := source.targets.get(call))}
+    made = _made(source, calls)
     for call, owner in source.method_calls("train"):
         if owner in made and keyword(call, "resume_from_checkpoint") is None and not call.args:
             fix = f"write {owner}.train(resume_from_checkpoint=args.resume_from_checkpoint)"
@@ -203,24 +208,23 @@ def _of_transformers(source: Source) -> Iterator[Change]:
 
 def _of_deepspeed(source: Source, ported: bool) -> Iterator[Change]:
     """What ``determined_ds.session`` does in place of a script's own lines; of a ported one, what may go."""
-    must = NOTE if ported else WARNING
-    made = [names[0] for call in source.calls_of(INITIALIZE) if (names := source.targets.get(call))]
-    engines = ", ".join(dict.fromkeys(made)) or "engine"
+    must, made = NOTE if ported else WARNING, source.calls_of(INITIALIZE)
+    engines = (
+        ", ".join(dict.fromkeys(names[0] for call in made if (names := source.targets.get(call)))) or "engine"
+    )
     joins = source.calls_of(*JOINS)
-    first = None if ported else [*joins, *source.calls_of(INITIALIZE)][0]
+    first = None if ported else [*joins, *made][0]
     if first is not None:
-        message = "a loop of its own: det-ds run cannot stop, resume or measure it exactly"
         place = "write in its place" if joins else "write above it"
         fix = f"import determined_ds, and {place}: with determined_ds.session() as s: with the training below it"
+        message = "a loop of its own: det-ds run cannot stop, resume or measure it exactly"
         yield first, "session", WARNING, message, fix
     for call in source.calls_of(JOIN):
         if call is not first:
             message = "the session joins the process group, and torch refuses to join twice"
             yield call, "process-group", WARNING, message, "remove it"
     for call in source.calls_of("deepspeed.add_config_arguments"):
-        message = (
-            "adds --deepspeed and --deepspeed_config, which neither Determined's launchers nor det-ds pass"
-        )
+        message = "adds --deepspeed and --deepspeed_config, which no launcher here passes"
         fix = "remove it: hyperparameters.deepspeed_config names the JSON, and s.ds_config is it"
         yield call, "config-arguments", NOTE, message, fix
     for call, _ in source.method_calls("add_argument"):
@@ -228,57 +232,58 @@ def _of_deepspeed(source: Source, ported: bool) -> Iterator[Change]:
             message = "Determined's launchers and det-ds run pass no --local_rank"
             fix = "remove it: s.rank, s.distributed.local_rank and s.device"
             yield call, "local-rank", NOTE, message, fix
-    for call in source.calls_of("torch.cuda.set_device"):
-        yield call, "device", must, "the session sets the device", "remove it"
-    for node, code, _, message, fix in _devices(source, "s.device", "{}.to(s.device)"):
-        if node not in source.calls_of("torch.cuda.set_device"):
-            yield node, code, must, message, fix
-    for call in source.calls_of(INITIALIZE) if not ported else ():
+    for call in source.calls_of(*SAMPLER):
+        yield call, "sampler", must, "s.loader gives each replica its share, and shuffles", "remove it"
+    for call, _ in source.method_calls("save_checkpoint"):
+        fix = f"write s.checkpoint({engines}); or remove it: fit.checkpoint_period writes them"
+        yield call, "save-checkpoint", must, "a run that resumes does not find this checkpoint", fix
+    for call, _ in source.method_calls("load_checkpoint"):
+        message = "s.checkpoint loads what a run resumes from, with the optimizer, the data and generators"
+        yield call, "load-checkpoint", must, message, "remove it"
+    yield from _devices(source, must, "write s.device", "write {}.to(s.device)", "remove it")
+    for call in made if not ported else ():
         config, data = keyword(call, "config", "config_params"), keyword(call, "training_data")
-        words = []
+        instead = []
         if not isinstance(config, ast.Dict):
             has_args = config is None and (call.args or keyword(call, "args") is not None)
-            words.append(f"config=s.ds_config in place of {'args' if has_args else 'config'}")
+            instead.append(f"config=s.ds_config in place of {'args' if has_args else 'config'}")
         if data is not None:
-            words.append(f"without training_data, and s.loader({text_of(data)}) in place of its loader")
-        words.append(f"and then s.checkpoint({engines}), before the first batch")
-        message = "the engine's configuration, data and checkpoints are the script's own"
-        yield call, "initialize", must, message, f"write {', '.join(words)}"
+            instead.append(f"without training_data, and s.loader({text_of(data)}) in place of its loader")
+        fix = f"write {', '.join([*instead, f'and then s.checkpoint({engines}), before the first batch'])}"
+        yield (
+            call,
+            "initialize",
+            must,
+            "the engine's configuration, data and checkpoints are the script's own",
+            fix,
+        )
     for call in source.calls_of(*LOADER):
         dataset = call.args[0] if call.args else keyword(call, "dataset")
         stated = "dataset" if dataset is None else text_of(dataset)
         named = any(VALIDATES.search(name) for name in [*source.targets.get(call, []), stated])
-        if named or _validates(source, call):
-            fix = f"write s.validation_loader({stated})"
-            yield call, "data-loader", must, "is not divided among replicas", fix
-        else:
-            message = "cannot continue where a run was stopped"
-            yield call, "data-loader", must, message, f"write s.loader({stated})"
-    for call in source.calls_of(*SAMPLER):
-        yield call, "sampler", must, "s.loader gives each replica its share, and shuffles", "remove it"
+        validates = named or _validates(source, call)
+        message = "is not divided among replicas" if validates else "cannot continue where a run was stopped"
+        yield (
+            call,
+            "data-loader",
+            must,
+            message,
+            f"write s.{'validation_' if validates else ''}loader({stated})",
+        )
     for call, owner in source.method_calls("set_epoch"):
         message = "s.loader needs no sampler: it shuffles in each epoch by itself, by the trial's seed"
         yield call, "sampler", must, message, f"remove {owner}.set_epoch(...)"
-    for call, _ in source.method_calls("save_checkpoint"):
-        message = "det-ds run and a cluster do not find this checkpoint when they resume"
-        fix = f"write s.checkpoint({engines}); or remove it: fit.checkpoint_period writes them"
-        yield call, "save-checkpoint", must, message, fix
-    for call, _ in source.method_calls("load_checkpoint"):
-        message = "s.checkpoint loads what a run resumes from, with the optimizer, the data and generators"
-        yield call, "load-checkpoint", must, message, "remove it"
     for call, owner in source.method_calls("train_batch") if not ported else ():
         if owner in engines.split(", "):
             fix = f"write for batches in s.steps(): {owner}.train_batch(data_iter=batches)"
             yield call, "train-batch", must, "the loop around it cannot be resumed", fix
-    if any(owner != "self" for _, owner in source.method_calls("report")):
-        return
-    for call, name in source.calls:
+    reports = any(owner != "self" for _, owner in source.method_calls("report"))
+    for call, name in source.calls if not reports else ():
         parts = (part for each in [*call.args, *call.keywords] for part in ast.walk(each))
         found = [part.id for part in parts if isinstance(part, ast.Name) and METRIC.search(part.id)]
-        if not found or (getattr(call.func, "attr", None) or name) not in SHOWS:
-            continue
         validates = _validates(source, call)
-        if validates or _around(source, call, ast.For, ast.While):
+        in_loop = validates or _around(source, call, ast.For, ast.While)
+        if found and in_loop and (getattr(call.func, "attr", None) or name) in SHOWS:
             entries = ", ".join(f'"{each}": {each}' for each in list(dict.fromkeys(found))[:3])
             more = ", validation=True" if validates or VALIDATES.search(found[0]) else ""
             message = "is shown, and not recorded: metrics.jsonl, TensorBoard, a search and the web UI have no metric"
@@ -302,21 +307,16 @@ def _around(source: Source, call: ast.Call, *kinds: type[ast.stmt]) -> list[ast.
 def _experiment_of(file: Path, trial: str) -> Path | None:
     """An experiment beside a file that runs its trial; or, without one, the file or a script that imports it."""
     folders = [file.parent / each for each in (".", "experiments", "configs")]
-    forms = itertools.product(folders, ("*.yaml", "*.yml"))
-    for path in itertools.chain.from_iterable(sorted(folder.glob(form)) for folder, form in forms):
-        try:
-            found = read_entrypoint(read_yaml(path).data.get("entrypoint"))
-        except ConfigError:
-            continue
-        if isinstance(found, TrialEntrypoint):
-            if found.trial == trial:
-                return path
-        elif (script := find_code(found, file.parent)) is not None:
-            try:
-                if file in Script(file=script, context_dir=file.parent).sources:
+    for folder, form in itertools.product(folders, ("*.yaml", "*.yml")):
+        for path in sorted(folder.glob(form)):
+            with contextlib.suppress(ConfigError, SourceError):
+                found = read_entrypoint(read_yaml(path).data.get("entrypoint"))
+                script = find_code(found, file.parent)
+                if isinstance(found, TrialEntrypoint):
+                    if found.trial == trial:
+                        return path
+                elif script and file in Script(file=script, context_dir=file.parent).sources:
                     return path
-            except SourceError:
-                continue
     return None
 
 
@@ -325,11 +325,9 @@ def _ds_config(source: Source) -> str:
     folder = source.file.parent
     stated = (getattr(node, "value", None) for node in source.nodes if isinstance(node, ast.Constant))
     named = (each for each in stated if isinstance(each, str) and each.endswith(".json") and len(each) < 200)
-    beside = (
-        path.name
-        for path in sorted(folder.glob("*.json"))
-        if path.is_file() and path.stat().st_size < MOST_READ
-        if any(key in path.read_text(errors="replace") for key in DEEPSPEED_KEYS)
+    small = (
+        path for path in sorted(folder.glob("*.json")) if path.is_file() and path.stat().st_size < MOST_READ
     )
+    beside = (path.name for path in small if DEEPSPEED_KEYS.search(path.read_text(errors="replace")))
     found = next((each for each in named if (folder / each).is_file()), None) or next(beside, None)
     return f"deepspeed_config: {found}" if found else ""
