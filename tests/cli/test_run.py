@@ -84,7 +84,6 @@ def test_the_result_says_how_it_ended(twice: Run) -> None:
         },
         "checkpoint": {"uuid": uuids[6], "steps_completed": 6},
         "resume": None,
-        "deleted": [],
         "slots": 2,
     }
     links = [(twice.run_dir / name).resolve().name for name in ("best", "last")]
