@@ -276,8 +276,7 @@ class LocalRun:
         timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
             while True:
-                outcome = run._launch_once(lock, timeout_s)
-                closing = closing_lines(self.options, self.run_dir)
+                outcome, closing = run._launch_once(lock, timeout_s)
                 show_outcome(outcome, self.run_dir, self.resume_command, closes=bool(closing))
                 again = restarts.after(outcome)
                 if again is None:
@@ -304,7 +303,8 @@ class LocalRun:
         print(f"  elastic    slots {run.experiment.slots} -> {fewer.experiment.slots}", flush=True)
         return fewer
 
-    def _launch_once(self, lock: RunLock, timeout_s: float) -> Outcome:
+    def _launch_once(self, lock: RunLock, timeout_s: float) -> tuple[Outcome, list[str]]:
+        """How it ended, and the closing block; empty where the ranks have left the run as it was."""
         self.write()
         try:
             outcome = run_ranks(
@@ -318,7 +318,7 @@ class LocalRun:
                 hang_timeout_s=timeout_s,
             )
             self.conclude(outcome)
-            return outcome
+            return outcome, closing_lines(self.options, self.run_dir)
         except OSError as error:
             message = exhausted(error, self.run_dir)
             if message is None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass, fields
+import shlex
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from determined_ds.documents.files import write_whole
@@ -15,7 +16,7 @@ from determined_ds.errors import EXIT_CONFIG
 from determined_ds.protocol.best import is_better
 from determined_ds.protocol.checkpoint_files import checkpoints_in
 from determined_ds.protocol.metrics_file import jsonable, read_records
-from determined_ds.protocol.run_dir import RunDir
+from determined_ds.protocol.run_dir import RunDir, short
 
 # status
 COMPLETED, STOPPED, FAILED, INVALID = "completed", "stopped", "failed", "invalid"
@@ -123,9 +124,25 @@ def read_result(run_dir: RunDir) -> RunResult | None:
     try:
         found = json.loads(run_dir.result.read_bytes())
         known = {field.name for field in fields(RunResult)}  # another version may have written more
-        return RunResult(**{name: value for name, value in found.items() if name in known})
-    except (OSError, ValueError, TypeError, AttributeError):
+        result = RunResult(**{name: value for name, value in found.items() if name in known})
+        resume, continued_by = (_here(each, run_dir) for each in (result.resume, result.continued_by))
+    except (OSError, ValueError, TypeError, AttributeError, IndexError):
         return None
+    return replace(result, resume=resume, continued_by=continued_by)
+
+
+def _here(command: str | None, run_dir: RunDir) -> str | None:
+    """A command of a run, with the run directory where it lies now: it may have been moved or copied since."""
+    if not command:
+        return command
+    words = shlex.split(command)
+    if "--run-dir" in words:
+        place = words.index("--run-dir") + 1
+        experiment = f"{words[place]}/{run_dir.experiment.name}"
+        words = [short(run_dir.experiment) if word == experiment else word for word in words]
+        return shlex.join([*words[:place], short(run_dir.path), *words[place + 1 :]])
+    name, is_variable, _ = words[0].partition("=")  # of a session: it is in the environment
+    return f"{name}={shlex.quote(short(run_dir.path))} {shlex.join(words[1:])}" if is_variable else command
 
 
 def _best(records: list[dict[str, Any]], metric: str, smaller_is_better: bool) -> dict[str, Any] | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from determined_ds.cli.main import main
 from determined_ds.errors import EXIT_CONFIG
 from tests.cli.own_runs import LENGTH, LOSS, at, contents, edit, invoke, run, same_weights, steps
 from tests.harness.command import det_ds
@@ -70,6 +74,66 @@ def test_another_model_is_refused_in_a_message_and_the_run_is_as_it_was(copied: 
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert contents(copied / "run") == before
+
+
+# -------------------------------------------------------------------------------- by the commands at a run's end
+
+
+def commands(output: str) -> dict[str, str]:
+    """The last lines of a run: label -> text."""
+    return dict(re.findall(r"^  (schedule|longer|new run|export) +(.*)$", output, flags=re.MULTILINE))
+
+
+def with_schedule(own_model: Path, schedule: str) -> Any:
+    builds = f"""
+    def build_scheduler(self, optimizer):
+        kinds = torch.optim.lr_scheduler
+        return {schedule}
+"""
+    with (own_model / "trial.py").open("a") as file:
+        file.write(builds)
+    done = run(own_model, own_model.parent / "run", sets=[f"{LENGTH}=2"])
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_copied_run_is_trained_longer_by_its_own_command_under_a_new_schedule(own_model: Path) -> None:
+    """Of a schedule that ends with the training, the rate goes on as over the longer one, and that is said."""
+    with_schedule(own_model, "kinds.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)")
+    whole = run(own_model, own_model.parent / "whole", sets=[f"{LENGTH}=4"])
+    original, copy = own_model.parent / "run", own_model.parent / "copy"
+    shutil.copytree(original, copy, symlinks=True)
+    before = contents(original)
+    said = commands(CliRunner().invoke(main, ["watch", str(copy)]).stdout)
+    assert "OneCycleLR is computed anew over 4 batches: the rate changes at once" in said["schedule"]
+    assert f"--run-dir {copy} --resume" in said["longer"]
+    done = det_ds(*shlex.split(said["longer"])[1:], cwd=own_model.parent)
+    assert done.returncode == 0, done.stderr
+    assert "schedule    OneCycleLR goes on by its new settings: lr " in done.stdout
+    assert (steps(copy), contents(original)) == ([1, 2, 3, 4], before)
+    rates = [dict(records(path, "training"))[3]["lr"] for path in (copy, own_model.parent / "whole")]
+    assert whole.returncode == 0
+    assert rates[0] == rates[1]
+
+
+def test_of_a_schedule_that_cannot_be_made_longer_the_command_starts_from_the_weights(
+    own_model: Path,
+) -> None:
+    first, second = "kinds.LinearLR(optimizer)", "kinds.CosineAnnealingLR(optimizer, self.total_steps)"
+    done = with_schedule(own_model, f"kinds.SequentialLR(optimizer, [{first}, {second}], [1])")
+    said, there = commands(done.stdout), own_model.parent
+    assert "longer" not in said
+    assert (
+        "SequentialLR cannot be made longer; from the weights, with its rate from the start"
+        in said["schedule"]
+    )
+    refused = run(own_model, there / "run", "--resume", sets=[f"{LENGTH}=4"])
+    assert refused.returncode == EXIT_CONFIG
+    assert "start a new run from the weights: --set searcher.source_checkpoint_uuid=" in refused.stderr
+    assert commands(refused.stdout) == {}  # the run is as it was, and ended before
+    anew = det_ds(*shlex.split(said["new run"])[1:], cwd=there)
+    assert anew.returncode == 0, anew.stderr
+    assert "its weights alone, with a new optimizer and schedule" in anew.stdout
 
 
 # -------------------------------------------------------------------------------- from another run

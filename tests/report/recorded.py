@@ -104,7 +104,8 @@ def recorded(
         (path / "result.json").write_text(json.dumps(result))
     for step in checkpoints:
         folder = path / "checkpoints" / f"uuid-{step}"
-        folder.mkdir(parents=True)
+        (folder / "model0").mkdir(parents=True)
+        (folder / "model0/index.json").write_text("{}")
         (folder / "metadata.json").write_text(json.dumps({"steps_completed": step}))
     return path
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from determined_ds.cli.main import main
 from tests.report.recorded import line, recorded, training, validation
 
-RESUME = "det-ds run runs/gpt2/experiment.yaml . --run-dir runs/gpt2 --resume"
+RESUME = "det-ds run runs/gpt2/experiment.yaml . --run-dir runs/gpt2 --resume"  # where it was trained
 CONFIG = {
     "name": "followed",
     "searcher": {"name": "single", "metric": "validation_loss"},
@@ -88,11 +88,11 @@ def test_a_run_that_returned_to_a_checkpoint_is_read_anew(run: Path, held: int) 
     [
         (
             {"status": "completed", "steps_completed": 40, "continued_by": RESUME},
-            ["completed, 40 of 40", f"longer      {RESUME} --set hyperparameters.fit.max_length.batches=80"],
+            ["completed, 40 of 40", "longer      {resume} --set hyperparameters.fit.max_length.batches=80"],
         ),
         (
             {"status": "stopped", "steps_completed": 40, "resume": RESUME, "continued_by": RESUME},
-            ["stopped, 40 of 40", f"resume      {RESUME}\n"],
+            ["stopped, 40 of 40", "resume      {resume}\n"],
         ),
         (
             {"status": "failed", "cause": "error", "reason": "loss is nan at batch 40"},
@@ -108,7 +108,8 @@ def test_a_run_that_has_ended_is_shown_once_with_commands_to_continue(
     records = [training(20, loss=4.5), validation(20, validation_loss=2.25)]
     records += [training(40, loss=2.0), validation(40, validation_loss=2.5)]
     path = recorded(tmp_path / "run", records, config=CONFIG, result=result, checkpoints=[40])
-    said = watch(path)
+    said, here = watch(path), f"det-ds run {path}/experiment.yaml . --run-dir {path} --resume"
+    told = [words.format(resume=here) for words in told]
     for words in ("4.5 -> 2", "validation_loss 2.25 at batch 20, the best; 2.5 at batch 40", *told):
         assert words in said
     assert "det-ds checkpoint export last" in said

@@ -14,6 +14,7 @@ from determined_ds.documents.document import get_path
 from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.best import as_number
 from determined_ds.protocol.conclusion import COMPLETED
+from determined_ds.protocol.elastic import written_by
 from determined_ds.protocol.launches import Launch
 from determined_ds.protocol.metrics_file import Record
 from determined_ds.protocol.recorded_run import RecordedRun
@@ -185,27 +186,40 @@ def _offload(launch: Launch) -> str:
 
 
 def _commands(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """To continue, to export, to look at it."""
+    """To continue, to export, to look at it; none that is known to fail."""
     result, there = run.result, shlex.quote(short(run.path))
     if result is not None and result.resume:
         yield "resume", result.resume
-    elif result is not None and result.status == COMPLETED and (longer := _longer(run, result.continued_by)):
-        yield "longer", longer
-    if run.checkpoints:
+    elif result is not None and result.status == COMPLETED and run.checkpoints:
+        yield from _longer(run, result.continued_by)
+    if run.checkpoints and any(
+        run.checkpoints[0].path.glob("model0/*")
+    ):  # the checkpoints of a script have none
         which = "best" if (Path(run.path) / "best").exists() else "last"
         yield "export", f"det-ds checkpoint export {which} --run-dir {there} --to safetensors"
     yield "report", f"det-ds report {there} --open"
 
 
-def _longer(run: RecordedRun, command: str | None) -> str:
-    """The command that trains as long again; "" where the experiment does not state its length in a number."""
+def _longer(run: RecordedRun, command: str | None) -> Iterator[tuple[str, str]]:
+    """The command that trains as long again; none where the experiment does not state its length in a number."""
     length: Any = get_path(run.config, ("hyperparameters", "fit", "max_length"))
     if not command or not command.startswith("det-ds") or not isinstance(length, Mapping):
-        return ""
-    for unit, value in length.items():
-        if unit in ("batches", "epochs") and isinstance(value, int):
-            return f"{command} --set hyperparameters.fit.max_length.{unit}={2 * value}"
-    return ""
+        return
+    unit = next((unit for unit in ("batches", "epochs") if isinstance(length.get(unit), int)), None)
+    if unit is None:
+        return
+    newest = run.checkpoints[0].path
+    schedule, is_fixed = written_by(newest).get("schedule_by_length") or ("", False)
+    if is_fixed:
+        words = shlex.split(command)  # det-ds run EXPERIMENT CONTEXT --run-dir ...
+        anew = [*words[:4], "--set", f"searcher.source_checkpoint_uuid={short(newest)}"]
+        yield "schedule", f"{schedule} cannot be made longer; from the weights, with its rate from the start:"
+        yield "new run", shlex.join(anew)
+        return
+    twice = 2 * length[unit]
+    if schedule:
+        yield "schedule", f"{schedule} is computed anew over {twice:,} {unit}: the rate changes at once"
+    yield "longer", f"{command} --set hyperparameters.fit.max_length.{unit}={twice}"
 
 
 def _metric(record: Record, names: tuple[str, ...]) -> float | None:

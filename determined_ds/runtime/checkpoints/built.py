@@ -7,8 +7,10 @@ during training is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.runtime.checkpoints.cut_tensors import whole_shape
@@ -96,8 +98,11 @@ def _misfits(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ what changed
 
 
-def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> None:
+def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequence[Record]) -> list[str]:
     """Apply settings that have changed since a loaded checkpoint was written.
+
+    Returns:
+        What became of the learning rate where a schedule has changed, in a line for each engine.
 
     Args:
         engines: The engines, loaded.
@@ -107,6 +112,7 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
     Raises:
         ConfigError: settings changed of a scheduler that computes each rate from the one before.
     """
+    said = []
     for engine, before, wanted in zip(engines, then, now, strict=True):
         changed = {key for key in ("groups", "clip_grad", "scheduler") if before[key] != wanted[key]}
         if not changed:
@@ -120,7 +126,14 @@ def put_into_effect(engines: Sequence[Any], then: Sequence[Record], now: Sequenc
                 {key: _as_it_is(new[key], group.get(key)) for key in keys if key != "lr" or scheduler is None}
             )
         if scheduler is not None and changed & {"groups", "scheduler"}:
+            rates = [group["lr"] for group in optimizer.param_groups]
             _reschedule(scheduler, before["scheduler"], wanted["scheduler"], wanted["groups"])
+            pairs = zip(rates, (group["lr"] for group in optimizer.param_groups), strict=True)
+            moved = [f"{was:.6g} -> {now:.6g}" for was, now in pairs if was != now]
+            if moved:
+                kind = type(scheduler).__name__
+                said.append(f"{kind} goes on by its new settings: lr {', '.join(dict.fromkeys(moved))}")
+    return said
 
 
 def settings_kept(engines: Sequence[Any], now: Sequence[Record]) -> str:
@@ -160,23 +173,56 @@ def _reschedule(scheduler: Any, before: Record, wanted: Record, groups: Sequence
         if key not in POSITION and before.get(key, _ABSENT) != value
     }
     vars(scheduler).update(changed)
-    closed = getattr(scheduler, "_get_closed_form_lr", None)
-    if closed is None and hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):
-
-        def closed() -> list[float]:
-            pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-            return [base * rate(scheduler.last_epoch) for base, rate in pairs]
-
+    closed = closed_form(scheduler)
     if closed is None:
         message = (
             "computes each rate from the one before: its settings, and the learning rate, must stay what they were "
             f"(these differ: {', '.join(sorted(changed)) or 'those of the optimizer'})"
         )
-        kind, fix = type(scheduler).__name__, "restore the old settings, or start anew"
+        kind, fix = (
+            type(scheduler).__name__,
+            (
+                "restore the old settings, or start a new run from the weights: "
+                "--set searcher.source_checkpoint_uuid=CHECKPOINT"
+            ),
+        )
         raise ConfigError(
             Problem(key="scheduler", value=kind, message=message, fix=fix, code="resume-changed")
         )
     _set_rates(scheduler, closed())
+
+
+def closed_form(scheduler: Any) -> Callable[[], list[float]] | None:
+    """Computes a scheduler's rates from its position alone; None where each is computed from the one before."""
+    if hasattr(scheduler, "_get_closed_form_lr"):
+        return scheduler._get_closed_form_lr  # type: ignore[no-any-return]
+    if hasattr(scheduler, "lr_lambdas") and hasattr(scheduler, "base_lrs"):
+        return lambda: [
+            base * rate(scheduler.last_epoch)
+            for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        ]
+    # Source: get_lr of both in torch 2.13.0 reads last_epoch, the settings and no rate of a group.
+    if isinstance(scheduler, (OneCycleLR, CyclicLR)):
+
+        def rates() -> list[float]:
+            scheduler._get_lr_called_within_step = True  # it warns otherwise
+            try:
+                return [float(rate) for rate in scheduler.get_lr()]
+            finally:
+                scheduler._get_lr_called_within_step = False
+
+        return rates
+    return None
+
+
+def schedule_of(engines: Sequence[Any]) -> tuple[str, bool] | None:
+    """The class of the engines' schedule, and whether its settings must stay what they were; None without one."""
+    kinds = [
+        (type(each).__name__, not hasattr(each, "last_batch_iteration") and closed_form(each) is None)
+        for engine in engines
+        if (each := getattr(engine, "lr_scheduler", None)) is not None
+    ]
+    return max(kinds, key=lambda kind: kind[1], default=None)
 
 
 def _as_it_is(value: Any, current: Any) -> Any:

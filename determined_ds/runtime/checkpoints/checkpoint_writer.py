@@ -29,7 +29,7 @@ from determined_ds.protocol.exhausted import exhausted
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.checkpoints.all_engines import Engines, Written, overrides
 from determined_ds.runtime.checkpoints.aside import COPIES, is_aside
-from determined_ds.runtime.checkpoints.built import records_of
+from determined_ds.runtime.checkpoints.built import records_of, schedule_of
 from determined_ds.runtime.checkpoints.folders import check_room, seal_folder
 from determined_ds.runtime.checkpoints.parts import RankParts
 from determined_ds.runtime.checkpoints.rank_files import check_part, save_part, write_rank_files
@@ -285,6 +285,8 @@ class CheckpointWriter:
 
     def _state_files(self, state: TrialState) -> dict[str, str]:
         by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
+        if getattr(self._trial, "reads_length", False):  # then a longer training changes its schedule
+            by["schedule_by_length"] = schedule_of(self._context.models)
         return state_files(self._trial, self._context, state, by)
 
     # -------------------------------------------------------------------------------------------- seal

@@ -188,7 +188,8 @@ class Checkpoints(CheckpointWriter):
                 self._engines.load(path)
                 built = self._engines.then or built
         if built is not None:
-            put_into_effect(self._context.models, built, self._built)
+            for line in put_into_effect(self._context.models, built, self._built):
+                self._note(f"schedule    {line}")
         elif (kept := settings_kept(self._context.models, self._built)) and self._distributed.rank == 0:
             logger.warning("warning: the optimizer's settings of checkpoint %s stay: %s", uuid, kept)
         return checkpoint
