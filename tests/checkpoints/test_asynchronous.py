@@ -114,6 +114,7 @@ def train(
             )
         except Exception as error:
             seen["error"] = f"{type(error).__name__}: {error}"
+    seen["threads"] = [thread.name for thread in threading.enumerate()]
     return seen
 
 
@@ -145,6 +146,7 @@ def test_what_training_changes_during_the_write_is_not_in_it(
     assert [each["error"] for each in seen] == ["", ""]
     for each in seen:
         assert each["aside"] == 1  # the last one has nothing to go on with
+        assert "checkpoint-writer" not in each["threads"]
         assert each["sealed_by"][4] == each["sealed_by"][5] == 0
         assert all("index.json" in names for names in each["complete"])
     for steps in (3, 6):

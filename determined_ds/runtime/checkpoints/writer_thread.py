@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 NICENESS = 10
+ENDS_WITHIN_S = 10.0  # a disk that hangs does not keep a rank that has failed
 
 
 class Abandoned(Exception):
@@ -26,7 +27,7 @@ class WriterThread:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]]] = (
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
@@ -49,13 +50,20 @@ class WriterThread:
         return result
 
     def abandon(self) -> None:
-        """End what is being done, and do nothing more."""
+        """End what is being done, do nothing more, and wait for the thread: the interpreter must not end under it."""
         self._is_abandoned = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(ENDS_WITHIN_S)
 
     def _run(self) -> None:
         _give_way()
         while True:
-            work, result = self._jobs.get()
+            job = self._jobs.get()
+            if job is None:
+                return
+            work, result = job
+            del job
             try:
                 self._beat()
                 result.set_result(work(self._beat))
