@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import math
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.weights import open_engine, weights_of
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda
 from determined_ds.config.params import PARALLEL_SIZES, SIZES, TRIAL_SEED
 from determined_ds.config.resolve import reconcile
@@ -24,7 +27,6 @@ from determined_ds.experiment.source import source_of
 from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
 from determined_ds.runtime.checkpoints.contents import only_data, runs_code
-from determined_ds.runtime.checkpoints.weights import averaged_weights, weights_in
 from determined_ds.runtime.shapes.bare_trial import (
     bare_trial,
     chain_of,
@@ -64,18 +66,14 @@ def load_state_dict_from_checkpoint_path(
         raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
     if verify and not is_sealed(path):
         logger.warning("warning: %s", unverified(str(path)))
-    folder = path / f"model{engine}"
-    if not folder.is_dir():
-        there = sorted(found.name for found in path.glob("model*") if found.is_dir())
-        raise CheckpointError(
-            f"checkpoint {path} has no engine {engine}; it has: {', '.join(there) or 'none'}"
-        )
     try:
         with only_data():
-            weights = {name: tensor.contiguous().float() for name, tensor in weights_in(path, engine).items()}
-            return weights if average is None else averaged_weights(path, engine, average, weights)
+            stored = open_engine(path, engine)
+            weights = weights_of(path, engine, stored, dtype=torch.float32, average=average)
+            found = {name: each.whole().float() for name, each in weights.items()}
     except pickle.UnpicklingError as error:
         raise runs_code(str(path), error) from error
+    return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
 
 
 def load_model_from_checkpoint_path(
@@ -110,90 +108,95 @@ def load_model_from_checkpoint_path(
         ConfigError: its trial is not in ``context_dir``, cannot be imported, or builds its model together with an
             engine; or ``code`` is neither of the two.
     """
-    path, context_dir = Path(path).resolve(), Path(context_dir)
+    from determined_ds.trial import returned
+    from determined_ds.trial.pipeline import PipelineTrial
+
+    path = Path(path).resolve()
     if code not in (CONTEXT_DIR, CHECKPOINT):
         message, fix = "is not a valid place of code", f"use {CONTEXT_DIR} or {CHECKPOINT}"
         raise ConfigError(Problem(key="code", value=code, message=message, fix=fix, code="out-of-range"))
     weights = load_state_dict_from_checkpoint_path(path, average=average)
-    experiment = _experiment_of(path)
-    if code == CHECKPOINT:
-        context_dir = _own_code(path, experiment)
-    with inside(context_dir):
-        if trial is None:
-            _check_trusted(experiment)
-            trial = trial_class(experiment)
-        model, weights = _built(trial, experiment, weights)
-    if reason := _misfit(model, weights):
-        raise CheckpointError(f"checkpoint {path} is of another model than {trial.__name__} builds: {reason}")
+    with trial_of(path, Path(context_dir), own_code=code == CHECKPOINT, kind=trial) as built:
+        name = type(built).__name__
+        if isinstance(built, PipelineTrial):
+            model: torch.nn.Module = chain_of(returned.layers(built, built.build_layers(), 1))
+            weights = {each.replace(".", ".inner.", 1): tensor for each, tensor in weights.items()}
+        else:
+            model = returned.model(built, built.build_model())
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        named = dict(model.named_parameters(remove_duplicate=False))
+        filled = {id(named[each]) for each in weights if each in named}  # a tied weight is written once
+        lacking = [each for each in missing if id(named.get(each)) not in filled]
+        reason = f"lacks {', '.join(lacking)}" if lacking else ""
+        if unexpected and not lacking:
+            reason = f"also has {', '.join(unexpected)}"
+    except RuntimeError as error:  # of another shape
+        reason = str(error)
+    if reason:
+        raise CheckpointError(f"checkpoint {path} is of another model than {name} builds: {reason}")
     return model.eval()
 
 
-def trial_in(path: Path) -> Any:
-    """The trial that a checkpoint names, prepared and without an engine; the current folder is its context directory.
+@contextlib.contextmanager
+def trial_of(path: Path, context_dir: Path, *, own_code: bool = False, kind: Any = None) -> Iterator[Any]:
+    """The trial that wrote a checkpoint, prepared and without an engine; inside, its code can be called.
 
     Args:
         path: The checkpoint's folder.
+        context_dir: With the trial's code.
+        own_code: Whether the checkpoint's copy of the code is taken in place of it.
+        kind: The trial's class; None: the one that the checkpoint names.
 
     Raises:
-        ConfigError: it lies outside the current folder, or cannot be imported.
+        CheckpointError: the checkpoint does not name a trial.
+        ConfigError: the trial lies outside ``context_dir``, or cannot be imported or built.
     """
     experiment = _experiment_of(path)
-    _check_trusted(experiment)
-    return _prepared(trial_class(experiment), experiment)
+    if own_code:
+        context_dir = _own_code(path, experiment.trial.partition(":")[0])
+    given = experiment.hyperparameters.data
+    # The sizes that it was trained with: all else in a configuration concerns the engine alone.
+    sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
+    batch = {key: given[key] for key in BATCH_KEYS if isinstance(given.get(key), int)}
+    slots = math.prod(sizes.get(each, 1) for each in ("data_parallel_world_size", *PARALLEL_SIZES))
+    document = Document(name="load_data.json", data=sizes, prefix="hyperparameters")
+    ds = Document(name="load_data.json", data=batch)
+    resolved = reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
+    with inside(context_dir):
+        if kind is None:
+            _check_trusted(experiment)
+            kind = trial_class(experiment)
+        trial = bare_trial(kind, experiment, resolved, "cpu")
+        trial.prepare()
+        yield trial
 
 
-def own_code_of(path: Path) -> Path:
-    """The folder with a checkpoint's own copy of the code.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    return _own_code(path, _experiment_of(path))
-
-
-def _prepared(kind: Any, experiment: Experiment) -> Any:
-    trial = bare_trial(kind, experiment, _resolved(experiment), "cpu")
-    trial.prepare()
-    return trial
-
-
-def _built(
-    kind: Any, experiment: Experiment, weights: dict[str, torch.Tensor]
-) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """The model, and the weights by its names."""
-    from determined_ds.trial import returned
-    from determined_ds.trial.pipeline import PipelineTrial
-
-    trial = _prepared(kind, experiment)
-    if not isinstance(trial, PipelineTrial):
-        return returned.model(trial, trial.build_model()), weights
-    chain = chain_of(returned.layers(trial, trial.build_layers(), 1))
-    return chain, {_in_chain(name): tensor for name, tensor in weights.items()}
-
-
-def _misfit(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> str:
-    """Load weights into a model. Returns why they do not fit, or ""."""
+def _experiment_of(path: Path) -> Experiment:
     try:
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:  # of another shape
-        return str(error)
-    named = dict(model.named_parameters(remove_duplicate=False))
-    filled = {id(named[name]) for name in weights if name in named}  # a tied weight is written once
-    if lacking := [name for name in missing if id(named.get(name)) not in filled]:
-        return f"lacks {', '.join(lacking)}"
-    return f"also has {', '.join(unexpected)}" if unexpected else ""
+        found = json.loads((path / "load_data.json").read_text())
+        if not found["trial_cls_spec"]:
+            raise CheckpointError(
+                f"checkpoint {path} was written by a script, which alone can build its model\n"
+                "  fix: build it, and model.load_state_dict(load_state_dict_from_checkpoint_path(path))"
+            )
+        seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
+        # As constants, so nothing in them is taken for a range to search.
+        hparams = {
+            key: {"type": "const", "val": value} for key, value in {**seed, **found["hparams"]}.items()
+        }
+        config = {**(found["experiment_config"] or {}), "hyperparameters": hparams}
+        config["entrypoint"] = f"python3 -m determined_ds.train {found['trial_cls_spec']}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
+    kept = ("name", "entrypoint", "hyperparameters", "data", "reproducibility")
+    data = {key: config[key] for key in kept if key in config}
+    return parse_experiment(restored(Document(name=str(path / "load_data.json"), data=data), os.environ))
 
 
-def _in_chain(name: str) -> str:
-    """``3.weight`` -> ``3.inner.weight``."""
-    index, _, rest = name.partition(".")
-    return f"{index}.inner.{rest}"
-
-
-def _own_code(path: Path, experiment: Experiment) -> Path:
+def _own_code(path: Path, module: str) -> Path:
     """The code in a checkpoint, which has just been compared with its manifest."""
     own = path / CODE
-    module = experiment.trial.partition(":")[0]
     if source_of(module, own) is None:
         missing = (
             f"holds no {module}" if own.is_dir() else "is missing: only checkpoints from a cluster have it"
@@ -207,25 +210,6 @@ def _own_code(path: Path, experiment: Experiment) -> Path:
             *(Path(__file__).resolve().parents[1], len(differing), differing[0], own),
         )
     return own
-
-
-def _experiment_of(path: Path) -> Experiment:
-    try:
-        found = json.loads((path / "load_data.json").read_text())
-        seed = {TRIAL_SEED: found[TRIAL_SEED]} if TRIAL_SEED in found else {}
-        hparams = _constants({**seed, **found["hparams"]})
-        config = {**(found["experiment_config"] or {}), "hyperparameters": hparams}
-        if not found["trial_cls_spec"]:
-            raise CheckpointError(
-                f"checkpoint {path} was written by a script, which alone can build its model\n"
-                "  fix: build it, and model.load_state_dict(load_state_dict_from_checkpoint_path(path))"
-            )
-        config["entrypoint"] = f"python3 -m determined_ds.train {found['trial_cls_spec']}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {path} does not say what trial wrote it: {error}") from None
-    kept = ("name", "entrypoint", "hyperparameters", "data", "reproducibility")
-    data = {key: config[key] for key in kept if key in config}
-    return parse_experiment(restored(Document(name=str(path / "load_data.json"), data=data), os.environ))
 
 
 def _check_trusted(experiment: Experiment) -> None:
@@ -245,28 +229,10 @@ def _check_trusted(experiment: Experiment) -> None:
         return  # not found: the import will report it
     first = Path(next(iter(spec.submodule_search_locations or ()), None) or spec.origin or "").resolve()
     is_sole = spec.has_location  # else it may lie in several places, and this module in another
-    if first.is_relative_to(context_dir) and (is_sole or source_of(module, context_dir) is not None):
-        return
-    if package in TRUSTED and first.parent == Path(__file__).resolve().parents[2]:
-        return
-    message = (
-        f"the checkpoint names a trial outside {context_dir}, in {first}; importing it would run its code"
-    )
-    fix = "give the context_dir that holds it, or the class itself: trial=MyTrial"
-    raise ConfigError(entrypoint_problem(experiment, message, fix, "untrusted"))
-
-
-def _constants(hparams: dict[str, Any]) -> dict[str, Any]:
-    """As constants, so nothing in them is taken for a range to search."""
-    return {key: {"type": "const", "val": value} for key, value in hparams.items()}
-
-
-def _resolved(experiment: Experiment) -> Any:
-    """The sizes that it was trained with; the rest of a configuration only concerns the engine."""
-    given = experiment.hyperparameters.data
-    sizes = {key: given[key] for key in SIZES if isinstance(given.get(key), int)}
-    batch = {key: given[key] for key in BATCH_KEYS if isinstance(given.get(key), int)}
-    slots = math.prod(sizes.get(name, 1) for name in ("data_parallel_world_size", *PARALLEL_SIZES))
-    document = Document(name="load_data.json", data=sizes, prefix="hyperparameters")
-    ds = Document(name="load_data.json", data=batch)
-    return reconcile(document, ds, slots=slots, accelerator=assumed_cuda(slots))
+    is_here = first.is_relative_to(context_dir) and (is_sole or source_of(module, context_dir) is not None)
+    if not is_here and (package not in TRUSTED or first.parent != Path(__file__).resolve().parents[2]):
+        message = (
+            f"the checkpoint names a trial outside {context_dir}, in {first}; importing it would run its code"
+        )
+        fix = "give the context_dir that holds it, or the class itself: trial=MyTrial"
+        raise ConfigError(entrypoint_problem(experiment, message, fix, "untrusted"))

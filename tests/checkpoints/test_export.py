@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from tests.checkpoints.command import checkpoint, succeeded
-from tests.checkpoints.making import made
+from tests.checkpoints.making import made, sealed
 
 VALUES = np.random.default_rng(1).standard_normal((7, 5)).astype("<f4")
 STEPS = np.arange(3, dtype="<i8")
@@ -92,6 +92,56 @@ def test_without_out_it_is_named_after_the_checkpoint_and_nothing_is_replaced(pa
     assert not list(path.parent.glob(".*"))
 
 
+def test_force_replaces_what_an_export_made_and_nothing_else(path: Path) -> None:
+    out = exported(path, "safetensors", "--shard-size", "200B")
+    (out / "notes.txt").write_text("mine")
+    exported(path, "safetensors", "--force")
+    assert sorted(file.name for file in out.iterdir()) == [
+        ".determined_ds.json",
+        "model.safetensors",
+        "notes.txt",
+    ]
+    (out / ".determined_ds.json").unlink()
+    for more in ("safetensors", "torch"):  # a folder of the user's, with files of the names of an export
+        done = checkpoint("export", path, "--to", more, "--out", out, "--force")
+        assert (done.exit_code, "fix: name another" in done.output) == (2, True), done.output
+    assert sorted(file.name for file in out.iterdir()) == ["model.safetensors", "notes.txt"]
+    file = path.parent / "out.pt"
+    file.write_text("an earlier one")
+    succeeded("export", path, "--to", "torch", "--out", file, "--force")
+    assert torch.load(file).keys() >= {"plain", "tied"}
+    assert not list(path.parent.glob(".*"))
+
+
+def test_columns_that_ranks_share_are_put_in_order(tmp_path: Path) -> None:
+    """As tensor-parallel ranks write a matrix: each has some columns of every row."""
+    path = made(tmp_path / "uuid", {"cut": {"weight": ("F32", VALUES)}})
+    index = json.loads((path / "model0/index.json").read_text())
+    pieces, content = [], b""
+    for start, stop in ((0, 2), (2, 5)):
+        columns = VALUES[:, start:stop]
+        pieces.append(["rank0.bin", len(content), start, columns.size, None, stop - start, 5])
+        content += columns.tobytes()
+    index["version"], index["tensors"]["cut"]["states"]["weight"]["pieces"] = 2, pieces
+    (path / "model0/index.json").write_text(json.dumps(index))
+    (path / "model0/rank0.bin").write_bytes(content)
+    sealed(path, 4)
+    found = safetensors.torch.load_file(exported(path, "safetensors") / "model.safetensors")
+    assert torch.equal(found["cut"], torch.from_numpy(VALUES))
+
+
+def test_a_trial_that_lacks_a_method_is_refused(path: Path) -> None:
+    (path.parent / "lacking.py").write_text(
+        "import determined_ds\nclass Trial(determined_ds.DataParallelTrial): ...\n"
+    )
+    loaded = {"trial_cls_spec": "lacking:Trial", "hparams": {"global_batch_size": 8}, "experiment_config": {}}
+    (path / "load_data.json").write_text(json.dumps(loaded))
+    sealed(path, 4)
+    done = checkpoint("export", path, "--to", "huggingface", "--out", path.parent / "out")
+    assert done.exit_code == 2
+    assert "does not define build_model, " in done.output
+
+
 def flip_the_last_bytes(path: Path) -> None:
     file = path / "model0/rank1.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
@@ -106,8 +156,8 @@ def make_one_too_large(path: Path) -> None:
     [
         (["nowhere", "--to", "torch"], "there is no such checkpoint", None),
         (["uuid", "--to", "torch", "--engine", "2"], "has no engine 2; it has: 0", None),
-        (["uuid", "--to", "safetensors", "--out", "uuid/out"], "lies in the checkpoint", None),
-        (["uuid", "--to", "safetensors", "--out", "."], "holds the checkpoint", None),
+        (["uuid", "--to", "safetensors", "--out", "uuid/out"], "lies in ", None),
+        (["uuid", "--to", "safetensors", "--out", "."], "holds ", None),
         (["uuid", "--to", "safetensors", "--merge-lora"], "--merge-lora", None),
         (["uuid", "--to", "huggingface"], "does not say what trial wrote it", None),
         (["uuid", "--to", "torch"], "is damaged: model0/rank1", flip_the_last_bytes),

@@ -16,7 +16,7 @@ from tests.checkpoints import trained
 from tests.checkpoints.command import checkpoint, succeeded
 from tests.harness.ranks import Ranks
 from tests.model_defs.causal_lm import tiny
-from tests.package import checkpoints, damage, tensors
+from tests.package import checkpoints, contents, damage, tensors
 
 GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 256, "n_positions": 32}
 # One batch at this rate changes no weight.
@@ -116,6 +116,35 @@ def test_names_get_a_prefix_and_some_are_left_out(tmp_path: Path) -> None:
     assert list(tensors(start)) == [("transformer.wte.weight", "weight")]
 
 
+def test_a_state_dict_of_torchs_is_written_as_safetensors(tmp_path: Path) -> None:
+    """A tied weight once, under both of its names."""
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"embedding": weight, "head": weight, "turned": weight.t(), "half": weight.bfloat16()}
+    torch.save(state, tmp_path / "model.pt")
+    start = imported(tmp_path / "model.pt", tmp_path / "start")
+    found = {name: tensor for (name, _), tensor in tensors(start).items()}
+    assert found.keys() == {"embedding", "turned", "half"}
+    assert all(torch.equal(found[name], state[name]) for name in found)
+    assert contents(start)["model0/index.json"]["aliases"] == {"head": "embedding"}
+    assert damage(start) is None
+
+
+def test_force_replaces_what_an_import_made_and_nothing_else(gpt2: Path, tmp_path: Path) -> None:
+    start = imported(gpt2, tmp_path / "start")
+    (start / "notes.txt").write_text("mine")
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(3)}, file)
+    imported(file, start, "--force")
+    assert list(tensors(start)) == [("a", "weight")]
+    assert (damage(start), (start / "notes.txt").read_text()) == (None, "mine")
+    assert [each.name for each in start.glob("model0/*.safetensors")] == ["model.safetensors"]
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/thesis.txt").write_text("mine")
+    done = checkpoint("import", file, "--out", tmp_path / "papers", "--force")
+    assert (done.exit_code, "was not made by det-ds checkpoint" in done.output) == (2, True)
+    assert [each.name for each in (tmp_path / "papers").iterdir()] == ["thesis.txt"]
+
+
 def cut(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -130,17 +159,23 @@ def without_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def pickled(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+def nested(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model": {"a": torch.ones(3)}}, folder / "pytorch_model.bin")
+
+
+def by_deepspeed(folder: Path) -> None:
+    (folder / "latest").write_text("global_step2")
 
 
 @pytest.mark.parametrize(
     ("damaged", "said"),
     [
-        (cut, "is not a whole file of safetensors: a tensor of shape (3,) lies at bytes"),
-        (without_header, "is not a whole file of safetensors: its header has"),
+        (cut, "is not a whole file of safetensors"),
+        (without_header, "is not a whole file of safetensors"),
         (without_shard, "model-2.safetensors is missing, which its index names"),
-        (pickled, "holds no *.safetensors, only pytorch_model.bin"),
+        (nested, "holds no state_dict of tensors alone: it has a dict"),
+        (by_deepspeed, "zero_to_fp32 --safe_serialization"),
     ],
 )
 def test_what_is_not_whole_is_refused_and_leaves_nothing(tmp_path: Path, damaged: Any, said: str) -> None:

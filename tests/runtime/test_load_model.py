@@ -137,7 +137,7 @@ def test_the_code_of_a_checkpoint_is_taken_when_told_to_and_nothing_else_then(
 
 def test_what_cannot_be_loaded_says_why(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     good = checkpoint_of(run_of("zero0"))
-    with pytest.raises(CheckpointError, match="no engine 1; it has: model0"):
+    with pytest.raises(CheckpointError, match="no engine 1; it has: 0"):
         load_state_dict_from_checkpoint_path(good, engine=1)
     with pytest.raises(CheckpointError, match=r"metadata\.json is missing"):
         load_state_dict_from_checkpoint_path(tmp_path)

@@ -12,7 +12,7 @@ from determined_ds.cli.checkpoint.byte_bar import byte_bar
 from determined_ds.cli.checkpoint.common import json_option, one_checkpoint, run_dir_option
 
 if TYPE_CHECKING:
-    from determined_ds.export.exporting import Exported
+    from determined_ds.checkpoints.export import Exported
 
 FORMATS = ("huggingface", "safetensors", "torch")
 TYPES = ("fp32", "bf16", "fp16")
@@ -52,8 +52,7 @@ def export(path: str, run_dir: Path | None, out: Path | None, as_json: bool, **o
     It needs no GPU and no ranks, and about as much memory as the largest tensor.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
-    from determined_ds.export.exporting import export
-    from determined_ds.export.wanted import ExportRequest
+    from determined_ds.checkpoints.export import ExportRequest, export
     from determined_ds.memory.units import parse_bytes
 
     shard_bytes = parse_bytes(options.pop("shard_size"), key="--shard-size")

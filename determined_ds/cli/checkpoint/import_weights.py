@@ -26,7 +26,7 @@ def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...],
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
-    from determined_ds.export.importing import import_weights
+    from determined_ds.checkpoints.importing import import_weights
     from determined_ds.memory.units import format_bytes
     from determined_ds.protocol.handed_on import count
     from determined_ds.protocol.run_dir import short

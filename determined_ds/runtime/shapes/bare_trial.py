@@ -126,6 +126,12 @@ def bare_trial(kind: Any, experiment: Experiment, resolved: ResolvedConfig, devi
         else:
             fix, code = "build the model, and fill it with load_state_dict_from_checkpoint_path", "entrypoint"
         raise ConfigError(entrypoint_problem(experiment, message, fix, code))
+    if missing := sorted(kind.__abstractmethods__):
+        message, fix = (
+            f"does not define {', '.join(missing)}",
+            "define it in the class, or in one that it derives from",
+        )
+        raise ConfigError(entrypoint_problem(experiment, message, fix, "abstract"))
     trial: Any = kind.__new__(kind)
     trial.context = _Context(experiment, resolved, device)
     trial.args = Arguments(trial.context.get_hparams())

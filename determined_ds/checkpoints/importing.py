@@ -1,0 +1,199 @@
+"""``det-ds checkpoint import``: weights of another program as a checkpoint to start from.
+
+    files of safetensors, linked -> index.json over their bytes -> searcher.source_checkpoint_uuid: FOLDER
+
+A rank then reads the slices that it holds, and no process ever holds all. Files of torch's are written as safetensors.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from determined_ds.checkpoints.export import Stage, check_disk, check_target, refused, replacing, unseen
+from determined_ds.checkpoints.index import (
+    IMPORTED,
+    WEIGHT,
+    EngineIndex,
+    Piece,
+    StoredState,
+    StoredTensor,
+    write_index,
+)
+from determined_ds.checkpoints.reader import layout_of
+from determined_ds.checkpoints.shard_file import ITEM_BYTES, Entry, read_header
+from determined_ds.checkpoints.weights import Weight, write_safetensors
+from determined_ds.protocol.checkpoint_files import files_of, fingerprint, write_manifest
+from determined_ds.runtime.checkpoints.contents import read_data
+from determined_ds.runtime.checkpoints.trial_state import STATE, TrialState
+
+FIX = "a file of safetensors or of torch's, or a folder that save_pretrained has written"
+OF_TORCH = (".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What was imported.
+
+    Args:
+        out: The checkpoint's folder.
+        num_tensors: In it.
+        num_bytes: Of them.
+        linked: Whether its files take no room of their own.
+    """
+
+    out: Path
+    num_tensors: int
+    num_bytes: int
+    linked: bool
+
+
+def import_weights(
+    given: Path,
+    out: Path,
+    *,
+    prefix: str = "",
+    skip: Sequence[str] = (),
+    force: bool = False,
+    stage: Stage = unseen,
+) -> Imported:
+    """Make a checkpoint of weights.
+
+    Args:
+        given: A file of safetensors, or one with a state_dict that ``torch.save`` wrote; or a folder of them.
+        out: The checkpoint's folder, to make.
+        prefix: To put before every name.
+        skip: Shell patterns of names to leave out.
+        force: Whether an earlier import at ``out`` is replaced.
+        stage: Shows how far it is.
+
+    Raises:
+        ConfigError: these are not such files, or ``out`` exists.
+        CheckpointError: a file of torch's cannot be read, or the disk has no room.
+    """
+    out = out.resolve()
+    files = _files_at(given)
+    check_target(given, out, force=force)
+    headers = {file: _header_of(file) for file in files if file.suffix not in OF_TORCH}
+    tensors: dict[str, StoredTensor] = {}
+    aliases: dict[str, str] = {}
+    linked = True
+    left = sum(file.stat().st_size for file in files)
+    with replacing(out) as made, stage("read", left) as read:
+        folder = made / "model0"
+        folder.mkdir(parents=True)
+        for file in files:
+            target = folder / f"{file.stem}.safetensors"
+            if file not in headers:
+                linked = False
+                check_disk(out, left)
+                aliases |= {prefix + alias: prefix + name for alias, name in _converted(file, target).items()}
+            else:
+                try:
+                    os.link(file.resolve(), target)  # of a link what it means
+                except OSError:  # another disk, another's file, or a file system without links
+                    linked = False
+                    check_disk(out, left)
+                    shutil.copyfile(file, target)
+            left -= file.stat().st_size
+            for name, entry in (headers.get(file) or read_header(target)).items():
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+                    continue
+                if prefix + name in tensors:
+                    fix = "give the folder of one model"
+                    raise refused("WEIGHTS", file.name, f"{name} is in several files", fix)
+                count = (entry.end - entry.begin) // ITEM_BYTES[entry.dtype]
+                piece = Piece(file=target.name, offset=entry.begin, start=0, count=count)
+                state = StoredState(dtype=entry.dtype, pieces=(piece,))
+                tensors[prefix + name] = StoredTensor(
+                    shape=entry.shape, kind=IMPORTED, states={WEIGHT: state}
+                )
+        if not tensors:
+            raise refused("WEIGHTS", given, "holds no tensors that are not skipped", FIX)
+        aliases = {alias: name for alias, name in aliases.items() if name in tensors}
+        write_index(folder, EngineIndex(tensors=tensors, aliases=aliases))
+        (made / STATE).write_text(json.dumps(asdict(TrialState())) + "\n")
+        prints = {name: fingerprint(made / name, read=read) for name in files_of(made)}
+        write_manifest(made, prints, {"steps_completed": 0, "framework": "", "format": "pickle"})
+    num_bytes = sum(state.num_bytes for each in tensors.values() for state in each.states.values())
+    return Imported(out=out, num_tensors=len(tensors), num_bytes=num_bytes, linked=linked)
+
+
+def _files_at(given: Path) -> list[Path]:
+    """The files with weights that a path means: of an index those that it names, else all of a folder."""
+    if given.is_file():
+        if given.suffix != ".safetensors" and given.suffix not in OF_TORCH:
+            raise refused("WEIGHTS", given, "is not a file of safetensors or of torch's", FIX)
+        return [given]
+    if not given.is_dir():
+        raise refused("WEIGHTS", given, "there is no such file or folder", FIX)
+    if (given / "latest").is_file() or layout_of(given) is not None:
+        fix = "give OUT of: python -m deepspeed.utils.zero_to_fp32 --safe_serialization DIR OUT"
+        raise refused("WEIGHTS", given, "is a checkpoint of DeepSpeed's", fix)
+    for pattern in ("*.safetensors", "pytorch_model*.bin"):  # of both, what Hugging Face reads first
+        indexes = sorted(given.glob(f"{pattern}.index.json"))
+        try:
+            named = {
+                name for file in indexes for name in json.loads(file.read_bytes())["weight_map"].values()
+            }
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise refused("WEIGHTS", given, f"{indexes[0].name} is not an index: {error!r}", FIX) from None
+        if files := [given / name for name in sorted(named)] or sorted(given.glob(pattern)):
+            if missing := [file.name for file in files if not file.is_file()]:
+                message = f"{missing[0]} is missing, which its index names"
+                raise refused("WEIGHTS", given, message, "copy it again")
+            return files
+    raise refused("WEIGHTS", given, "holds neither *.safetensors nor pytorch_model*.bin", FIX)
+
+
+def _header_of(file: Path) -> Mapping[str, Entry]:
+    try:
+        with safetensors.safe_open(
+            file, framework="pt"
+        ):  # it checks all of the header, and the length of the file
+            found = read_header(file)
+    except (safetensors.SafetensorError, ValueError) as error:
+        fix = "copy it again; an interrupted download is too short"
+        raise refused("WEIGHTS", file, f"is not a whole file of safetensors: {error}", fix) from None
+    if odd := next((each for each in found.values() if each.dtype not in ITEM_BYTES), None):
+        raise refused("WEIGHTS", file, f"holds numbers of the type {odd.dtype}, which no engine trains", FIX)
+    return found
+
+
+def _converted(file: Path, target: Path) -> dict[str, str]:
+    """Write a state_dict of torch's as safetensors. Returns other names of tied weights -> the one in the file."""
+    state = read_data(file, map_location="cpu", mmap=True)
+    is_dict = isinstance(state, Mapping)
+    odd = (
+        next((each for each in state.values() if not isinstance(each, torch.Tensor)), None)
+        if is_dict
+        else state
+    )
+    if odd is not None:
+        fix = 'torch.save the state_dict alone, such as torch.load(FILE)["model"]'
+        raise refused(
+            "WEIGHTS", file, f"holds no state_dict of tensors alone: it has a {type(odd).__name__}", fix
+        )
+    weights: dict[str, Weight] = {}
+    names: dict[Any, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
+        if (first := names.setdefault(place, name)) != name:
+            aliases[name] = first
+        else:
+            weights[name] = Weight(
+                shape=tuple(tensor.shape), dtype=tensor.dtype, read=partial(iter, [tensor])
+            )
+    write_safetensors(target, weights)
+    return aliases

@@ -1,0 +1,215 @@
+"""The weights of an engine in a checkpoint, read one by one when they are written to other files, or asked for.
+
+model<I>, by slice -> Weight: its elements in order, in any type -> a file of safetensors or of torch's
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state
+from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
+from determined_ds.checkpoints.shard_file import Streamed, write_shard
+from determined_ds.errors import CheckpointError
+from determined_ds.protocol.elastic import LOAD_DATA
+from determined_ds.trial.own_parts import merge_parts
+
+CHUNK = 2**20  # elements that are read at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A tensor on its way out.
+
+    Args:
+        shape: Of the whole.
+        dtype: That it is written in.
+        read: Yields its elements in order, in any type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Iterable[torch.Tensor]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes when it is written."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def cast(self) -> Iterator[torch.Tensor]:
+        """Its elements in its type, one-dimensional.
+
+        Raises:
+            CheckpointError: a value is too large for fp16.
+        """
+        for part in self.read():
+            for piece in part.detach().reshape(-1).split(CHUNK):
+                found = piece.to(self.dtype)
+                if self.dtype == torch.float16 and not found.isfinite().all() and piece.isfinite().all():
+                    largest = float(piece.abs().max())
+                    fix = "--dtype bf16 or fp32"
+                    raise CheckpointError(f"a weight of {largest:g} is too large for fp16\n  fix: {fix}")
+                yield found
+
+    def whole(self) -> torch.Tensor:
+        """All of it, in its shape."""
+        found, at = torch.empty(math.prod(self.shape), dtype=self.dtype), 0
+        for piece in self.cast():
+            found[at : at + piece.numel()] = piece
+            at += piece.numel()
+        return found.view(self.shape)
+
+
+def open_engine(path: Path, number: int) -> StoredEngine:
+    """An engine of a checkpoint.
+
+    Args:
+        path: The checkpoint's folder; also one of transformers' Trainer, with DeepSpeed's files.
+        number: Of the engine, from 0.
+
+    Raises:
+        CheckpointError: it has no such engine, or only the ranks that wrote it can read it.
+    """
+    folder = path / f"model{number}"
+    if number == 0:
+        folder = next(path.glob("checkpoint-*/global_step*"), folder)
+    if not folder.is_dir():
+        there = sorted(found.name.removeprefix("model") for found in path.glob("model*") if found.is_dir())
+        message = f"checkpoint {path} has no engine {number}; it has: {', '.join(there) or 'none'}"
+        raise CheckpointError(f"{message}\n  fix: ask for one of them")
+    return stored_weights(folder)
+
+
+def weights_of(
+    path: Path,
+    number: int,
+    engine: StoredEngine,
+    *,
+    dtype: torch.dtype | None = None,
+    average: str | None = None,
+) -> dict[str, Weight]:
+    """All weights and buffers of an engine by their names in the index.
+
+    Args:
+        path: The checkpoint's folder.
+        number: Of the engine.
+        engine: See :func:`open_engine`.
+        dtype: Of those that are floating-point numbers; None: as the model computes.
+        average: The name of an ``EMA``, to have its averages of the weights that it averages.
+
+    Raises:
+        CheckpointError: the checkpoint holds no such average, or lacks a weight.
+    """
+    kinds = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16}
+    try:
+        ds_config: Any = json.loads((path / LOAD_DATA).read_text())["deepspeed_config"] or {}
+        enabled = (kind for key, kind in kinds.items() if (ds_config.get(key) or {}).get("enabled") is True)
+        computes_in = next(enabled, torch.float32)
+    except (OSError, ValueError, KeyError, TypeError):  # it does not say
+        computes_in = None
+    averaged = "" if average is None else average_state(average)
+    before: dict[str, torch.Tensor] = {}
+    if averaged and not any(averaged in each.states for each in engine.index.tensors.values()):
+        before = _averages_before(path, number, engine, str(average))
+    found: dict[str, Weight] = {}
+    for name, stored in engine.index.tensors.items():
+        types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
+        kept = [state for state in (WEIGHT, MASTER) if state in types]
+        if not kept:
+            raise CheckpointError(f"checkpoint {path} has no weight of {name}")
+        written = types[kept[0]]
+        if written.is_floating_point:
+            is_known = WEIGHT in kept and stored.kind != IMPORTED  # what DeepSpeed wrote is read in fp32
+            written = dtype or (written if is_known else computes_in or written)
+        # Of what is in that type already, else of the most exact.
+        state = next((each for each in kept if types[each] == written), kept[-1])
+        read: Any = partial(_read, engine, name, averaged if averaged in types else state)
+        if name in before:
+            read = partial(iter, [before[name]])
+        found[name] = Weight(shape=stored.shape, dtype=written, read=read)
+    return found
+
+
+def _read(engine: StoredEngine, name: str, state: str) -> Iterator[torch.Tensor]:
+    """A state of a tensor in order, whichever ranks hold which of its rows and columns."""
+    count = engine.index.tensors[name].count
+    for start in range(0, count, CHUNK):
+        stop = min(start + CHUNK, count)
+        parts = list(engine.parts(name, state, start, stop))
+        chunk = parts[0][1]
+        if len(parts) > 1:
+            chunk = torch.empty(stop - start, dtype=chunk.dtype)
+            for at, part in parts:
+                chunk[at : at + part.numel()] = part
+        yield chunk
+        engine.release()
+
+
+def _averages_before(path: Path, number: int, engine: StoredEngine, callback: str) -> dict[str, torch.Tensor]:
+    """Averages in a checkpoint that has them in the parts of its ranks, and not as a state of each weight."""
+    files = sorted(path.glob("det_state_dict_rank*.pth"))
+    states = [torch.load(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
+    found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
+    if not found:
+        names = {name for own in states for name in own}
+        names |= {
+            state
+            for each in engine.index.tensors.values()
+            for state in each.states
+            if state.startswith(AVERAGE)
+        }
+        there = ", ".join(sorted(name.removeprefix(f"{AVERAGE}.") for name in names)) or "none"
+        message = f"checkpoint {path} holds no average of a callback {callback!r}; it has: {there}"
+        raise CheckpointError(message)
+    averages = merge_parts([engines[number] for engines in found])
+    own = {name: engine.name_of(name) for name in averages}
+    if strangers := [name for name in averages if own[name] is None]:
+        raise CheckpointError(f"checkpoint {path} averages {strangers[0]}, and has no such weight")
+    return {str(own[name]): average for name, average in averages.items()}
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def write_safetensors(
+    path: Path, weights: Mapping[str, Weight], advance: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write one file of safetensors; ``advance`` is called with the bytes of each piece that was written."""
+    streams = {
+        name: Streamed(dtype=DTYPES[each.dtype], shape=each.shape, chunks=partial(_bytes_of, each))
+        for name, each in weights.items()
+    }
+    write_shard(path, streams, advance, sealed=False)
+
+
+def write_torch(
+    path: Path, weights: Mapping[str, Weight], aliases: Mapping[str, str], advance: Callable[[int], None]
+) -> None:
+    """Write one file that ``torch.load`` reads: first with room for the tensors, which are then filled in there."""
+    # What is never touched takes no memory.
+    state = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in weights.items()}
+    state.update({alias: state[name] for alias, name in aliases.items()})
+    with torch.serialization.skip_data():
+        torch.save(state, path)
+    with FakeTensorMode():
+        places = torch.load(path)
+    with path.open("r+b") as file:
+        for name, each in weights.items():
+            file.seek(places[name].untyped_storage()._checkpoint_offset)
+            for piece in _bytes_of(each):
+                file.write(piece)
+                advance(piece.nbytes)
+
+
+def _bytes_of(weight: Weight) -> Iterator[memoryview]:
+    for piece in weight.cast():
+        yield piece.contiguous().view(torch.uint8).numpy().data
