@@ -32,7 +32,7 @@ from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 from determined_ds.experiment.decide import left_open, no_length, resolve_stated
 from determined_ds.experiment.entrypoint import launcher_problem
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, read_experiment
-from determined_ds.experiment.schema import OLDEST, experiment_problems
+from determined_ds.experiment.schema import experiment_problems
 from determined_ds.experiment.secrets import secret_problems
 from determined_ds.experiment.source import Script, TrialClass, find_code, read_trial
 from determined_ds.experiment.space import odd_exponents, points_of
@@ -61,14 +61,12 @@ class CheckOptions:
         accelerator: ``cuda`` or ``cpu``.
         place: Where it will run, by the tables of keys: on a cluster, or in a search here.
         gpu_memory: To check whether points fit; None: not checked.
-        determined_version: Of the master that will take it.
     """
 
     context_dir: Path | None = None
     accelerator: str = "cuda"
     place: int = CLUSTER
     gpu_memory: GpuMemory | None = None
-    determined_version: str = OLDEST
 
 
 def check_experiment(document: Document, options: CheckOptions) -> Report:
@@ -79,7 +77,7 @@ def check_experiment(document: Document, options: CheckOptions) -> Report:
         options: What it is checked against.
     """
     file, on_cluster = document.name, options.place == CLUSTER
-    refused, warned = experiment_problems(document, options.determined_version)
+    refused, warned = experiment_problems(document)
     unnamed, unused = variable_problems(document)
     refused, warned = [*refused, *unnamed], [*warned, *secret_problems(document), *unused]
     experiment, problems = read_experiment(document)

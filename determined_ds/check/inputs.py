@@ -12,7 +12,6 @@ from determined_ds.config.resolve import missing_packages
 from determined_ds.documents.files import read_json, read_yaml
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.experiment.decide import OF_EXPERIMENTS, with_flags
-from determined_ds.experiment.schema import OLDEST
 
 if TYPE_CHECKING:
     from determined_ds.check.experiment import CheckOptions
@@ -55,7 +54,6 @@ def check_files(
     overrides: Sequence[str] = (),
     accelerator: str = "cuda",
     gpu_memory: GpuMemory | None = None,
-    determined_version: str = OLDEST,
 ) -> list[Report]:
     """Check files, each by itself.
 
@@ -66,7 +64,6 @@ def check_files(
         overrides: ``KEY=VALUE``, which overwrite values of every experiment.
         accelerator: ``cuda`` or ``cpu``.
         gpu_memory: Of a slot, to check whether each point fits; None: not checked.
-        determined_version: Of the master that will take the experiments.
 
     Returns:
         A report for each file, then one for each context directory in which something was found.
@@ -81,12 +78,7 @@ def check_files(
         message = "is a file, not a folder" if context_dir.exists() else "no such folder"
         fix = "give the folder that holds the model's code, e.g. `.`"
         raise ConfigError(Problem(key="--context", value=str(context_dir), message=message, fix=fix))
-    options = CheckOptions(
-        context_dir=context_dir,
-        accelerator=accelerator,
-        gpu_memory=gpu_memory,
-        determined_version=determined_version,
-    )
+    options = CheckOptions(context_dir=context_dir, accelerator=accelerator, gpu_memory=gpu_memory)
     reports = [_check_file(file, options, slots, overrides) for file in files]
     contexts: dict[Path, Path] = {}
     for report in reports:

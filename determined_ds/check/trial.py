@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from determined_ds.config.layout import whole_sequences
-from determined_ds.config.names import by_real_names
+from determined_ds.config.params import by_real_names
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.config.strategy import ZERO_OPTIMIZERS
 from determined_ds.documents.document import Document, nearest
@@ -129,7 +129,7 @@ def without_library(script: ScriptEntrypoint, option: str) -> Problem:
 def stages_problem(hyperparameters: Document, trial: TrialClass) -> Problem | None:
     """The problem of pipeline stages in a trial that has none; None without a pipeline, or where that is unknown."""
     path = ("pipe_parallel_size",)
-    hyperparameters = by_real_names(hyperparameters).hyperparameters
+    hyperparameters = by_real_names(hyperparameters)[0]
     stages = hyperparameters.get(path)
     if not isinstance(stages, int) or stages <= 1 or trial.has_stages is not False:
         return None

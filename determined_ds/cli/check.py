@@ -28,7 +28,6 @@ Examples:
   det-ds check experiments/gpt2/const.yaml .
   det-ds check experiments/*/*.yaml experiments/deepspeed/*.json --strict
   det-ds check experiments/gpt2/search.yaml --slots 8 --gpu-memory 80GiB
-  det-ds check experiments/gpt2/const.yaml --determined-version 0.42.0
   det-ds check experiments/gpt2/zero3.yaml --explain
   det-ds check experiments/gpt2/const.yaml --explain --json > ds_config.json
   det-ds check experiments/gpt2/pipeline.yaml --slots 16 --ranks --slots-per-machine 8
@@ -68,11 +67,6 @@ COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
     help='The cluster\'s slots, for which "auto" is filled; default cuda, which needs no GPU here.',
 )
 @click.option(
-    "--determined-version",
-    metavar="VERSION",
-    help="Of the master, e.g. 0.38.1 or 0.42.0; default: the determined that is installed here.",
-)
-@click.option(
     "--explain",
     "explained",
     is_flag=True,
@@ -101,7 +95,6 @@ def check(
     overrides: tuple[str, ...],
     gpu_memory: str | None,
     accelerator: str,
-    determined_version: str | None,
     explained: bool,
     only_ranks: bool,
     slots_per_machine: int | None,
@@ -128,7 +121,7 @@ def check(
     if in_bytes and explained:
         raise click.UsageError("--memory and --explain exclude each other")
     if not config and in_bytes:
-        of_config = ("overrides", "context_dir", "accelerator", "determined_version")
+        of_config = ("overrides", "context_dir", "accelerator")
         ctx = click.get_current_context()
         stated = [name for name in of_config if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if stated:
@@ -139,14 +132,7 @@ def check(
     if not config:
         raise click.UsageError("Missing argument 'CONFIG... [CONTEXT_DIR]'.")
     from determined_ds.check.inputs import apart, check_files
-    from determined_ds.experiment.schema import NEWEST, is_newer_than_known, version_to_check
 
-    version = version_to_check(determined_version)
-    if is_newer_than_known(version):
-        click.echo(
-            f"note: Determined {version} is newer than {NEWEST}: its new keys are rejected",
-            err=True,
-        )
     files, context_dir = apart(config, context_dir)
     if (explained or in_bytes) and len(files) > 1:
         raise click.UsageError(
@@ -159,7 +145,6 @@ def check(
         overrides=overrides,
         accelerator=accelerator,
         gpu_memory=None if gpu_memory is None or in_bytes else _gpu_memory(gpu_memory),
-        determined_version=version,
     )
     num_errors = sum(report.count("error") for report in reports)
     num_warnings = sum(report.count("warning") for report in reports)

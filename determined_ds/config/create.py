@@ -19,7 +19,6 @@ from determined_ds.config.ds_schema import (
     known_keys,
     located_problems,
     normalized,
-    old_names,
     params_of,
 )
 from determined_ds.config.fill import rates_not_used
@@ -376,7 +375,6 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     Returns:
         Errors, and warnings.
     """
-    written = ds
     numbers = {name: ds.get((key,)) for key, name in BATCH_KEYS.items()}
     numbers = {name: n for name, n in numbers.items() if isinstance(n, int) and n is not True and n > 0}
     hyperparameters: dict[str, int] = {}
@@ -405,8 +403,7 @@ def problems_alone(ds: Document) -> tuple[list[Problem], list[Problem]]:
     except ConfigError as error:  # what nothing determines yet, a hyperparameter of the experiment will
         problems += [problem for problem in error.problems if problem.code != "auto-undetermined"]
         return problems, []
-    old = [problem for problem in old_names(written) if problem not in warnings]
-    return problems, [*old, *warnings]
+    return problems, [*warnings]
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -420,12 +417,11 @@ def load_deepspeed_config(path: str | Path) -> dict[str, Any]:
 
     Returns:
         A plain dict, ``"auto"`` where the file says so. Whole floats are integers where DeepSpeed takes
-        integers (``5e8``), ``zero_optimization: true``, the oldest form, is stage 1, and old names that DeepSpeed
-        still reads (``cpu_offload``, ``bfloat16``) are those of today.
+        integers (``5e8``).
 
     Raises:
         ConfigError: the file cannot be read, or is not JSON, or repeats a key, or has one that DeepSpeed does not
-            know or reads as another type; all of them, each with its line.
+            know, reads as another type, or has renamed; all of them, each with its line.
 
     Source: the keys are those of deepspeed 0.19.8's ``runtime/config.py`` and what it reads further.
     """

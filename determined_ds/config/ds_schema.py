@@ -36,20 +36,10 @@ OTHER_NAMES = {
 # Sections that are written as a plain value -> the form that DeepSpeed takes.
 _OFFLOADS: tuple[KeyPath, ...] = ((ZERO, "offload_optimizer"), (ZERO, "offload_param"))
 FORMS: dict[KeyPath, str] = {
-    **{(name,): '{{"enabled": {value}}}' for name in ("bf16", "fp16", "bfloat16")},
+    **{(name,): '{{"enabled": {value}}}' for name in ("bf16", "fp16")},
     **dict.fromkeys(_OFFLOADS, '{{"device": "{device}"}}'),
-    (ZERO,): '{{"stage": {value}}}',
+    (ZERO,): '{{"stage": {number}}}',
     ("activation_checkpointing",): '{{"partition_activations": {value}}}',
-}
-# Old name that the installed DeepSpeed still reads -> the new one, and what else the new one is called.
-# Source: deepspeed 0.19.8 DeepSpeedConfigModel._process_deprecated_field, for the fields of runtime/zero/config.py that
-# name a new_param; get_bfloat16_config in runtime/precision_config.py.
-_GATHER = "gather_16bit_weights_on_model_save"
-NEW_NAMES: dict[KeyPath, tuple[KeyPath, ...]] = {
-    ("bfloat16",): (("bf16",),),
-    (ZERO, "cpu_offload"): ((ZERO, "offload_optimizer"),),
-    (ZERO, "cpu_offload_param"): ((ZERO, "offload_param"),),
-    (ZERO, "stage3_gather_fp16_weights_on_model_save"): ((ZERO, f"stage3_{_GATHER}"), (ZERO, _GATHER)),
 }
 # Numbers among the free parameters of optimizers and schedules; a schedule may list one a parameter group.
 NUMBERS = words("lr eps weight_decay warmup_min_lr warmup_max_lr warmup_num_steps total_num_steps")
@@ -169,12 +159,7 @@ def located_problems(document: Document, *, sound: Mapping[str, Any] | None = No
             _faults_of_scalar(path, value, type(value).__name__) if is_plain else _faults(path, value)
         ):
             faults.setdefault(where, set()).add(keyword)
-    twice = {path: problem for path in NEW_NAMES if (problem := _given_twice(document, path))}
-    found: Located = list(twice.items())
-    for path, keywords in faults.items():
-        if path in twice:
-            continue
-        found += _problems_at(document, path, keywords)
+    found = [each for path, keywords in faults.items() for each in _problems_at(document, path, keywords)]
     return [*found, *_params_and_types(document)]
 
 
@@ -187,14 +172,16 @@ def _problems_at(document: Document, path: KeyPath, keywords: set[str]) -> Itera
     bounds = [said for name in keywords if (said := bound_words(name, node.get(name)))]
     if "removed" in keywords:
         message, fix, code = str(node["removed"]).strip(), "remove it", "removed-key"
-    elif "deprecated" in keywords and path not in NEW_NAMES:
-        message, code = "is an old name, which DeepSpeed reads no more", "deprecated-key"
-        fix = f"write {node['deprecated']} instead"
+    elif "deprecated" in keywords:
+        new, message, code = node["deprecated"], "is an old name, deprecated by DeepSpeed", "deprecated-key"
+        new += ': {"device": "cpu"}' if (*path[:-1], new) in _OFFLOADS else ""
+        fix = f"write {new} instead"
     elif "type" in keywords:
         (message, fix), code = kind_words(node["type"], value), "wrong-type"
         if path in FORMS and isinstance(value, (bool, int, str)):  # a section that is given as a plain value
             device = value if isinstance(value, str) else "cpu"
-            fix = "write " + FORMS[path].format(value=json.dumps(value), device=device)
+            number = int(value) if isinstance(value, bool) else json.dumps(value)
+            fix = "write " + FORMS[path].format(value=json.dumps(value), number=number, device=device)
             fix = "remove it" if value is False and path in _OFFLOADS else fix
     elif "enum" in keywords:
         allowed = ", ".join(json.dumps(item) for item in node["enum"] if item is not None)
@@ -269,23 +256,18 @@ def _params_and_types(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
 def normalized(document: Document, *, in_form: Mapping[str, Any] | None = None) -> Document:
     """The same configuration in the form that the rest reads; it must have no :func:`located_problems`.
 
-    Whole floats become the integers that they stand for (``5e8``), ``zero_optimization: true``, the oldest form,
-    becomes stage 1, old names that DeepSpeed still reads become those of today, and a ``comms_logger`` that is not
-    enabled is left out.
+    Whole floats become the integers that they stand for (``5e8``), and a ``comms_logger`` that is not enabled is left
+    out, since DeepSpeed is switched on by its mere presence.
 
-    Source: ``DeepSpeedCommsConfig`` in deepspeed 0.19.8's ``comm/config.py`` looks for the section alone.
+    Source: ``DeepSpeedCommsConfig`` in deepspeed 0.19.8's ``comm/config.py``.
 
     Args:
         document: The DeepSpeed JSON.
         in_form: An earlier state of it that was normalized; values that are unchanged are skipped.
     """
-    zero = document.get((ZERO,))
-    if isinstance(zero, bool):
-        document = document.overwritten((ZERO,), {"stage": int(zero)}, document.origin((ZERO,)))
-    document = _by_new_names(document)
     comms_logger = document.get(("comms_logger",))
     if isinstance(comms_logger, dict) and not comms_logger.get("enabled"):
-        document = document.without(("comms_logger",))  # DeepSpeed is switched on by its mere presence
+        document = document.without(("comms_logger",))
     changes = [
         (path, int(value), document.origin(path))
         for changed in _changed(document.data, in_form or {}, ())
@@ -301,40 +283,3 @@ def _leaves(value: Any, path: KeyPath) -> Iterable[tuple[KeyPath, Any]]:
     if not isinstance(value, dict):
         return [(path, value)]
     return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, key))]
-
-
-def _given_twice(document: Document, path: KeyPath) -> Problem | None:
-    """The problem of a key that is given by its old name and by its new one: DeepSpeed takes one of them only."""
-    for new in NEW_NAMES[path] if document.get(path, _ABSENT) is not _ABSENT else ():
-        if document.get(new, _ABSENT) is not _ABSENT:
-            message = f"is an old name of {new[-1]}, which is given too ({document.origin(new)})"
-            return document.problem(path, message, f"remove it, and keep {new[-1]}", "deprecated-key")
-    return None
-
-
-def old_names(document: Document) -> Iterator[Problem]:
-    """A warning for every key of a DeepSpeed JSON, as written, that has a new name."""
-    for path, (new, *_) in NEW_NAMES.items():
-        value = document.get(path, _ABSENT)
-        if value is not _ABSENT:
-            says = f'{new[-1]}: {{"device": "cpu"}}' if new in _OFFLOADS else new[-1]
-            fix = f"write {says} instead" if value or new not in _OFFLOADS else "remove it"
-            yield document.problem(path, "is an old name, deprecated by DeepSpeed", fix, "deprecated-key")
-
-
-def _by_new_names(document: Document) -> Document:
-    """The same DeepSpeed JSON by current names; it must not have a key by both."""
-    for path, (new, *_) in NEW_NAMES.items():
-        value = document.get(path, _ABSENT)
-        if value is _ABSENT:
-            continue
-        origin = document.origin(path)
-        if new in _OFFLOADS:
-            value = {"device": "cpu"} if value is True else None
-        changes: list[tuple[KeyPath, Any, str]] = []
-        if isinstance(value, dict):
-            changes = [((*new, key), item, document.origin((*path, key))) for key, item in value.items()]
-        elif isinstance(value, bool):
-            changes = [(new, value, origin)]
-        document = document.without(path).overwritten_all(changes)
-    return document

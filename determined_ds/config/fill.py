@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from determined_ds.config.ds_schema import ZERO, params_of
-from determined_ds.config.layout import BATCH_KEYS, FACTORS, TOTAL, Accelerator, Batch, Topology
-from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, FitOptions, Hyperparameters
+from determined_ds.config.layout import BATCH_KEYS, FACTORS, Accelerator, Batch, Topology
+from determined_ds.config.params import AUTO, OVERWRITES, SHORTHANDS, TOTAL, FitOptions, Hyperparameters
 from determined_ds.documents.document import Document, KeyPath, get_path
 from determined_ds.errors import NOT_GIVEN, Origin, Problem
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from determined_ds.config.params import AUTO, LARGEST, Hyperparameters
+from determined_ds.config.params import AUTO, LARGEST, TOTAL, Hyperparameters
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 
@@ -228,7 +228,6 @@ FACTORS = {
     "accumulation": "gradient_accumulation_steps",
     "replicas": "data_parallel_world_size",
 }
-TOTAL = "global_batch_size"
 
 
 def complete_batch(

@@ -315,23 +315,38 @@ class Hyperparameters:
 
 
 PARALLEL_SIZES = ("pipe_parallel_size", "model_parallel_size", "sequence_parallel_size")
-SIZES = ("global_batch_size", "data_parallel_world_size", *PARALLEL_SIZES)
+TOTAL = "global_batch_size"
+SIZES = (TOTAL, "data_parallel_world_size", *PARALLEL_SIZES)
 OWN_KEYS = tuple(Hyperparameters.__dataclass_fields__)
 # Hyperparameter -> the value of the DeepSpeed JSON that it overwrites.
 SHORTHANDS: dict[str, KeyPath] = {
     "zero_stage": ("zero_optimization", "stage"),
     "micro_batch_size": ("train_micro_batch_size_per_gpu",),
 }
-# Read as another hyperparameter.
-HYPERPARAMETERS: dict[str, str] = {
-    "pipeline_parallel_size": "pipe_parallel_size",
-    "pp_size": "pipe_parallel_size",
-    "tensor_parallel_size": "model_parallel_size",
-    "tp_size": "model_parallel_size",
-    "data_parallel_size": "data_parallel_world_size",
-    "train_batch_size": "global_batch_size",
-    "micro_batch_size_per_gpu": "micro_batch_size",
-    "per_device_train_batch_size": "micro_batch_size",
+# A name that other libraries use -> where its value is read.
+BY_OTHER_NAMES: dict[str, KeyPath] = {
+    **dict.fromkeys(("pipeline_parallel_size", "pp_size"), ("pipe_parallel_size",)),
+    **dict.fromkeys(("tensor_parallel_size", "tp_size"), ("model_parallel_size",)),
+    "data_parallel_size": ("data_parallel_world_size",),
+    "train_batch_size": ("global_batch_size",),
+    "train_micro_batch_size_per_gpu": ("micro_batch_size",),
+    "micro_batch_size_per_gpu": ("micro_batch_size",),
+    "per_device_train_batch_size": ("micro_batch_size",),
+    "gradient_accumulation_steps": (OVERWRITES, "gradient_accumulation_steps"),
+    "bf16": (OVERWRITES, "bf16", "enabled"),
+    "fp16": (OVERWRITES, "fp16", "enabled"),
+}
+# A name that is not read, though it suggests so -> the fix.
+NOT_READ: dict[str, str] = {
+    "batch_size": "write global_batch_size (samples of an optimizer step, all replicas); if batch_size is the model's"
+    " own, state global_batch_size beside it",
+    "ds_config": "write deepspeed_config: the path of the JSON in the context directory",
+    "zero_optimization": f"write {OVERWRITES}: {{zero_optimization: {{...}}}}",
+    **{
+        name: f"write {OVERWRITES}: {{zero_optimization: {{{name}: {{device: cpu}}}}}}"
+        for name in ("offload_optimizer", "offload_param")
+    },
+    "slots_per_trial": "write resources.slots_per_trial, beside hyperparameters",
 }
 # Numbers of the model's that fill the DeepSpeed JSON, or a trial's own optimizer: none is negative.
 BELOW_ONE = words("adam_beta1 adam_beta2")
@@ -385,6 +400,42 @@ def read_hyperparameters(document: Document) -> tuple[Hyperparameters, list[Prob
     return read, problems
 
 
+def by_real_names(hyperparameters: Document) -> tuple[Document, list[Problem], list[Problem]]:
+    """Read what is stated by the name of another library.
+
+    Args:
+        hyperparameters: One point, as written.
+
+    Returns:
+        It, with each such value also where the library reads it; names that are refused, and values that differ from
+        those at the real name; a warning of each name that was taken as another.
+    """
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    for name in hyperparameters.data:
+        if name in NOT_READ and not (
+            name == "batch_size" and hyperparameters.get((TOTAL,)) not in (None, AUTO)
+        ):
+            message = "is not read by this library"
+            problems.append(hyperparameters.problem((name,), message, NOT_READ[name], "other-name"))
+        value = hyperparameters.data[name] if name in BY_OTHER_NAMES else None
+        if value is None or value == AUTO:
+            continue
+        path = BY_OTHER_NAMES[name]
+        stated, origin = stated_at(hyperparameters, path), hyperparameters.origin((name,))
+        if stated is None:
+            origin = origin if origin.startswith("--") else origin.reworded(f"{name}, {origin}")
+            hyperparameters = hyperparameters.overwritten(path, value, origin)
+            message, fix = f"is taken as {dotted(path)}", f"write {dotted(path)}"
+            warnings.append(hyperparameters.problem((name,), message, fix, "other-name"))
+        elif repr(stated) != repr(value):
+            place = hyperparameters.origin(path)
+            message = f"is another name of {dotted(path)}, which is {shown(stated)} ({place})"
+            fix = f"keep {dotted(path)} only"
+            problems.append(hyperparameters.problem((name,), message, fix, "other-name"))
+    return hyperparameters, problems, warnings
+
+
 def _not_a_number(document: Document, name: str) -> Iterator[Problem]:
     """A problem where a number that an optimizer is given is a text, or out of its range."""
     value = document.data[name]
@@ -419,7 +470,7 @@ def stated_seed(hyperparameters: Mapping[str, Any], drawn: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _is_misspelt(key: str) -> bool:
     """Close by spelling and of the same length: "global_batchsize" is misspelt, "batch_size" a model's own name."""
-    if key in HYPERPARAMETERS:
+    if key in BY_OTHER_NAMES:
         return False
     if key.replace("pipeline_", "pipe_") in OWN_KEYS:
         return True

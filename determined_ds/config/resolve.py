@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from determined_ds.config.ds_schema import Located, located_problems, normalized, old_names
+from determined_ds.config.ds_schema import Located, located_problems, normalized
 from determined_ds.config.fill import disagreements, filled, leaf_paths, overwritten, tensor_parallel_values
 from determined_ds.config.keys import json_problems
 from determined_ds.config.layout import (
@@ -27,13 +27,13 @@ from determined_ds.config.layout import (
     stated_batch,
 )
 from determined_ds.config.loggers import LOGGING, TOOLS, read_loggers
-from determined_ds.config.names import by_real_names
 from determined_ds.config.params import (
     AUTO,
     PARALLEL_SIZES,
     SIZES,
     FitOptions,
     Hyperparameters,
+    by_real_names,
     read_hyperparameters,
 )
 from determined_ds.config.rules import broken_rules
@@ -178,11 +178,10 @@ def reconcile(
     Raises:
         ConfigError: every reason why it cannot run, each with key, value, origin and fix.
     """
-    named = by_real_names(hyperparameters, ds)
-    hyperparameters = named.hyperparameters
+    hyperparameters, misnamed, renamed = by_real_names(hyperparameters)
     hp, problems = read_hyperparameters(hyperparameters)
-    problems += named.problems
-    written = _overwritten(named.ds, hyperparameters, hp)
+    problems += misnamed
+    written = _overwritten(ds, hyperparameters, hp)
     ds = written.ds
     _add(problems, (problem for _, problem in written.found))
     if "keys" not in ds.worked_out:  # looked up once for all points
@@ -191,7 +190,7 @@ def reconcile(
     doubled, monitors = _monitor_problems(ds, hp.logging)
     keys = {problem.key for problem in problems}
     problems += [problem for problem in (*refused, *doubled) if problem.key not in keys]
-    warnings = [*named.warnings, *written.old, *ignored, *monitors, *disagreements(ds, hyperparameters)]
+    warnings = [*renamed, *ignored, *monitors, *disagreements(ds, hyperparameters)]
 
     # All of the rest is checked too, to report every problem at once. What depends on replicas or on a batch that
     # could not be counted is left out.
@@ -277,13 +276,11 @@ class _Checked(NamedTuple):
         ds: It, normalized.
         found: The problems, and the paths of the values at fault.
         stripped: These paths.
-        old: Warnings of keys that have a new name.
     """
 
     ds: Document
     found: Located
     stripped: frozenset[KeyPath]
-    old: tuple[Problem, ...]
 
 
 def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any] | None = None) -> _Checked:
@@ -294,7 +291,7 @@ def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, An
         if ds.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
             ds = ds.without(path)
     in_form = sound if in_form is None else in_form
-    return _Checked(normalized(ds, in_form=in_form), found, stripped, tuple(old_names(ds)))
+    return _Checked(normalized(ds, in_form=in_form), found, stripped)
 
 
 def _overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:

@@ -1,7 +1,8 @@
 """The compatibility table: what cannot run together, why, and how to fix it.
 
-A row's comment says where that is known from; files are those of deepspeed 0.19.8 unless they are ours. What DeepSpeed
-itself refuses in clear words as it starts is here where users run into it: the queue of a cluster comes before.
+A row is here because the result would be silently wrong, because DeepSpeed's own words do not say what to change, or
+because it is an everyday mistake, which should not wait for a cluster's queue. The rest DeepSpeed refuses itself, in
+clear words as it starts. A row's comment says where it is known from: a file of deepspeed 0.19.8, or one of ours.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from determined_ds.config.ds_schema import ONE_BIT
+from determined_ds.config.params import AUTO
 from determined_ds.config.strategy import (
     DTYPES,
     HPZ,
@@ -126,11 +128,6 @@ def experts(c: ResolvedConfig) -> int:
     return expert_degree(c.ds.data)
 
 
-def of_experts(s: Strategy, c: ResolvedConfig) -> bool:
-    """Whether experts are trained by the optimizer of ZeRO 1 or 2."""
-    return s.zero_stage in (1, 2) and not s.uses_bf16_optimizer and experts(c) > 0
-
-
 def peak(c: ResolvedConfig) -> Any:
     return at(c, "scheduler", "params", "warmup_max_lr")
 
@@ -138,10 +135,6 @@ def peak(c: ResolvedConfig) -> Any:
 def communicated_in(s: Strategy, c: ResolvedConfig) -> str:
     """What gradients are reduced in; what the model computes in, unless stated."""
     return DTYPES.get(str(at(c, "communication_data_type")).lower(), s.precision)
-
-
-def super_offload(c: ResolvedConfig) -> bool:
-    return bool(at(c, ZERO, "offload_optimizer", "super_offload"))
 
 
 def compiles_optimizer(s: Strategy, c: ResolvedConfig) -> bool:
@@ -157,16 +150,6 @@ def compiles_optimizer(s: Strategy, c: ResolvedConfig) -> bool:
     return not at(c, "optimizer", "params", "torch_adam")
 
 
-IDLE = {"prescale_gradients": False, "gradient_predivide_factor": 1}  # what stands for doing nothing
-
-
-def scales_partitioned(s: Strategy, c: ResolvedConfig, key: str) -> bool:
-    """Whether gradients are scaled before ZeRO 2 or 3 hands each rank its part of them, which it refuses."""
-    averages = str(at(c, "gradient_allreduce_op") or "mean").lower() == "mean"
-    in_parts = s.zero_stage == 3 or (s.zero_stage == 2 and averages)
-    return in_parts and zero(c, "reduce_scatter") is not False and at(c, key) not in (None, IDLE[key])
-
-
 def sequence_length(c: ResolvedConfig) -> int:
     """The hyperparameter by which models of text state the tokens of a sample; 0 if there is none."""
     stated = c.hyperparameters.get(("sequence_length",))
@@ -179,6 +162,12 @@ def no_order(s: Strategy) -> str:
     return "" if s.pipe_parallel_size == 1 or chunks_problem(pipe.schedule, pipe.chunks) else pipe.problem()
 
 
+WITHOUT_A_PIPELINE = (
+    None,
+    AUTO,
+    False,
+    ONE_F_ONE_B,
+)  # what hyperparameters of a pipeline say where there is none
 ALONE = {  # degree -> the rule that experts are not divided beside it
     "pipe_parallel_size": "expert-pipeline",
     "model_parallel_size": "expert-model",
@@ -206,33 +195,19 @@ RULES: tuple[Rule, ...] = (
         lambda s, c: f"{no_order(s)}, with pipe_parallel_size {s.pipe_parallel_size}",
         "change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b"),
     # runtime/pipe/schedule.py DualPipeVSchedule; arXiv 2104.04473, section 2.2
-    *each(("pipe_partitioned", "grad_partitioned"), lambda key:
-        row("pipe-schedule-partitioned", f"pipeline.{key}",
-            lambda s, c: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and at(c, "pipeline", key),
-            "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b")),
-    # runtime/pipe/dualpipev.py DualPipeVEngine.__init__; our trial/ordered_engine.py
-    row("pipe-within-machine", f"{HP}.pipe_within_machine",  # our config/layout.py Topology.axes
-        lambda s, c: c.topology.pipe_within_machine and s.pipe_parallel_size == 1,
-        "has no effect: there is one stage", "set pipe_parallel_size to 2 or more, or remove it", warning=True),
-    row("zb-h1-recomputation", f"{HP}.pipe_schedule",
-        lambda s, c: s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1 and s.activation_checkpointing,
-        "zb-h1 cannot train with activation checkpointing: its backward pass goes through a layer twice, and would"
-        " compute it anew each time",
-        "take another pipe_schedule, or no activation checkpointing"),
-    # runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward, which raises
-    row("zb-h1-compiled", f"{HP}.pipe_schedule",
-        lambda s, c: s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1 and s.is_compiled,
-        "zb-h1 gains nothing from compiled layers: the backward pass of one has no parts, and would run twice",
-        "take another pipe_schedule, or torch_compile: false"),
+    row("zb-h1", f"{HP}.pipe_schedule",
+        lambda s, c: (s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
+            and (s.activation_checkpointing or s.is_compiled)),
+        "zb-h1 goes through a layer's backward pass in two parts: activation checkpointing would compute the layer anew"
+        " for each, and the backward pass of a compiled layer has no parts",
+        "take another pipe_schedule, or no activation checkpointing and no compiler"),
+    # runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward, which raises;
     # torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility
-    row("pipe-schedule-one-stage", f"{HP}.pipe_schedule",
-        lambda s, c: s.pipe_parallel_size == 1 and s.pipe_schedule != ONE_F_ONE_B,
-        "has no effect: there is one stage",
-        "set pipe_parallel_size to 2 or more, or remove pipe_schedule", warning=True),
-    row("partition-one-stage", f"{HP}.partition_method",  # a model that is not divided needs no partition
-        lambda s, c: s.pipe_parallel_size == 1 and s.partition_method is not None,
-        "partition_method {s.partition_method} has no effect: there is one stage",
-        "set pipe_parallel_size to 2 or more, or remove partition_method", warning=True),
+    *each(("pipe_schedule", "partition_method", "pipe_within_machine"), lambda name:
+        row("one-stage", f"{HP}.{name}",
+            lambda s, c: s.pipe_parallel_size == 1 and c.hyperparameters.get((name,)) not in WITHOUT_A_PIPELINE,
+            "has no effect: there is one stage", f"set pipe_parallel_size to 2 or more, or remove {name}",
+            warning=True)),
     row("partition-measured", f"{HP}.partition_method",
         lambda s, c: s.pipe_parallel_size > 1 and s.partition_method == MEASURED and s.model_parallel_size > 1,
         "one rank measures a layer, and with model_parallel_size {s.model_parallel_size} several compute it together",
@@ -244,59 +219,34 @@ RULES: tuple[Rule, ...] = (
         lambda s, c: (f"use at least {s.pipe_parallel_size} micro-batches (4 x {s.pipe_parallel_size} leave a bubble"
             f" of {100 * replace(s, accumulation=4 * s.pipe_parallel_size).bubble:.0f} %)"), warning=True),
     # our pipe/timeline.py counted_bubble, by arXiv 1811.06965, 2104.04473 and 2401.10241
-    row("pipeline-bf16-grad-dtype", "data_types.grad_accum_dtype",
-        lambda s, c: s.pipe_parallel_size > 1 and on(c, "bf16") and s.zero_stage == 1 and s.grad_dtype != "fp32",
-        "bf16 pipelines accumulate gradients in bf16 and are reported to hang with ZeRO 1",
-        'add "data_types": {{"grad_accum_dtype": "fp32"}}', warning=True),  # runtime/pipe/engine.py; upstream issues
-    row("pipeline-overlap", f"{ZERO}.overlap_comm",
-        lambda s, c: s.pipe_parallel_size > 1 and s.zero_stage > 0 and s.overlap_comm,
-        "has no effect in a pipeline: gradients are summed after the last backward pass",
-        "remove it", warning=True),  # runtime/engine.py DeepSpeedEngine._configure_zero_optimizer
-    *each(("flops_profiler", "hybrid_engine"), lambda section:
-        row("pipeline-unheeded", f"{section}.enabled", lambda s, c: s.pipe_parallel_size > 1 and on(c, section),
-            "is ignored by a pipeline's engine", "remove it, or set pipe_parallel_size to 1", warning=True)),
-    # runtime/pipe/engine.py PipelineEngine.train_batch; __init__.py initialize
     # ---- shared: what ranks that share a sequence (Ulysses), a layer (AutoTP) or experts (AutoEP) cannot do
-    row("sequence-pipeline", f"{HP}.sequence_parallel_size",
-        lambda s, c: s.sequence_parallel_size > 1 and s.pipe_parallel_size > 1,
-        "a pipeline's engine takes no groups of ranks that share a sequence",
-        "set sequence_parallel_size or pipe_parallel_size to 1"),
-    # __init__.py initialize: 'mpu must be None with pipeline parallelism'; runtime/pipe/topology.py
-    row("sequence-model", f"{HP}.sequence_parallel_size",
-        lambda s, c: s.sequence_parallel_size > 1 and s.model_parallel_size > 1,
-        "DeepSpeed's groups of sequences are made of all ranks: they cannot share layers as well",
-        "set sequence_parallel_size or model_parallel_size to 1"),
-    # runtime/sequence_parallel/parallel_state_sp.py; utils/groups.py _init_tp_mesh_device
+    *each(("pipe_parallel_size", "model_parallel_size"), lambda degree:
+        row("sequence-alone", f"{HP}.sequence_parallel_size",
+            lambda s, c: s.sequence_parallel_size > 1 and getattr(s, degree) > 1,
+            f"DeepSpeed's groups of sequences are made of all ranks: it is not carried out with {degree}"
+            f" {{s.{degree}}}", f"set sequence_parallel_size or {degree} to 1")),
+    # __init__.py initialize; runtime/sequence_parallel/parallel_state_sp.py; utils/groups.py _init_tp_mesh_device
     row("sequence-degree", "sequence_parallel_size",
         lambda s, c: (at(c, "sequence_parallel_size") or 1) not in (1, s.sequence_parallel_size),
         "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"
         " {s.sequence_parallel_size}",
         "write hyperparameters.sequence_parallel_size, and remove it from the JSON"),
     # __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__
-    row("sequence-mesh", "data_parallel_size",  # __init__.py initialize, initialize_mesh_device
-        lambda s, c: s.sequence_parallel_size > 1 and at(c, "data_parallel_size") is not None,
-        "beside sequence_parallel_size it makes DeepSpeed build a second set of groups",
-        "remove data_parallel_size: replicas follow from the slots"),
     row("sequence-length", f"{HP}.sequence_length",
         lambda s, c: s.sequence_parallel_size > 1 and sequence_length(c) % s.sequence_parallel_size != 0,
         "cannot be cut into {s.sequence_parallel_size} slices of one length (sequence_parallel_size)",
         "use a sequence_length that {s.sequence_parallel_size} divides"),
     # runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
-    row("sequence-hpz", f"{ZERO}.{HPZ}", lambda s, c: s.sequence_parallel_size > 1 and s.zeropp,
-        "ZeRO++ averages over its own groups of all ranks, and does not count those that share a sequence",
-        "remove zero_hpz_partition_size and the zero_quantized_ keys, or set sequence_parallel_size to 1"),
-    # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce divides by its own group
-    row("sequence-deepcompile", "compile.deepcompile",
-        lambda s, c: s.sequence_parallel_size > 1 and s.deepcompile,
-        "DeepCompile shards sequences by passes of its own, and would shard the slices again",
-        "set compile.deepcompile to false"),  # compile/passes/sp_compile.py, compile/custom_ops/sp_dp_registry.py
-    row("sequence-communication", "communication_data_type",
-        lambda s, c: (s.sequence_parallel_size > 1 and at(c, "communication_data_type")
-            and at(c, "communication_data_type") != c.ds.get(("seq_parallel_communication_data_type",), "fp32")),
-        "has no effect with sequence_parallel_size {s.sequence_parallel_size}, where"
-        " seq_parallel_communication_data_type (default: fp32) is taken",
-        "write seq_parallel_communication_data_type", warning=True),
-    # runtime/engine.py DeepSpeedEngine._configure_distributed_model
+    row("zeropp-groups", f"{ZERO}.{HPZ}",
+        lambda s, c: s.zeropp and (s.sequence_parallel_size > 1 or autotp(c) > 1 or experts(c) > 0),
+        "ZeRO++ averages over its own groups of all ranks, and those that share a sequence, layers or experts hold"
+        " different parts", "remove zero_hpz_partition_size and the zero_quantized_ keys, or do not share them"),
+    # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce; utils/groups.py _create_zero_param_parallel_group
+    row("deepcompile-shared", "compile.deepcompile",
+        lambda s, c: s.deepcompile and (s.sequence_parallel_size > 1 or experts(c) > 0),
+        "DeepCompile shards sequences by passes of its own, and takes the model as one graph, in which experts cannot"
+        " exchange tokens", "set compile.deepcompile to false"),
+    # compile/passes/sp_compile.py; runtime/engine.py DeepSpeedEngine.compile
     row("model-parallel-degree", "tensor_parallel.autotp_size",
         lambda s, c: autotp(c) not in (1, s.model_parallel_size),
         "differs from hyperparameters.model_parallel_size = {s.model_parallel_size}: ranks would share a replica that"
@@ -309,10 +259,6 @@ RULES: tuple[Rule, ...] = (
         " then wait for each other for ever",
         "set pipe_parallel_size to 1; or remove it, and build layers that cut themselves"),
     # runtime/engine.py DeepSpeedEngine._configure_tensor_parallel_states; measured with two stages of two ranks
-    row("tensor-zeropp", f"{ZERO}.{HPZ}", lambda s, c: s.zeropp and autotp(c) > 1,
-        "ZeRO++ makes its groups of all ranks, and those of one replica hold different parts of a layer",
-        "remove zero_hpz_partition_size and the zero_quantized_ keys, or set model_parallel_size to 1"),
-    # utils/groups.py _create_zero_param_parallel_group
     row("tensor-head", "tensor_parallel.vocab_parallel_lm_head",
         lambda s, c: at(c, "tensor_parallel", "vocab_parallel_lm_head") is True and autotp(c) > 1,
         "the model returns each rank its own part of the logits: a loss of the trial's own from them is wrong",
@@ -336,33 +282,17 @@ RULES: tuple[Rule, ...] = (
         lambda s, c: s.zero_stage == 0 and s.precision != "fp32" and experts(c) > 0,
         "without ZeRO, the norm by which gradients of {s.precision} are clipped leaves out those of the experts",
         "set zero_optimization.stage to 1, 2 or 3"),  # runtime/fp16/unfused_optimizer.py FP16_UnfusedOptimizer.step
-    row("expert-zeropp", f"{ZERO}.{HPZ}", lambda s, c: s.zeropp and experts(c) > 0,
-        "ZeRO++ makes its groups of all ranks, and these hold different experts",
-        "remove zero_hpz_partition_size and the zero_quantized_ keys, or expert_parallel_size"),
-    # utils/groups.py _create_zero_param_parallel_group
-    row("expert-reduce-scatter", f"{ZERO}.reduce_scatter",
-        lambda s, c: zero(c, "reduce_scatter") is False and of_experts(s, c),
-        "gradients of experts would be summed over ranks that hold other experts, and DeepSpeed refuses it",
-        "remove reduce_scatter"),  # runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer._configure_moe_settings
     row("expert-contiguous", f"{ZERO}.contiguous_gradients",
-        lambda s, c: zero(c, "contiguous_gradients") is False and of_experts(s, c),
-        "gradients of experts come out wrong under ZeRO 1, and DeepSpeed refuses ZeRO 2",
-        "remove contiguous_gradients"),  # there; ZeRO 1 measured on four ranks, losses 0.0025 off after six steps
+        lambda s, c: (zero(c, "contiguous_gradients") is False and s.zero_stage in (1, 2)
+            and not s.uses_bf16_optimizer and experts(c) > 0),
+        "gradients of experts come out wrong under ZeRO 1, and DeepSpeed refuses it under ZeRO 2",
+        "remove contiguous_gradients"),
+    # runtime/zero/stage_1_and_2.py; ZeRO 1 measured on four ranks, losses 0.0025 off after six steps
     row("expert-compiler", "compile.autoep_non_moe",
         lambda s, c: s.torch_compile and at(c, "compile", "autoep_non_moe") is not True and experts(c) > 0,
         "torch's compiler refuses grouped products of fp32, by which experts are computed",
         "set it to true: all but the layers of experts is compiled; or hyperparameters.torch_compile to false"),
     # torch 2.13 _meta_registrations.py _meta_grouped_mm_common; measured on two CPU ranks
-    row("expert-compiler-zero", "compile.autoep_non_moe",
-        lambda s, c: (s.torch_compile and at(c, "compile", "autoep_non_moe") is True and (s.zero_stage == 3
-            or s.offload_optimizer) and experts(c) > 0),
-        "DeepSpeed compiles around the layers of experts under ZeRO 0 to 2 without offloading",
-        "set hyperparameters.torch_compile to false"),  # runtime/engine.py DeepSpeedEngine.compile
-    row("expert-deepcompile", "compile.deepcompile", lambda s, c: s.deepcompile and experts(c) > 0,
-        "DeepCompile takes the model as one graph, and the layers of experts exchange tokens in sizes that differ in"
-        " each step",
-        "set compile.deepcompile to false"),
-    # runtime/engine.py DeepSpeedEngine.compile, which excludes it around experts
     # ---- states: what each ZeRO stage can offload and leave out
     row("offload-param-stage", f"{ZERO}.offload_param", lambda s, c: s.offload_param and s.zero_stage != 3,
         "parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {s.zero_stage}",
@@ -380,38 +310,11 @@ RULES: tuple[Rule, ...] = (
         row("offload-nvme-path", f"{ZERO}.{what}.device",
             lambda s, c: getattr(s, what) == "nvme" and not at(c, ZERO, what, "nvme_path"),
             "offload to nvme needs a path to put the files", f"add zero_optimization.{what}.nvme_path")),
-    row("offload-ratio-stage", f"{ZERO}.offload_optimizer.ratio",
-        lambda s, c: s.zero_stage != 3 and c.ds.get((ZERO, "offload_optimizer", "ratio"), 1) < 1,
-        "the optimizer can be offloaded in part at ZeRO stage 3 only, not {s.zero_stage}",
-        "set offload_optimizer.ratio to 1, or zero_optimization.stage to 3"),
-    # runtime/zero/config.py DeepSpeedZeroConfig.offload_ratio_check
-    row("compute-grad-norm-stage", f"{ZERO}.compute_grad_norm",
-        lambda s, c: zero(c, "compute_grad_norm") is False and s.zero_stage not in (1, 2),
-        "the gradient's norm can be left out at ZeRO stage 1 or 2 only, not {s.zero_stage}",
-        "set zero_optimization.stage to 1 or 2, or remove compute_grad_norm"),
-    # runtime/zero/config.py DeepSpeedZeroConfig.compute_grad_norm_valid
     row("compute-grad-norm-bf16", f"{ZERO}.compute_grad_norm",
         lambda s, c: zero(c, "compute_grad_norm") is False and s.zero_stage == 1 and s.uses_bf16_optimizer,
         "with bf16 weights and gradients accumulated in fp32, ZeRO stage 1 always computes the gradient's norm",
         "remove compute_grad_norm, or set zero_optimization.stage to 2"),
     # runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check
-    row("compute-grad-norm-needed", f"{ZERO}.compute_grad_norm",
-        lambda s, c: (zero(c, "compute_grad_norm") is False and s.zero_stage in (1, 2)
-            and not s.uses_bf16_optimizer and (s.offload_optimizer or at(c, "gradient_clipping"))),
-        lambda s, c: ("an offloaded optimizer needs the gradient's norm" if s.offload_optimizer
-            else f"gradient_clipping {at(c, 'gradient_clipping')} needs the gradient's norm"),
-        "remove compute_grad_norm, or set gradient_clipping to 0 and offload no optimizer"),
-    # runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__
-    row("superoffload-stage", f"{ZERO}.offload_optimizer.super_offload",
-        lambda s, c: s.zero_stage != 3 and super_offload(c),
-        "has no effect at ZeRO stage {s.zero_stage}: SuperOffload is an optimizer of stage 3",
-        "set zero_optimization.stage to 3, or remove super_offload"),
-    # runtime/engine.py DeepSpeedEngine._configure_zero_optimizer
-    row("superoffload-optimizer", "optimizer.type",
-        lambda s, c: s.zero_stage == 3 and super_offload(c) and optimizer(c) not in ("", "adam", "adamw"),
-        lambda s, c: f"SuperOffload steps Adam and AdamW only, and this is {at(c, 'optimizer', 'type')}",
-        "use AdamW, or remove super_offload"),
-    # runtime/superoffload/superoffload_stage3.py SuperOffloadOptimizer_Stage3.__init__
     row("zenflow-batch", f"{ZERO}.zenflow", lambda s, c: zero(c, "zenflow") is not None,
         "ZenFlow steps after every micro-batch and sets gradient_accumulation_steps to its update_interval: a step"
         " would not be a global batch",
@@ -424,39 +327,20 @@ RULES: tuple[Rule, ...] = (
         "this accelerator does not train in fp16",
         'set fp16.enabled to "auto" or false, or bf16.enabled to true'),
     # runtime/engine.py DeepSpeedEngine._do_sanity_check
-    *each(("fp16", "bf16"), lambda section:  # runtime/config.py DeepSpeedConfig._do_error_check
-        row("master-weights-stage", f"{section}.{section}_master_weights_and_grads",
-            lambda s, c: s.zero_stage < 1 and at(c, section, f"{section}_master_weights_and_grads"),
-            "16-bit master weights need ZeRO stage 1, 2 or 3, not {s.zero_stage}",
-            f"set zero_optimization.stage to 1, or remove {section}_master_weights_and_grads")),
-    row("bf16-optimizer-states", "bf16.bf16_optimizer_states",  # runtime/config.py DeepSpeedConfig._do_error_check
-        lambda s, c: (at(c, "bf16", "bf16_optimizer_states") and not (s.zero_stage
-            and at(c, "bf16", "bf16_master_weights_and_grads"))),
-        "bf16 optimizer states need bf16_master_weights_and_grads, and ZeRO stage 1, 2 or 3",
-        "enable bf16.bf16_master_weights_and_grads and ZeRO, or remove bf16_optimizer_states"),
-    row("loss-scale", "fp16.loss_scale",
-        lambda s, c: (on(c, "fp16") and not at(c, "fp16", "loss_scale")
-            and min(c.ds.get(("fp16", key), 1) for key in ("loss_scale_window", "min_loss_scale")) <= 0),
-        "dynamic loss scaling needs loss_scale_window and min_loss_scale above 0",
-        "write values above 0, or a fixed loss_scale"),  # runtime/precision_config.py DeepSpeedFP16Config
     row("grad-accum-mix", "data_types.grad_accum_dtype",
         lambda s, c: s.zero_stage == 0 and s.grad_dtype != s.precision,
         "without ZeRO, gradients are accumulated in what the model computes in, {s.precision}",
         "remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1"),
     # runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check
     # ---- communication
-    row("zeropp-hpz-stage", f"{ZERO}.{HPZ}", lambda s, c: s.hpz_partition_size > 1 and s.zero_stage != 3,
-        "ZeRO++ secondary partitions need ZeRO stage 3, not {s.zero_stage}",
-        "set zero_optimization.stage to 3, or zero_hpz_partition_size to 1"),
-    # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
+    *each((HPZ, *QUANTIZED), lambda key:  # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
+        row("zeropp-stage", f"{ZERO}.{key}", lambda s, c: (s.zero_stage != 3
+            and (s.hpz_partition_size > 1 if key == HPZ else zero(c, key))),
+            "ZeRO++ needs ZeRO stage 3, not {s.zero_stage}", f"set zero_optimization.stage to 3, or remove {key}")),
     row("zeropp-hpz-size", f"{ZERO}.{HPZ}",  # utils/groups.py _create_zero_param_parallel_group
         lambda s, c: s.hpz_partition_size > 1 and s.slots % min(s.hpz_partition_size, s.slots) != 0,
         "{s.slots} slots cannot be split into secondary partitions of {s.hpz_partition_size}",
         "use a zero_hpz_partition_size that divides the slots (usually the GPUs of one node)"),
-    *each(QUANTIZED, lambda key:  # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
-        row("zeropp-quantized-stage", f"{ZERO}.{key}", lambda s, c: s.zero_stage != 3 and zero(c, key),
-            "ZeRO++ quantization needs ZeRO stage 3, not {s.zero_stage}",
-            f"set zero_optimization.stage to 3, or {key} to false")),
     *each(QUANTIZED, lambda key:
         row("zeropp-quantized-cuda", f"{ZERO}.{key}",
             lambda s, c: c.accelerator.name != "cuda" and zero(c, key),
@@ -468,28 +352,6 @@ RULES: tuple[Rule, ...] = (
             f" {communicated_in(s, c)}: it would train on other numbers"),
         'add "communication_data_type": "fp16", or set zero_quantized_gradients to false'),
     # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
-    row("allreduce-sum", "gradient_allreduce_op",
-        lambda s, c: (str(at(c, "gradient_allreduce_op")).lower() == "sum" and (s.zero_stage == 3
-            or zero(c, "zenflow") or s.deepcompile)),
-        "gradients cannot be summed with ZeRO stage 3, ZenFlow or DeepCompile",
-        'set gradient_allreduce_op to "mean"'),  # runtime/config.py DeepSpeedConfig._do_error_check
-    *each(IDLE, lambda key:  # runtime/zero/stage_1_and_2.py and stage3.py __init__
-        row("gradients-scaled-before", key, lambda s, c: scales_partitioned(s, c, key),
-            "gradients are scaled before they are summed at ZeRO stage 0 and 1 only, not at {s.zero_stage}",
-            f"remove {key}, or add zero_optimization.reduce_scatter: false")),
-    row("allgather-bucket-odd", f"{ZERO}.allgather_bucket_size",
-        lambda s, c: s.zero_stage in (1, 2) and c.ds.get((ZERO, "allgather_bucket_size"), 0) % 2 == 1,
-        "ZeRO stages 1 and 2 take an even number of elements only", "remove it: nothing else is done with it"),
-    # runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.__init__
-    row("allgather-bucket-unheeded", f"{ZERO}.allgather_bucket_size",
-        lambda s, c: zero(c, "allgather_bucket_size") not in (None, 500_000_000) and not zero(c, "zenflow"),
-        "has no effect: with torch 1.13 and later a parameter group is gathered by one operation",
-        "remove it", warning=True),  # runtime/utils.py all_gather_dp_groups; comm/torch.py has_all_gather_into_tensor
-    row("autocast-communication", "communication_data_type",  # runtime/base_optimizer.py get_param_comm_dtype
-        lambda s, c: s.zero_stage > 0 and on(c, "torch_autocast") and at(c, "communication_data_type"),
-        "has no effect under torch_autocast with ZeRO: the gradients of the layers that compute in 16 bits are summed"
-        " in 16 bits, the others in fp32",
-        "remove it; torch_autocast.lower_precision_safe_modules says which layers those are", warning=True),
     # ---- optimizers
     row("onebit", "optimizer.type", lambda s, c: optimizer(c) in ONE_BIT,
         "1-bit optimizers are gone from DeepSpeed, and their compression backends with them", "use AdamW"),
@@ -537,24 +399,9 @@ RULES: tuple[Rule, ...] = (
         "activations are on the CPU already, and DeepSpeed fails on moving them there",
         "remove cpu_checkpointing, or run it on GPUs"),
     # runtime/activation_checkpointing/checkpointing.py CheckpointFunction.forward
-    row("contiguous-checkpoints", "activation_checkpointing.contiguous_memory_optimization",
-        lambda s, c: (at(c, "activation_checkpointing", "contiguous_memory_optimization")
-            and not (at(c, "activation_checkpointing", "number_checkpoints")
-            and at(c, "activation_checkpointing", "partition_activations"))),
-        "needs number_checkpoints, the number of checkpointed layers, and partition_activations",
-        "add number_checkpoints: N and partition_activations: true, or remove contiguous_memory_optimization"),
-    # runtime/activation_checkpointing/checkpointing.py configure
     row("deepcompile-cuda", "compile.deepcompile", lambda s, c: s.deepcompile and c.accelerator.name != "cuda",
         "DeepCompile is written for CUDA, and there is no CUDA device",
         "run it on GPUs, or write hyperparameters.torch_compile: true instead"),
     # compile/util.py is_deepcompile_supported
-    row("deepcompile-stage", "compile.deepcompile", lambda s, c: s.deepcompile and s.zero_stage == 0,
-        "is ignored without ZeRO: torch's own compiler is used",
-        "set zero_optimization.stage to 1, 2 or 3, or write hyperparameters.torch_compile: true instead", warning=True),
-    # runtime/engine.py DeepSpeedEngine.get_deepcompile_backend
-    row("memory-breakdown-peak", "memory_breakdown",
-        lambda s, c: c.accelerator.name == "cuda" and at(c, "memory_breakdown"),
-        "resets the peak of the device's memory as it prints: peak_memory_gib is that since the last print",
-        "remove it where that metric matters", warning=True),  # runtime/utils.py see_memory_usage
 )
 # fmt: on

@@ -1,7 +1,7 @@
 """Determined's schemas of an experiment configuration, on jsonschema: what a master refuses, which keys it knows.
 
 The files in ``schema_files`` are those of Determined 0.38.1, unchanged. :data:`EDITS` is what the master's code refuses
-beyond them, and :data:`ADDED` what newer masters take. A null counts as absent wherever a key may be absent.
+beyond them. A null counts as absent wherever a key may be absent.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from determined_ds.config.names import OF_THE_JSON
-from determined_ds.config.params import HYPERPARAMETERS, OWN_KEYS
+from determined_ds.config.params import BY_OTHER_NAMES, OWN_KEYS
 from determined_ds.documents.document import Document, KeyPath, dotted, get_path, known_here, nearest, one_of
 from determined_ds.documents.plain_fit import fits_plainly
 from determined_ds.documents.text import JSON_TYPES, bound_words, kind_of, kind_words, type_fix
-from determined_ds.errors import NOT_GIVEN, ConfigError, Problem, shown
+from determined_ds.errors import NOT_GIVEN, Problem, shown
 from determined_ds.experiment.entrypoint import CLASS, ENTRYPOINT_FORM
 from determined_ds.experiment.space import invalid_spec
 
@@ -56,14 +55,6 @@ EDITS: dict[str, dict[str, Json]] = {
     },
 }
 
-OPTION = "--determined-version"
-# No release is numbered 0.39. Source: ``docs/release-notes.rst`` of the fork WU-CVGL/determined at 0.42.0.
-OLDEST, NEWEST = "0.38.1", "0.42.0"
-# Dotted key -> the first version that takes it, and all that it takes. Source: the fork's resources.json.
-ADDED: dict[str, tuple[str, list[Json]]] = {
-    "resources.prefer_gpu_topology": ("0.42.0", [None, False, "strong", "soft"]),
-}
-
 
 @cache
 def schema(name: str) -> dict[str, Json]:
@@ -75,43 +66,12 @@ def schema(name: str) -> dict[str, Json]:
     for place, value in EDITS.get(name, {}).items():
         path = tuple(int(step) if step.isdigit() else step for step in place.split("."))
         get_path(found, path[:-1])[path[-1]] = value
-    for dotted_key, (_, values) in ADDED.items():
-        section, _, key = dotted_key.rpartition(".")
-        if section == name:
-            found["properties"][key] = {"enum": values}
     return found
 
 
 def keys_of(*names: str) -> frozenset[str]:
     """The keys that the schemas of these names know."""
     return frozenset(key for name in names for key in schema(name)["properties"])
-
-
-# ------------------------------------------------------------------------------------------------- versions
-
-
-def version_to_check(stated: str | None) -> str:
-    """The master's version to check for: the stated one; "" for that of the ``determined`` installed here.
-
-    Raises:
-        ConfigError: it is not a valid version, or from before 0.38.1.
-    """
-    if stated is None or _release(stated) >= _release(OLDEST):
-        return stated or ""
-    versions = sorted({OLDEST, *(since for since, _ in ADDED.values())}, key=_release)
-    message, fix = f"must be a version of Determined, {OLDEST} or newer", f"write {', '.join(versions)}"
-    raise ConfigError(Problem(key=OPTION, value=stated, message=message, fix=fix, code="determined-version"))
-
-
-def is_newer_than_known(version: str) -> bool:
-    """Whether a version may know more keys than :data:`ADDED`."""
-    return _release(version) > _release(NEWEST)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """Major, minor and patch; () of what is not a version."""
-    found = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[.+-]?[a-z].*)?", version)
-    return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 # ------------------------------------------------------------------------------------------------- judging
@@ -348,7 +308,7 @@ def _is_meant(validator: Any, key: str, item: Json, value: Json) -> bool:
 # ------------------------------------------------------------------------------------------------- problems
 
 
-def experiment_problems(document: Document, version: str = OLDEST) -> tuple[list[Problem], list[Problem]]:
+def experiment_problems(document: Document) -> tuple[list[Problem], list[Problem]]:
     """(errors, warnings): what a Determined master would refuse, and what it takes but has deprecated.
 
     Nothing is judged that only a cluster knows. ``checkpoint_storage`` counts as completed by the cluster's own
@@ -356,7 +316,6 @@ def experiment_problems(document: Document, version: str = OLDEST) -> tuple[list
 
     Args:
         document: The experiment configuration, as submitted.
-        version: Of the master; "" for that of the ``determined`` installed here.
 
     Returns:
         The errors in the order of the file, at most twenty, of which the last then counts the rest; the warnings.
@@ -367,7 +326,7 @@ def experiment_problems(document: Document, version: str = OLDEST) -> tuple[list
         message = "is nested too deep to be judged"
         return [document.problem((), message, "write it more plainly", "invalid")], []
     found: dict[KeyPath, Fault | Problem] = {**faults}
-    for path, problem in (*_too_new(document, version), *_between_sections(document)):
+    for path, problem in _between_sections(document):
         if not any(path[:end] in found for end in range(len(path) + 1)):
             found[path] = problem
     errors = in_words(found, document)
@@ -378,25 +337,6 @@ def experiment_problems(document: Document, version: str = OLDEST) -> tuple[list
 def _line(document: Document, path: KeyPath) -> tuple[int, int]:
     origin = document.origin(path)
     return origin.line, origin.column
-
-
-def _too_new(document: Document, version: str) -> Iterator[tuple[KeyPath, Problem]]:
-    """The keys that a master does not know yet; it refuses them whatever their value, null included."""
-    for key, (since, _) in ADDED.items():
-        path: KeyPath = tuple(key.split("."))
-        if document.get(path, NOT_GIVEN) is NOT_GIVEN:
-            continue
-        if not version:
-            from importlib import metadata  # late: few experiments need it
-
-            try:
-                version = metadata.version("determined")
-            except metadata.PackageNotFoundError:  # a requirement: where it is broken, the oldest is assumed
-                version = OLDEST
-        if _release(version) < _release(since):
-            message = f"needs Determined {since} or newer, and this is checked for {version}"
-            fix = f"remove it, or check with {OPTION} {since} where the master is that new"
-            yield path, document.problem(path, message, fix, "determined-version")
 
 
 def _between_sections(document: Document) -> Iterator[tuple[KeyPath, Problem]]:
@@ -641,8 +581,7 @@ def _elsewhere() -> dict[str, str]:
         **{key: f"hyperparameters.{key}" for key in OWN_KEYS},
         **{key: f"searcher.{key}" for key in searchers},
         "slots": "resources.slots_per_trial",
-        **{key: f"hyperparameters.{real}" for key, real in HYPERPARAMETERS.items()},
-        **{key: f"hyperparameters.{key}" for key in OF_THE_JSON},
+        **{key: dotted(("hyperparameters", *path)) for key, path in BY_OTHER_NAMES.items()},
         "deepspeed": "hyperparameters.deepspeed_config",
         **dict.fromkeys(("training", "model"), _AS_HYPERPARAMETERS),
         **dict.fromkeys(("zero_optimization", "optimizer", "scheduler"), _IN_JSON),

@@ -10,8 +10,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.config.fill import leaf_paths
 from determined_ds.config.layout import BATCH_KEYS, Accelerator, Topology
-from determined_ds.config.names import by_real_names
-from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES
+from determined_ds.config.params import AUTO, PARALLEL_SIZES, SHORTHANDS, SIZES, by_real_names
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document, dotted
 from determined_ds.documents.text import as_plain
@@ -61,7 +60,7 @@ def adopted(
         ConfigError: hyperparameters state other sizes than the engine's, or it cannot train what it was made for.
     """
     ds, layout = made_with(engine), layout_of(engine)
-    hyperparameters = by_real_names(hyperparameters).hyperparameters
+    hyperparameters = by_real_names(hyperparameters)[0]
     if problems := _stated_otherwise(hyperparameters, ds, layout):
         raise ConfigError(problems)
     own = {name: hyperparameters.data[name] for name in KEPT if name in hyperparameters.data}

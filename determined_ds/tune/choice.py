@@ -14,7 +14,7 @@ from typing import Any
 
 from determined_ds.check.trial import check_entrypoint
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.names import with_real_names
+from determined_ds.config.params import BY_OTHER_NAMES, SHORTHANDS
 from determined_ds.config.resolve import ResolvedConfig, Where
 from determined_ds.documents.document import Document, KeyPath, plain_copy
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
@@ -182,7 +182,7 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
     resolved = decide_stated(experiment, experiment.hyperparameters, where, here=True)
     if resolved is None:
         raise ConfigError(left_open(experiment))
-    document = with_real_names(document)
+    document = _without_other_names(document, resolved.hyperparameters)
     experiment = parse_experiment(document)
     replicated, staged = _forms(experiment.trial, context_dir) if experiment.trial else (None, None)
     return Base(
@@ -196,6 +196,27 @@ def read_base(document: Document, context_dir: Path, accelerator: Accelerator) -
         replicated=replicated,
         staged=staged,
     )
+
+
+def _without_other_names(document: Document, named: Document) -> Document:
+    """An experiment whose hyperparameters have their real names only, so that others can overwrite them.
+
+    What stands for a value of the DeepSpeed JSON is left out: each variant has a JSON of its own.
+
+    Args:
+        document: The experiment.
+        named: Its hyperparameters by their real names.
+    """
+    changes: list[tuple[KeyPath, Any, str]] = []
+    for name in document.get(("hyperparameters",)):
+        if name not in BY_OTHER_NAMES and name not in SHORTHANDS:
+            continue
+        here: KeyPath = ("hyperparameters", name)
+        (real, *inner) = BY_OTHER_NAMES.get(name, (name,))
+        if not inner and real not in SHORTHANDS:
+            changes.append((("hyperparameters", real), named.get((real,)), document.origin(here)))
+        changes.append((here, NOT_GIVEN, ""))
+    return document.overwritten_all(changes)
 
 
 def _constant(value: Any) -> Any:

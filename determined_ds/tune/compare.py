@@ -127,7 +127,10 @@ def prepare_comparison(
     """
     found = Problems()
     found.of(lambda: check_names("--strategies", strategies, tuple(FORMS), "strategy"))
-    workbench = open_workbench(request, found, "compare", with_ddp="ddp" in strategies, say=say)
+    if "ddp" in strategies:
+        message = "the strategy ddp is torch's alone: DeepSpeed's own options have no effect in its rows"
+        found.warn([Problem(key="", message=message, code="ddp-only")])
+    workbench = open_workbench(request, found, "compare", say=say)
     variants = named_variants(workbench.base, strategies, slots or [workbench.base.experiment.slots])
     return Comparison(workbench=workbench, variants=variants, repeat=repeat, parts=parts)
 

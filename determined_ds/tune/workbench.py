@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from determined_ds.config.keys import MEASURE, ignored_by_ddp, ignored_keys
+from determined_ds.config.keys import MEASURE, ignored_keys
 from determined_ds.config.layout import Accelerator
 from determined_ds.devices import detect_accelerator
 from determined_ds.documents.document import one_of
@@ -122,7 +122,6 @@ def open_workbench(
     found: Problems,
     command: str,
     *,
-    with_ddp: bool = False,
     say: Say = print,
 ) -> Workbench:
     """Read the experiment and check the run directory. Warnings are printed; nothing is written.
@@ -131,7 +130,6 @@ def open_workbench(
         request: The options.
         found: The problems of the command's own options.
         command: ``compare`` or ``autotune``.
-        with_ddp: Whether torch's DistributedDataParallel is among the variants.
         say: Prints a line.
 
     Raises:
@@ -152,7 +150,7 @@ def open_workbench(
     assert devices is not None
     found.warn(ignored_keys(document, MEASURE))
     base = found.need(lambda: read_base(document, request.context_dir, devices))
-    found.warn([*base.resolved.warnings, *(ignored_by_ddp(base.written) if with_ddp else ())])
+    found.warn(base.resolved.warnings)
     now = datetime.now()
     run_dir = request.run_dir or new_run_dir(RUNS / f"{slug(base.experiment.name)}_{command}", now)
     found.of(lambda: check_run_dir(run_dir))

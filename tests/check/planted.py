@@ -262,12 +262,6 @@ PLANTED: dict[str, Mistake] = {
     "stages by another name": in_const(
         REPLICAS, "  pipeline_parallel_size: 1\n", "write pipe_parallel_size", "  pipe_parallel_size: 1\n"
     ),
-    "stages by a name that models have": in_const(
-        REPLICAS,
-        "  num_stages: 4\n",
-        "state pipe_parallel_size: 1 beside it",
-        "  num_stages: 4\n  pipe_parallel_size: 1\n",
-    ),
     "a micro-batch by another name": in_const(
         REPLICAS, "  micro_batch_size_per_gpu: 4\n", "write micro_batch_size", "  micro_batch_size: 4\n"
     ),
@@ -329,14 +323,6 @@ PLANTED: dict[str, Mistake] = {
         '  "bf16": {"enabled": true}\n',
     ),
     # The DeepSpeed JSON
-    "contiguous checkpoints without their number": in_zero1(
-        CLIPPING,
-        '  "activation_checkpointing": {"contiguous_memory_optimization": true},\n',
-        "number_checkpoints: N and partition_activations: true",
-        '  "activation_checkpointing": {"contiguous_memory_optimization": true, "number_checkpoints": 4,'
-        ' "partition_activations": true},\n',
-        chosen="4",
-    ),
     "an optimizer that ZeRO refuses": Mistake(
         file=ZERO1,
         right='    "type": "AdamW",\n    "params": {\n      "lr": "auto",\n      "betas": "auto",\n'
@@ -417,10 +403,9 @@ PLANTED: dict[str, Mistake] = {
         right="  deepspeed_config: experiments/deepspeed/pipeline.json\n",
         wrong="  deepspeed_config: experiments/deepspeed/zero2.json\n",
         says="stage to 1",
-        edits=(Edit(ZERO2, '"stage": 2', '"stage": 1'), Edit(ZERO2, ',\n    "overlap_comm": true', "")),
+        edits=(Edit(ZERO2, '"stage": 2', '"stage": 1'),),
         at='"stage": 2',
         named_in=ZERO2,
-        also={"pipeline-overlap": "zero2.json has a key that a pipeline makes no use of"},
     ),
     "secondary partitions without ZeRO 3": in_zero1(
         STAGE,

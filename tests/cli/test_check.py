@@ -200,7 +200,6 @@ def test_the_context_is_the_folder_that_has_the_trial(here: Path, monkeypatch: p
         ([""], "CONFIG"),
         (["--gpu-memory", "lots"], "--gpu-memory"),
         (["--gpu-memory", ""], "--gpu-memory"),
-        (["--determined-version", ""], "--determined-version"),
         (["--slots", "x"], "--slots"),
         (["--what"], "--what"),
     ],

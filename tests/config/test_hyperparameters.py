@@ -195,9 +195,6 @@ def test_a_hyperparameter_by_another_name_is_read_with_a_warning(name: str, real
     assert (warning.key, warning.message) == (f"hyperparameters.{name}", f"is taken as {real}")
 
 
-MICRO = "train_micro_batch_size_per_gpu"
-
-
 @pytest.mark.parametrize(
     ("hp", "ds", "said"),
     [
@@ -206,8 +203,11 @@ MICRO = "train_micro_batch_size_per_gpu"
             {},
             "pipe_parallel_size, which is 1 (hp.yaml:2)",
         ),
-        (f"{MICRO}: 2", {MICRO: 4}, f"{MICRO}, which is 4 (ds.json)"),
-        ("bf16: false", {"bf16": {"enabled": True}}, "bf16.enabled, which is true (ds.json)"),
+        (
+            "bf16: false\noverwrite_deepspeed_args: {bf16: {enabled: true}}",
+            {},
+            "overwrite_deepspeed_args.bf16.enabled, which is true (hp.yaml:3)",
+        ),
     ],
 )
 def test_two_names_with_two_values_are_refused_with_both(hp: str, ds: Any, said: str) -> None:

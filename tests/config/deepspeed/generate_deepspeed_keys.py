@@ -83,7 +83,11 @@ OVERRIDES = table(
     (node("null string", enum=log_levels) | FOLD, "", "log_level"),
     (node("string", enum=ds.GRADIENT_ALLREDUCE_OP_SUPPORTED) | FOLD, "", "gradient_allreduce_op"),
     (node("boolean null object", free=True), "", "datastates_ckpt"),  # Read by the package datastates.
-    (node("boolean object"), "", "zero_optimization"),  # true and false are the oldest form, stage 1 and 0.
+    (
+        node("object"),
+        "",
+        "zero_optimization",
+    ),  # DeepSpeed also reads true, the oldest form, which is refused here.
     (node("integer null"), "", "activation_checkpointing.number_checkpoints vocabulary_size"),
     (node("null object"), "", "aio autotuning.model_info bf16 checkpoint.writer expert_parallel"),
     (node("null object", free=True), "", "autotuning.arg_mappings optimizer.params scheduler.params"),
