@@ -454,11 +454,19 @@ def check_target(source: Path, out: Path, *, force: bool, is_file: bool = False)
         raise refused("--out", out, f"is a {kind} is to be made", "name another")
     if not force:
         raise refused("--out", out, "exists already", "name another, or add --force to replace it")
-    if not is_file and not (out / MADE).is_file():
+    if not is_file and _made_in(out) is None:
         message = (
             f"was not made by det-ds checkpoint export or import (it has no {MADE}), and is not replaced"
         )
         raise refused("--out", out, message, "name another folder, or remove this one yourself")
+
+
+def _made_in(folder: Path) -> list[str] | None:
+    """The names of the files that an earlier export or import has made in a folder; None where it has made none."""
+    try:
+        return [str(name) for name in json.loads((folder / MADE).read_bytes())["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def check_disk(out: Path, num_bytes: int) -> None:
@@ -490,10 +498,11 @@ def replacing(out: Path) -> Iterator[Path]:
             files = [str(file.relative_to(aside)) for file in sorted(aside.rglob("*")) if file.is_file()]
             (aside / MADE).write_text(json.dumps({"files": files}, indent=1) + "\n")
         sync_to_disk(aside)
-        if not (out / MADE).is_file():
+        before = _made_in(out)
+        if before is None:
             aside.replace(out)
             return
-        for name in json.loads((out / MADE).read_bytes())["files"]:
+        for name in before:
             if (out / name).resolve().is_relative_to(out.resolve()):
                 (out / name).unlink(missing_ok=True)
         for name in (*files, MADE):  # the list last: until then, it can be done again

@@ -195,6 +195,11 @@ RULES: tuple[Rule, ...] = (
         lambda s, c: f"{no_order(s)}, with pipe_parallel_size {s.pipe_parallel_size}",
         "change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b"),
     # runtime/pipe/schedule.py DualPipeVSchedule; arXiv 2104.04473, section 2.2
+    *each(("pipe_partitioned", "grad_partitioned"), lambda key:
+        row("pipe-schedule-partitioned", f"pipeline.{key}",
+            lambda s, c: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and at(c, "pipeline", key),
+            "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b")),
+    # runtime/pipe/dualpipev.py DualPipeVEngine.__init__; our trial/ordered_engine.py
     row("zb-h1", f"{HP}.pipe_schedule",
         lambda s, c: (s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
             and (s.activation_checkpointing or s.is_compiled)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -60,10 +61,13 @@ def doctor(
     if measures:
         if config is not None:
             raise click.UsageError("--measure measures this machine; leave CONFIG out")
-        from determined_ds.doctor.measure import measure
-
+        try:  # what starts ranks is not sent to a cluster: a task that trains has them
+            measuring = importlib.import_module("determined_ds.doctor.measure")
+        except ModuleNotFoundError as error:
+            message = "--measure needs determined_ds installed in the image: pip install determined-ds"
+            raise click.UsageError(message) from error
         sys.stdout.flush()
-        sys.exit(measure(slots=slots, accelerator=accelerator, seconds=seconds, as_json=as_json))
+        sys.exit(measuring.measure(slots=slots, accelerator=accelerator, seconds=seconds, as_json=as_json))
     if slots is not None:
         raise click.UsageError("--slots is for --measure; CONFIG states its own slots")
     from determined_ds.doctor.diagnosis import MISSING, STATES
