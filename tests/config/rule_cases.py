@@ -36,7 +36,7 @@ FP16 = {"fp16": {"enabled": True}}
 BF16 = {"bf16": {"enabled": True}}
 FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
 MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.001, "muon_lr": 0.02}}}
-DUALPIPEV, ZB_H1 = {"pipe_schedule": "dualpipev"}, {"pipe_schedule": "zb-h1"}
+DUALPIPEV, INTERLEAVED, ZB_H1 = ({"pipe_schedule": name} for name in ("dualpipev", "interleaved", "zb-h1"))
 BY_TIME = {"partition_method": "measured"}
 
 
@@ -68,6 +68,17 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(ds={"gradient_accumulation_steps": 3}, pipe=2, hyperparameters=DUALPIPEV),
         Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=DUALPIPEV),
     ),
+    **{
+        f"pipe-schedule-partitioned:pipeline.{key}": (
+            Setup(
+                ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}},
+                pipe=2,
+                hyperparameters=INTERLEAVED,
+            ),
+            Setup(ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}}, pipe=2),
+        )
+        for key in ("pipe_partitioned", "grad_partitioned")
+    },
     "partition-measured:hyperparameters.partition_method": (
         Setup(slots=4, pipe=2, model=2, hyperparameters=BY_TIME),
         Setup(slots=4, pipe=2, model=2, hyperparameters={"partition_method": "parameters"}),
