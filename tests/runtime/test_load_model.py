@@ -76,6 +76,64 @@ def test_it_validates_as_it_did_in_training(
     assert validation_loss(model, data.validation) == pytest.approx(expected, rel=1e-5)
 
 
+FOLLOWED = """
+import torch
+from determined_ds import DataParallelTrial
+from determined_ds.callbacks import EMA
+
+
+class Trial(DataParallelTrial):
+    def build_model(self):
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("trained", "followed")})
+        model.tied = model.trained
+        model.followed.requires_grad_(False)
+        model.forward = lambda inputs: model.trained(inputs)
+        return model
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+    def on_step_end(self, batch_idx, metrics):
+        model = self.engine.module
+        model.followed.load_state_dict(model.trained.state_dict())
+
+    def build_callbacks(self):
+        return {"ema": EMA(0.9)}
+
+    def build_training_data_loader(self):
+        return self.training_loader(torch.utils.data.TensorDataset(torch.ones(8, 2)))
+
+    build_validation_data_loader = build_training_data_loader
+"""
+
+
+def test_an_average_is_that_of_the_names_of_a_weight_and_not_of_equal_values(tmp_path: Path) -> None:
+    """Another weight has the values of the trained one; it is not averaged, and a tied name is."""
+    (tmp_path / "trial.py").write_text(FOLLOWED)
+    adam = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}}
+    hparams = {
+        "global_batch_size": 4,
+        "deepspeed_config": {"type": "const", "val": adam},
+        "fit": {"max_length": {"batches": 3}},
+    }
+    config = {
+        "name": "followed",
+        "entrypoint": "python3 -m determined_ds.train trial:Trial",
+        "hyperparameters": hparams,
+        "searcher": {"name": "single", "metric": "validation_loss"},
+    }
+    (tmp_path / "followed.yaml").write_text(json.dumps(config))
+    done = det_ds("run", "followed.yaml", ".", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = checkpoint_of(tmp_path / "run")
+    weights = load_state_dict_from_checkpoint_path(path)
+    found = load_state_dict_from_checkpoint_path(path, average="ema")
+    assert torch.equal(weights["followed.weight"], weights["trained.weight"])
+    assert torch.equal(found["followed.weight"], weights["followed.weight"])
+    assert not torch.equal(found["trained.weight"], weights["trained.weight"])
+    assert torch.equal(found["tied.weight"], found["trained.weight"])
+
+
 def copy_of(run_dir: Path, folder: Path, **load_data: Any) -> Path:
     """A checkpoint as Determined's own loop leaves it, without a manifest, that says other things of its trial."""
     path = Path(shutil.copytree(checkpoint_of(run_dir), folder / "checkpoint"))
