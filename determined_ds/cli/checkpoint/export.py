@@ -30,7 +30,7 @@ TYPES = ("fp32", "bf16", "fp16")
 @click.option("--shard-size", default="5GB", show_default=True, help="Most of one file of safetensors.")
 @click.option("--engine", type=click.IntRange(min=0), default=0, show_default=True, help="Of several, which.")
 @click.option("--average", metavar="NAME", help="The averages of this EMA callback in place of the weights.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--force", is_flag=True, help="Replace an earlier export at --out; never another folder.")
 @click.option(
     "--context-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
