@@ -126,17 +126,20 @@ def read_result(run_dir: RunDir) -> RunResult | None:
         known = {field.name for field in fields(RunResult)}  # another version may have written more
         result = RunResult(**{name: value for name, value in found.items() if name in known})
         resume, continued_by = (_here(each, run_dir) for each in (result.resume, result.continued_by))
-    except (OSError, ValueError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     return replace(result, resume=resume, continued_by=continued_by)
 
 
 def _here(command: str | None, run_dir: RunDir) -> str | None:
     """A command of a run, with the run directory where it lies now: it may have been moved or copied since."""
-    if not command:
+    try:
+        words = shlex.split(command or "")
+    except ValueError:  # nobody can run it anyway
+        words = []
+    if not words:
         return command
-    words = shlex.split(command)
-    if "--run-dir" in words:
+    if "--run-dir" in words[:-1]:
         place = words.index("--run-dir") + 1
         experiment = f"{words[place]}/{run_dir.experiment.name}"
         words = [short(run_dir.experiment) if word == experiment else word for word in words]

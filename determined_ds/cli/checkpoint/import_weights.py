@@ -21,7 +21,7 @@ from determined_ds.cli.checkpoint.byte_bar import byte_bar
 )
 @click.option("--force", is_flag=True, help="Replace an earlier import at --out; never another folder.")
 def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...], force: bool) -> None:
-    """Make a checkpoint to start from of WEIGHTS: a folder as Hugging Face writes it, a file of safetensors or of torch's.
+    """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.
 
     Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
     """
