@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 
 from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
@@ -200,11 +199,10 @@ def write_torch(
     state.update({alias: state[name] for alias, name in aliases.items()})
     with torch.serialization.skip_data():
         torch.save(state, path)
-    with FakeTensorMode():
-        places = torch.load(path)
+    records: Any = torch._C.PyTorchFileReader(str(path))
     with path.open("r+b") as file:
-        for name, each in weights.items():
-            file.seek(places[name].untyped_storage()._checkpoint_offset)
+        for number, each in enumerate(weights.values()):  # torch numbers them as it comes upon them
+            file.seek(records.get_record_offset(f"data/{number}"))
             for piece in _bytes_of(each):
                 file.write(piece)
                 advance(piece.nbytes)
