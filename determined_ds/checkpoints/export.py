@@ -35,7 +35,6 @@ from determined_ds.protocol.checkpoint_files import (
 )
 from determined_ds.protocol.exhausted import room_in
 from determined_ds.protocol.run_dir import existing
-from determined_ds.runtime.checkpoints.contents import only_data
 from determined_ds.runtime.load_model import trial_of
 from determined_ds.runtime.upstream import only_errors
 from determined_ds.trial.author import method_of
@@ -142,7 +141,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
             raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: export another checkpoint")
     if not is_sealed(path):
         logger.warning("warning: %s", unverified(str(path)))
-    with only_data(), contextlib.ExitStack() as of_trial:
+    with contextlib.ExitStack() as of_trial:
         engine = open_engine(path, request.engine)
         dtype = None if request.dtype is None else TYPES[request.dtype]
         of_engine = partial(weights_of, path, request.engine, engine, average=request.average)
@@ -151,7 +150,10 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
             model = of_trial.enter_context(_pretrained(request))
             others = {**engine.index.aliases, **engine.index.common}
             if model.adapted is not None and not request.merge_lora:
-                weights, stem = _adapter(model, weights, engine.index.aliases), "adapter_model"
+                weights, stem = (
+                    _adapter(model, weights, engine.index.aliases),
+                    "adapter_model",
+                )  # peft reads one file
                 if not model.adapter_config.base_model_name_or_path:
                     notes.append(
                         "the adapter's base model began with random weights, and has no name: only --merge-lora "
@@ -175,9 +177,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
                     dict(weights),
                     get_storage_size=lambda each: each.num_bytes,
                     filename_pattern=stem + "{suffix}.safetensors",
-                    max_shard_size=request.shard_bytes
-                    if stem == "model"
-                    else num_bytes + 1,  # peft reads one file
+                    max_shard_size=num_bytes + 1 if stem == "adapter_model" else request.shard_bytes,
                 )
                 for file, names in split.filename_to_tensors.items():
                     write_safetensors(made / file, {name: weights[name] for name in names}, advance)

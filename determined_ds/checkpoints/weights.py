@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine,
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import LOAD_DATA
+from determined_ds.runtime.checkpoints.contents import read_data, runs_code
 from determined_ds.trial.own_parts import merge_parts
 
 CHUNK = 2**20  # elements that are read at once
@@ -85,7 +87,10 @@ def open_engine(path: Path, number: int) -> StoredEngine:
         there = sorted(found.name.removeprefix("model") for found in path.glob("model*") if found.is_dir())
         message = f"checkpoint {path} has no engine {number}; it has: {', '.join(there) or 'none'}"
         raise CheckpointError(f"{message}\n  fix: ask for one of them")
-    return stored_weights(folder)
+    try:
+        return stored_weights(folder)
+    except pickle.UnpicklingError as error:
+        raise runs_code(str(path), error) from error
 
 
 def weights_of(
@@ -156,7 +161,7 @@ def _read(engine: StoredEngine, name: str, state: str) -> Iterator[torch.Tensor]
 def _averages_before(path: Path, number: int, engine: StoredEngine, callback: str) -> dict[str, torch.Tensor]:
     """Averages in a checkpoint that has them in the parts of its ranks, and not as a state of each weight."""
     files = sorted(path.glob("det_state_dict_rank*.pth"))
-    states = [torch.load(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
+    states = [read_data(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
     found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
     if not found:
         names = {name for own in states for name in own}

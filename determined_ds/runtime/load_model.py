@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from determined_ds.experiment.secrets import restored
 from determined_ds.experiment.source import source_of
 from determined_ds.protocol.checkpoint_files import damage_of, is_sealed, unverified
 from determined_ds.runtime.checkpoints.code_copy import CODE, differing_library
-from determined_ds.runtime.checkpoints.contents import only_data, runs_code
 from determined_ds.runtime.shapes.bare_trial import (
     bare_trial,
     chain_of,
@@ -66,13 +64,9 @@ def load_state_dict_from_checkpoint_path(
         raise CheckpointError(f"checkpoint {path} is damaged: {damage}")
     if verify and not is_sealed(path):
         logger.warning("warning: %s", unverified(str(path)))
-    try:
-        with only_data():
-            stored = open_engine(path, engine)
-            weights = weights_of(path, engine, stored, dtype=torch.float32, average=average)
-            found = {name: each.whole().float() for name, each in weights.items()}
-    except pickle.UnpicklingError as error:
-        raise runs_code(str(path), error) from error
+    stored = open_engine(path, engine)
+    weights = weights_of(path, engine, stored, dtype=torch.float32, average=average)
+    found = {name: each.whole().float() for name, each in weights.items()}
     return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
 
 

@@ -245,6 +245,36 @@ def test_tensors_that_are_not_the_models_are_refused_by_name(
     assert "extra (7, 5) is not in it" in words
 
 
+OWN_CONFIG = """
+import torch
+from determined_ds import DataParallelTrial
+
+class Trial(DataParallelTrial):
+    def huggingface_config(self):
+        return torch.load("config.pt", weights_only=False)
+
+    loss = build_model = build_training_data_loader = build_validation_data_loader = None
+"""
+
+
+def test_a_trial_may_load_objects_of_its_own(gpt2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Only what is read of the checkpoint is held to be data."""
+    import transformers
+
+    config, tensors = gpt2
+    (tmp_path / "own_config.py").write_text(OWN_CONFIG)
+    torch.save(transformers.GPT2Config.from_pretrained(config), tmp_path / "config.pt")
+    loaded = {
+        "trial_cls_spec": "own_config:Trial",
+        "hparams": {"global_batch_size": 8},
+        "experiment_config": {},
+    }
+    files = {"load_data.json": json.dumps(loaded)}
+    path = made(tmp_path / "uuid", {**tensors, HEAD: tensors[EMBEDDING]}, files=files)
+    out = exported(path, "huggingface", "--context-dir", tmp_path)
+    assert json.loads((out / "config.json").read_text())["n_embd"] == 4
+
+
 PROGRAM = """
 import resource, sys, deepspeed, transformers, torch
 from pathlib import Path
