@@ -494,9 +494,6 @@ class SavePolicy:
     save_trial_best: Count = option(1, "The best of each trial.")
     save_trial_latest: Count = option(1, "The latest of each trial.")
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in vars(self).items())
-
 
 def stated_policy(document: Document) -> SavePolicy | None:
     """What an experiment states, the rest as a master defaults it; None where it states nothing of it.

@@ -77,7 +77,9 @@ def measure(*, slots: int | None, accelerator: str | None, seconds: float, as_js
         figures = measured(device.name, seconds)
         if placed.rank == 0:
             _show(figures, as_json)
-        return 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # threads of the process group may wait for a peer that is gone
     folder = Path(tempfile.mkdtemp(prefix="det_ds_measure_"))
     (folder / "logs").mkdir()
     words = [

@@ -240,6 +240,7 @@ class LocalRun:
             reason=self.restarted,
             steps_completed=start.checkpoint.steps_completed if start.checkpoint else 0,
             checkpoint=begins.uuid if begins else "",
+            resume=self.resume_command,
         )
         earlier = read_launches(before.launches) if before is not None else ()
         return "".join(launch_line(each) for each in (*earlier, launch))

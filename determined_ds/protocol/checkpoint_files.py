@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -46,8 +47,8 @@ def checkpoints_in(folder: Path) -> list[Checkpoint]:
     for path in folder.glob("*"):
         if path.name.startswith(".") or not path.is_dir():
             continue
-        steps = _steps_completed(path)
-        found.append((steps, path.stat().st_mtime, path))
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, by the run that keeps only some
+            found.append((_steps_completed(path), path.stat().st_mtime, path))
     found.sort(reverse=True)
     return [Checkpoint(uuid=path.name, steps_completed=steps, path=path) for steps, _, path in found]
 

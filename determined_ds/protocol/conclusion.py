@@ -125,13 +125,13 @@ def read_result(run_dir: RunDir) -> RunResult | None:
         found = json.loads(run_dir.result.read_bytes())
         known = {field.name for field in fields(RunResult)}  # another version may have written more
         result = RunResult(**{name: value for name, value in found.items() if name in known})
-        resume, continued_by = (_here(each, run_dir) for each in (result.resume, result.continued_by))
+        resume, continued_by = (command_here(each, run_dir) for each in (result.resume, result.continued_by))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return replace(result, resume=resume, continued_by=continued_by)
 
 
-def _here(command: str | None, run_dir: RunDir) -> str | None:
+def command_here(command: str | None, run_dir: RunDir) -> str | None:
     """A command of a run, with the run directory where it lies now: it may have been moved or copied since."""
     try:
         words = shlex.split(command or "")

@@ -54,6 +54,7 @@ class Launch:
         name: Of the experiment.
         runs: ``MODULE:CLASS`` or a script.
         command: As it was typed.
+        resume: The command that resumes the run from its newest checkpoint; "" where it is not known.
         slots: Ranks.
         machines: That they are spread over.
         accelerator: ``cpu`` or ``cuda``.
@@ -80,6 +81,7 @@ class Launch:
     name: str = ""
     runs: str = ""
     command: str = ""
+    resume: str = ""
     slots: int = 1
     machines: int = 1
     accelerator: str = "cpu"

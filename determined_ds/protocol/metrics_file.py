@@ -73,6 +73,7 @@ class MetricsReader:
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
+        self.began_anew = False  # what the last call returned is all of a file that replaced the one before
         self._read_to = 0
         self._inode: int | None = None  # a run that resumes replaces the file
         if from_end and path.is_file():
@@ -80,10 +81,11 @@ class MetricsReader:
 
     def new_records(self) -> list[Record]:
         """The records that were written since the last call; all of them where the run went back to a checkpoint."""
+        self.began_anew = False
         try:
             there = self._path.stat()
             if self._inode not in (None, there.st_ino) or there.st_size < self._read_to:
-                self._read_to = 0
+                self._read_to, self.began_anew = 0, True
             self._inode = there.st_ino
             if there.st_size == self._read_to:
                 return []

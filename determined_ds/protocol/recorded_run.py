@@ -11,7 +11,7 @@ from typing import Any
 from determined_ds.documents.files import read_yaml
 from determined_ds.errors import ConfigError, DeterminedDSError
 from determined_ds.protocol.checkpoint_files import Checkpoint, checkpoints_in
-from determined_ds.protocol.conclusion import RunResult, read_result
+from determined_ds.protocol.conclusion import RunResult, command_here, read_result
 from determined_ds.protocol.launches import Launch, read_launches
 from determined_ds.protocol.metrics_file import Record, read_records
 from determined_ds.protocol.run_dir import RunDir, run_dir_problem
@@ -51,6 +51,15 @@ class RecordedRun:
     def name(self) -> str:
         """Of the experiment; that of the folder, where it is not recorded."""
         return str(self.config.get("name") or self.path.name)
+
+    @property
+    def resume(self) -> str | None:
+        """The command that resumes it; of a run that was killed and wrote no result.json, as its launch recorded it."""
+        if self.result is not None:
+            return self.result.resume
+        if self.is_running or not self.checkpoints or not self.launches:
+            return None
+        return command_here(self.launches[-1].resume, RunDir(self.path)) or None
 
     def of_group(self, group: str) -> list[Record]:
         """The records of a group, e.g. ``training``."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shutil
 import socket
 import threading
 import time
@@ -13,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from determined_ds.cli.main import main
-from tests.report.recorded import line, recorded, training, validation
+from tests.report.recorded import launch, line, recorded, training, validation
 
 RESUME = "det-ds run runs/gpt2/experiment.yaml . --run-dir runs/gpt2 --resume"  # where it was trained
 CONFIG = {
@@ -28,10 +30,10 @@ def run(tmp_path: Path) -> Path:
     return recorded(tmp_path / "run", [training(10, loss=4.0)], config=CONFIG)
 
 
-def watch(path: Path) -> str:
-    done = CliRunner().invoke(main, ["watch", str(path)])
+def watch(path: Path, **environment: str) -> str:
+    done = CliRunner().invoke(main, ["watch", str(path)], env=environment)
     assert done.exit_code == 0, done.output
-    return done.stdout
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout)
 
 
 def report(path: Path, *records: dict[str, object]) -> None:
@@ -81,6 +83,58 @@ def test_a_run_that_returned_to_a_checkpoint_is_read_anew(run: Path, held: int) 
     said = watch(run)
     writer.join()
     assert "followed: ended, 12 of 40 batches" in said
+
+
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}
+
+
+def test_a_late_report_of_an_earlier_batch_leaves_the_curve(run: Path, held: int) -> None:
+    report(run, training(20, loss=3.0))
+
+    def validate() -> None:
+        time.sleep(0.7)
+        report(run, validation(10, validation_loss=2.5))
+        time.sleep(0.7)
+        os.close(held)
+
+    writer = threading.Thread(target=validate)
+    writer.start()
+    *_, panel = watch(run, **TERMINAL).split("ended  ")
+    writer.join()
+    assert "batch 20/40" in panel
+    assert "from 4" in panel
+
+
+def test_a_run_that_has_not_reported_yet_is_starting(run: Path, held: int) -> None:
+    (run / "metrics.jsonl").unlink()
+    threading.Timer(0.7, os.close, [held]).start()
+    assert "starting " in watch(run, **TERMINAL)
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recorded(tmp_path / "run", [training(40, loss=4.0)], config=CONFIG, checkpoints=[20, 40])
+    is_dir = Path.is_dir
+
+    def pruned(self: Path, **how: bool) -> bool:
+        found = is_dir(self, **how)
+        if self.name == "uuid-20":
+            shutil.rmtree(self, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", pruned)
+    assert "batch 40, uuid-40" in watch(path)
+
+
+def test_a_run_that_was_killed_has_the_command_to_resume_it(tmp_path: Path) -> None:
+    starts = [launch(resume=RESUME)]
+    path = recorded(tmp_path / "run", [training(20, loss=4.0)], launches=starts, checkpoints=[20])
+    here = f"det-ds run {path}/experiment.yaml . --run-dir {path} --resume"
+    assert f"resume      {here}\n" in watch(path)
+    assert "resume  " not in watch(recorded(tmp_path / "none", [training(20, loss=4.0)], launches=starts)), (
+        "without a checkpoint"
+    )
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def _facts(shown: RunView) -> dict[str, str]:
         "machine": _machine(shown),
         "best checkpoint": str(best.get("checkpoint") or "") if best else "",
         "newest checkpoint": _newest(shown),
-        "to resume": (result.resume or "") if result else "",
+        "to resume": shown.run.resume or "",
         "run directory": shown.place,
     }
     return {name: printable(fact) for name, fact in facts.items()}

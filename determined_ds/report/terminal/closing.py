@@ -188,8 +188,8 @@ def _offload(launch: Launch) -> str:
 def _commands(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """To continue, to export, to look at it; none that is known to fail."""
     result, there = run.result, shlex.quote(short(run.path))
-    if result is not None and result.resume:
-        yield "resume", result.resume
+    if run.resume:
+        yield "resume", run.resume
     elif result is not None and result.status == COMPLETED and run.checkpoints:
         yield from _longer(run, result.continued_by)
     if run.checkpoints and any(

@@ -11,6 +11,7 @@ from determined_ds.protocol.best import as_number, is_better
 from determined_ds.report.terminal.sparkline import Thinned
 
 TRAINING, VALIDATION, MEASURED = "training", "validation", "measured"
+STARTING = "starting"  # no report yet
 # Names by which a metric is known: this library's, then those of transformers.
 LOSS = ("loss", "train_loss")
 RATE = ("lr", "learning_rate")
@@ -44,7 +45,7 @@ class RunState:
         smaller_is_better: Of that metric.
         total: Batches in all; None where that is not known.
         batch: Batches trained.
-        status: In a word: ``training``, ``validating``, ``checkpointing``, or how it ended.
+        status: In a word: ``starting``, ``training``, ``validating``, ``checkpointing``, or how it ended.
         writing: The batch whose checkpoint is written while training continues; None where none is.
         checkpoint: The batch of the newest checkpoint; None without one.
         checkpoint_time: When it was complete, in seconds since the epoch.

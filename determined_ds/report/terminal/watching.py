@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from determined_ds.protocol.run_lock import is_held
 from determined_ds.report.terminal.closing import closing_block
 from determined_ds.report.terminal.panel import fields_of, panel_text, signs_for
 from determined_ds.report.terminal.report_line import report_line
-from determined_ds.report.terminal.run_state import RunState
+from determined_ds.report.terminal.run_state import STARTING, TRAINING, RunState
 from determined_ds.report.terminal.short_numbers import joined
 
 if TYPE_CHECKING:
@@ -38,21 +39,24 @@ class FollowedRun:
         self._config = run.config
         self._since = run.launches[-1].time if run.launches else 0.0
         self._looked = 0.0
-        self.state = RunState(**fields_of(run.config))
+        self.state = RunState(**fields_of(run.config), status=STARTING)
         self.is_running = run.is_running
 
     def look(self) -> list[Record]:
         """Read what is new. Returns the records that were added."""
         self.is_running = is_held(self._there.path)  # first: what it has written before its end is read below
         new = self._reader.new_records()
-        if (
-            new and new[0]["steps_completed"] < self.state.batch
-        ):  # it went back to a checkpoint: all records again
+        if self._reader.began_anew:  # it went back to a checkpoint
             self._config = read_run(self._there.path).config
-            self.state, self._looked, self._since = RunState(**fields_of(self._config)), 0.0, time.time()
+            self.state = RunState(**fields_of(self._config), status=STARTING)
+            self._looked, self._since = 0.0, time.time()
         for record in new:
             self.state.take(record["group"], record["steps_completed"], record["metrics"])
-            if isinstance(at := record.get("time"), (int, float)) and at >= self._since:
+            at = record.get("time")
+            if not isinstance(at, (int, float)):
+                self.state.status = TRAINING
+            elif at >= self._since:  # not of an earlier launch
+                self.state.status = TRAINING
                 self.state.at(record["steps_completed"], at)
         self._look_at_checkpoints()
         return new
@@ -67,7 +71,8 @@ class FollowedRun:
         self._looked = changed
         if found := checkpoints_in(self._there.checkpoints):
             self.state.checkpoint = found[0].steps_completed
-            self.state.checkpoint_time = found[0].path.stat().st_mtime
+            with contextlib.suppress(FileNotFoundError):  # the run has deleted it meanwhile
+                self.state.checkpoint_time = found[0].path.stat().st_mtime
 
 
 def follow(path: Path, console: Console) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from determined_ds.runtime.checkpoints.built import Record
-from determined_ds.runtime.checkpoints.held import groups_of
 from determined_ds.runtime.checkpoints.slices import EngineSlices
 from determined_ds.runtime.checkpoints.state_bytes import base_optimizer
 
@@ -82,11 +81,6 @@ def built_then(own: EngineSlices, stored: Mapping[str, Any], now: Record) -> Rec
         found = _stored_group(own, stored, number)
         groups.append(group if found is None else found["built"])
     return {"parameters": now["parameters"], "groups": groups, **stored["built"]}
-
-
-def order_of(own: EngineSlices) -> list[list[str]]:
-    """The names of the parameters in each group of the optimizer, in its order."""
-    return [[own.name_of(parameter) for parameter in group] for group in groups_of(own.engine)]
 
 
 def _stored_group(own: EngineSlices, stored: Mapping[str, Any], number: int) -> dict[str, Any] | None:

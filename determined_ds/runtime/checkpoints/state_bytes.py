@@ -16,20 +16,14 @@ def walk(engine: Any) -> dict[str, int]:
         engine: DeepSpeed's, at any ZeRO stage, or one with its ``module`` and ``optimizer``.
     """
     found = dict.fromkeys(KINDS, 0)
-    for kind, _, num_bytes in storages(engine):
-        found[kind] += num_bytes
-    return found
-
-
-def storages(engine: Any) -> Iterator[tuple[str, int, int]]:
-    """Kind, address and bytes of each storage that :func:`walk` counts."""
     seen: set[int] = set()
     for kind, tensors in KINDS.items():
         for tensor in tensors(engine):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen and storage.nbytes():
                 seen.add(storage.data_ptr())
-                yield kind, storage.data_ptr(), int(storage.nbytes())
+                found[kind] += int(storage.nbytes())
+    return found
 
 
 def watch(engine: Any, found: Callable[[dict[str, int]], None]) -> Callable[[], None]:
