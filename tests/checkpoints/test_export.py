@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,10 +83,28 @@ def test_one_file_of_torchs(path: Path) -> None:
     assert found["tied"].data_ptr() == found["plain"].data_ptr()
 
 
+def test_without_out_it_lies_in_the_run_and_not_in_the_context_directory(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, here = tmp_path / "runs" / "first", tmp_path / "context"
+    for checkpoints in (run / "checkpoints", run / "superseded" / "checkpoints"):
+        checkpoints.mkdir(parents=True)
+    shutil.copytree(path, run / "checkpoints" / "uuid")
+    shutil.copytree(path, run / "superseded" / "checkpoints" / "later")
+    (run / "best").symlink_to("checkpoints/uuid")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for named, made in (("best", "uuid-torch.pt"), ("superseded/checkpoints/later", "later-torch.pt")):
+        out = json.loads(succeeded("export", run / named, "--to", "torch", "--json"))["out"]
+        assert Path(out) == run / "exported" / made
+        assert Path(out).is_file()
+    assert not list(here.iterdir())
+
+
 def test_without_out_it_is_named_after_the_checkpoint_and_nothing_is_replaced(path: Path) -> None:
     first = json.loads(succeeded("export", path, "--to", "safetensors", "--json"))
     assert (first["tensors"], first["bytes"]) == (5, 238)
-    assert Path(first["out"]).name == "uuid-safetensors"
+    assert Path(first["out"]) == path.parent / "uuid-safetensors"
     again = checkpoint("export", path, "--to", "safetensors")
     assert (again.exit_code, "exists already" in again.output) == (2, True)
     succeeded("export", path, "--to", "safetensors", "--force")

@@ -23,7 +23,9 @@ TYPES = ("fp32", "bf16", "fp16")
 @run_dir_option
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="The form.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="The folder to make (torch: the file). Default: ./NAME-TO."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run.",
 )
 @click.option("--dtype", type=click.Choice(TYPES), help="Default: as the model computes.")
 @click.option("--merge-lora", is_flag=True, help="Merge adapters into the weights, as peft does.")
@@ -57,10 +59,28 @@ def export(path: str, run_dir: Path | None, out: Path | None, as_json: bool, **o
 
     shard_bytes = parse_bytes(options.pop("shard_size"), key="--shard-size")
     found = one_checkpoint(path, run_dir)
-    target = out or Path(f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
+    target = out or _beside(found) / (f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
     request = ExportRequest(path=found, out=target, shard_bytes=shard_bytes, **options)
     exported = export(request, lambda said, count: byte_bar(count, said, hidden=as_json))
     _show(exported, found, as_json=as_json)
+
+
+def _beside(checkpoint: Path) -> Path:
+    """Where an export lies by default: in its run, or beside a checkpoint that is in none.
+
+    Never in the current folder: there it would be sent to a cluster with the code, and be offered to git.
+    """
+    from determined_ds.protocol.run_dir import CHECKPOINTS, RunDir
+
+    folder = checkpoint.resolve().parent
+    if folder.name != CHECKPOINTS:
+        return folder
+    run = RunDir(folder.parent)
+    if (
+        run.path.name == RunDir(run.path.parent).superseded.name
+    ):  # laid out as a run, and deleted by the next one
+        run = RunDir(run.path.parent)
+    return run.exported
 
 
 def _show(exported: Exported, path: Path, *, as_json: bool) -> None:
