@@ -535,6 +535,15 @@ def load_as_a_rank_does() -> None:
     load_muon("cpu")
 
 
+def moved(batch: Any, device: str) -> Any:
+    """A batch as it is moved to a device."""
+    import torch
+
+    from determined_ds.runtime.data.moving import Mover
+
+    return Mover(torch.device(device)).move(batch)
+
+
 def while_writing(act: Callable[[], object]) -> None:
     """In this rank, let the thread that writes checkpoints do this each time, with a half-written file."""
     import threading

@@ -171,7 +171,7 @@ class ReconciledTrial(det_ds.DeepSpeedTrial):
 
         Returns:
             E.g. ``torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=self.total_steps)``; None
-            takes the one in the JSON.
+            takes the one in the JSON, and is refused where that has none: a ``return`` was forgotten.
         """
         return None
 

@@ -15,6 +15,7 @@ from determined_ds.trial.author import described, method_of, wrong
 logger = logging.getLogger("determined_ds")
 
 NAME = "build_scheduler"
+OURS = "determined_ds.trial.base"  # whose method stands for the JSON's schedule
 NO_SCHEDULER = "--set hyperparameters.overwrite_deepspeed_args.scheduler=null"
 
 
@@ -85,9 +86,13 @@ def give_schedule(trial: Any, engine: Any, ds_config: dict[str, Any]) -> None:
 def _own_schedule(trial: Any, optimizer: Any, ds_config: dict[str, Any]) -> Any:
     """What ``build_scheduler`` returns, checked; None for the schedule of the JSON."""
     value = trial.build_scheduler(optimizer)
+    kind = (ds_config.get("scheduler") or {}).get("type")
+    expected = "a schedule of torch.optim.lr_scheduler for the given optimizer"
     if value is None:
+        if kind is None and type(trial).build_scheduler.__module__ != OURS:
+            fix = "return the schedule that it builds; for a rate that does not change, ConstantLR(optimizer, 1.0)"
+            raise TrialError(wrong(trial, NAME, value, expected, fix))
         return None
-    expected = "a schedule of torch.optim.lr_scheduler for the given optimizer, or None"
     if isinstance(value, type):
         fix = f"call it: return {value.__name__}(optimizer, ...)"
         raise TrialError(wrong(trial, NAME, value, expected, fix))
@@ -100,7 +105,6 @@ def _own_schedule(trial: Any, optimizer: Any, ds_config: dict[str, Any]) -> Any:
         did = f"returned {described(value)} of another optimizer, so it would change nothing"
         fix = f"build it from the argument: return {type(value).__name__}(optimizer, ...)"
         raise TrialError(wrong(trial, NAME, value, expected, fix, did=did))
-    kind = (ds_config.get("scheduler") or {}).get("type")
     if kind is not None:
         message = (
             f"the JSON's schedule would not be used: {method_of(trial, NAME)} returns {described(value)}"

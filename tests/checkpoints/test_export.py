@@ -94,9 +94,9 @@ def test_without_out_it_lies_in_the_run_and_not_in_the_context_directory(
     (run / "best").symlink_to("checkpoints/uuid")
     here.mkdir()
     monkeypatch.chdir(here)
-    for named, made in (("best", "uuid-torch.pt"), ("superseded/checkpoints/later", "later-torch.pt")):
+    for named, name in (("best", "uuid-torch.pt"), ("superseded/checkpoints/later", "later-torch.pt")):
         out = json.loads(succeeded("export", run / named, "--to", "torch", "--json"))["out"]
-        assert Path(out) == run / "exported" / made
+        assert Path(out) == run / "exported" / name
         assert Path(out).is_file()
     assert not list(here.iterdir())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.harness.ranks import Ranks
+from tests.package import moved
 
 HPARAMS: dict[str, Any] = {
     "global_batch_size": 16,
@@ -205,3 +206,13 @@ def test_a_batch_is_moved_as_determined_does_and_what_cannot_be_is_named_by_its_
     assert one_rank.said(0).count("batch['names'][0] is the str 'a'") == 1
     (events,) = (tmp_path / "tensorboard").rglob("*tfevents*")
     assert b"mine" in events.read_bytes()
+
+
+def test_a_packed_sequence_is_moved_and_its_batch_sizes_stay_on_the_host() -> None:
+    """On the device that holds no values: a GPU's rule, which torch checks on each."""
+    import torch
+
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(3)], enforce_sorted=False)
+    found = moved({"words": packed}, "meta")["words"]
+    assert isinstance(found, torch.nn.utils.rnn.PackedSequence)
+    assert (found.data.device.type, found.batch_sizes.device.type) == ("meta", "cpu")

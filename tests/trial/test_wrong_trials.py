@@ -170,6 +170,7 @@ WRONG = {
     ),
     "no parameters": Case("requires_grad", build_parameters=returning([])),
     "another optimizer's schedule": Case("it would change nothing", build_scheduler=halving_another),
+    "a schedule that is not returned": Case(f".build_scheduler ({HERE}", build_scheduler=returning(None)),
     "two schedules": Case("the JSON's schedule would not be used", over=WARM_UP, build_scheduler=halving),
     "one rate for groups of two": Case("gives them 0.1, 0.2", over=WARM_UP, build_parameters=two_rates),
     "a plateau upwards": Case("contradicts searcher.smaller_is_better", build_scheduler=growing),

@@ -45,6 +45,10 @@ class Mover:
             return {key: self._moved(value, strangers) for key, value in data.items()}
         if isinstance(data, list):
             return [self._moved(value, strangers) for value in data]
+        if isinstance(
+            data, torch.nn.utils.rnn.PackedSequence
+        ):  # a named tuple whose batch sizes stay on the host
+            return data.to(self._device, non_blocking=self._in_background)
         if isinstance(data, tuple):
             values = (self._moved(value, strangers) for value in data)
             return type(data)(*values) if hasattr(data, "_fields") else tuple(values)

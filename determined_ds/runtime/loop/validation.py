@@ -129,12 +129,16 @@ class Validator:
         return metrics
 
     def _on_chief(self) -> dict[str, Any]:
-        resolved = self._context.resolved
-        shares_experts = resolved.strategy.expert_parallel_size > 1
-        if resolved.zero_stage == 3 or self._context.use_pipeline_parallel or shares_experts:
+        strategy = self._context.resolved.strategy
+        shared = (
+            strategy.expert_parallel_size,
+            strategy.model_parallel_size,
+            strategy.sequence_parallel_size,
+        )
+        if self._context.resolved.zero_stage == 3 or self._context.use_pipeline_parallel or max(shared) > 1:
             raise TrainingError(
-                "evaluate_full_dataset runs on the chief alone, which hangs where the model is spread over "
-                "ranks (ZeRO 3, pipelines, shared experts): define evaluate_batch instead"
+                "evaluate_full_dataset runs on the chief alone, which hangs where ranks compute a batch together "
+                "(ZeRO 3; pipeline, expert, tensor and sequence parallel): define evaluate_batch instead"
             )
         if self._context.distributed.rank != 0:
             return {}

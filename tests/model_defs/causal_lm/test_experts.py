@@ -269,6 +269,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     ),
     "an average": ({}, ("build_callbacks",), "average of experts that ranks share is not supported"),
     "evaluation by rank 0": ({}, ("evaluate_full_dataset",), "define evaluate_batch instead"),
+    **{
+        f"evaluation by rank 0 with a shared {what}": (
+            {"model_config": tiny.MODEL_CONFIG, "expert_parallel_size": None, key: 2},
+            ("evaluate_full_dataset",),
+            "define evaluate_batch instead",
+        )
+        for what, key in {"layer": "model_parallel_size", "sequence": "sequence_parallel_size"}.items()
+    },
 }
 
 
