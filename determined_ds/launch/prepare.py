@@ -32,7 +32,6 @@ from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.resuming import Start, keeping_seed, start_in
-from determined_ds.launch.room_in_memory import host_memory_bytes, no_room, smallest_gpu_bytes
 from determined_ds.launch.which_weights import check_options, folder_of_results, weights_to_read
 from determined_ds.protocol.handed_on import BEST, LAST, count
 from determined_ds.protocol.run_dir import RUNS, RunDir, new_run_dir, slug
@@ -76,8 +75,6 @@ def prepare_run(
     if start is not None and start.checkpoint is not None:
         checkpoint = start.checkpoint
         experiment = keeping_seed(checkpoint, experiment)
-    if start is not None and resolved is not None and devices is not None:
-        found.problems += _room_for(start, resolved, devices)
     found.raise_any()
     assert devices is not None
     assert start is not None
@@ -94,14 +91,6 @@ def prepare_run(
         placed=placed,
         configured_slots=configured_slots if isinstance(configured_slots, int) else None,
     )
-
-
-def _room_for(start: Start, resolved: ResolvedConfig, devices: Accelerator) -> Iterator[Problem]:
-    """Why this machine cannot hold a checkpoint under another strategy than wrote it."""
-    origin = start.checkpoint or start.fork
-    if origin is not None and (start.fork or start.changes.strategy):
-        gpu = smallest_gpu_bytes() if devices.name == "cuda" else None
-        yield from no_room(origin.path, resolved, devices, gpu_bytes=gpu, host_bytes=host_memory_bytes())
 
 
 def _check_elastic(options: RunOptions, placed: Placement | None) -> Iterator[Problem]:

@@ -9,7 +9,6 @@ those of ``transformers``: the first is filled from the trial's hyperparameters 
 resumes by itself and takes part in ``det-ds run --test``.
 """
 
-from determined_ds.transformers.accelerated import accelerator
 from determined_ds.transformers.det_callback import DetCallback
 from determined_ds.transformers.hf_arguments import (
     ReconciledArguments,
@@ -27,6 +26,5 @@ __all__ = [
     "Seq2SeqTrainingArguments",
     "Trainer",
     "TrainingArguments",
-    "accelerator",
     "init",
 ]

@@ -45,11 +45,8 @@ class Mover:
             return {key: self._moved(value, strangers) for key, value in data.items()}
         if isinstance(data, list):
             return [self._moved(value, strangers) for value in data]
-        if isinstance(
-            data, torch.nn.utils.rnn.PackedSequence
-        ):  # a named tuple whose batch sizes stay on the host
-            return data.to(self._device, non_blocking=self._in_background)
-        if isinstance(data, tuple):
+        # A packed sequence is a named tuple too, but its batch sizes stay on the host: it moves itself, below.
+        if isinstance(data, tuple) and not isinstance(data, torch.nn.utils.rnn.PackedSequence):
             values = (self._moved(value, strangers) for value in data)
             return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
         if isinstance(data, np.ndarray) and data.dtype.kind in KINDS:
