@@ -275,7 +275,7 @@ def contents(checkpoint: Path) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from determined_ds.runtime.checkpoints.contents import read_data
+    from determined_ds.checkpoints.safe_load import read_data
 
     held: dict[str, Any] = {}
     for file in sorted(checkpoint.rglob("*")):
@@ -312,22 +312,20 @@ def tensors(checkpoint: Path, engine: int = 0) -> dict[tuple[str, str], Any]:
 
 def save_engines(trial: Any, context: Any, folder: Path) -> None:
     """In every rank: write the engines of a trial into a folder, without a training around them."""
-    from determined_ds.runtime.checkpoints.all_engines import Engines
-    from determined_ds.runtime.checkpoints.built import records_of
+    from determined_ds.checkpoints.engines import Engines, write_engines
+    from determined_ds.checkpoints.settings import records_of
 
     engines = Engines(trial, context, records_of(context.models))
-    engines.write_indexes(folder, engines.write(folder, engines.take(), lambda: None))
+    engines.write_indexes(folder, write_engines(folder, engines.take(), lambda: None))
     context.distributed.allgather(None)
 
 
 def load_engines(trial: Any, context: Any, folder: Path) -> None:
     """In every rank: read the engines of a trial from such a folder, whichever ranks wrote it."""
-    from determined_ds.runtime.checkpoints.all_engines import Engines
-    from determined_ds.runtime.checkpoints.built import records_of
-    from determined_ds.runtime.checkpoints.contents import only_data
+    from determined_ds.checkpoints.engines import Engines
+    from determined_ds.checkpoints.settings import records_of
 
-    with only_data():
-        Engines(trial, context, records_of(context.models)).read(folder, folder.name, reset_optimizer=False)
+    Engines(trial, context, records_of(context.models)).load(folder)
 
 
 # ------------------------------------------------------------------------------------------- training
@@ -548,9 +546,9 @@ def while_writing(act: Callable[[], object]) -> None:
     """In this rank, let the thread that writes checkpoints do this each time, with a half-written file."""
     import threading
 
-    from determined_ds.runtime.checkpoints import all_engines
+    from determined_ds.checkpoints import engines
 
-    write = all_engines.write_slices
+    write = engines.write_slices
 
     def acting(path: Path, *args: Any, **how: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -558,15 +556,15 @@ def while_writing(act: Callable[[], object]) -> None:
             act()
         return write(path, *args, **how)
 
-    all_engines.write_slices = acting
+    engines.write_slices = acting
 
 
 def uploaded_to(storage: Mapping[str, Any]) -> Any:
     """In this rank, checkpoints are uploaded beside training as on a cluster whose ``checkpoint_storage`` this is."""
     from types import SimpleNamespace
 
-    from determined_ds.runtime.checkpoints import checkpoint_writer
+    from determined_ds.checkpoints import writer
 
     trial = SimpleNamespace(_config={"checkpoint_storage": storage})
     info = SimpleNamespace(task_type="TRIAL", trial=trial)
-    return mock.patch.object(checkpoint_writer, "cluster_info", return_value=info)
+    return mock.patch.object(writer, "cluster_info", return_value=info)

@@ -247,7 +247,7 @@ def _deepspeeds(folder: Path) -> Tensors:
     import torch
 
     from determined_ds.checkpoints.reader import stored_weights
-    from determined_ds.runtime.checkpoints.contents import only_data, runs_code
+    from determined_ds.checkpoints.safe_load import only_data, runs_code
 
     try:
         with only_data():

@@ -26,9 +26,9 @@ from determined_ds.checkpoints.index import (
     incomplete,
     read_index,
 )
+from determined_ds.checkpoints.safe_load import only_data, read_data
 from determined_ds.checkpoints.shard_file import ITEM_BYTES, TYPES
 from determined_ds.errors import CheckpointError
-from determined_ds.runtime.checkpoints.contents import only_data, read_data
 from determined_ds.trial.ddp import DDP_FILE
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (_, own) in TYPES.items()}

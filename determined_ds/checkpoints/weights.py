@@ -18,10 +18,10 @@ import torch
 
 from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
+from determined_ds.checkpoints.safe_load import read_data, runs_code
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import LOAD_DATA
-from determined_ds.runtime.checkpoints.contents import read_data, runs_code
 from determined_ds.trial.own_parts import merge_parts
 
 CHUNK = 2**20  # elements that are read at once

@@ -15,6 +15,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from determined import core
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.checkpoints.find import stored_partition
 from determined_ds.config.layout import BATCH_KEYS, Accelerator
 from determined_ds.config.resolve import ResolvedConfig, reconcile
 from determined_ds.documents.document import Document
@@ -24,7 +25,6 @@ from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.protocol.links import relink
 from determined_ds.protocol.run_dir import RunDir, make_private
 from determined_ds.runtime.adoption import adopted, check_pipeline, layout_of, made_otherwise, made_with
-from determined_ds.runtime.checkpoints.stored_partition import stored_partition
 from determined_ds.runtime.data.moving import Mover
 from determined_ds.runtime.loop.custom_reducers import plain_reduced
 from determined_ds.runtime.scripts.given_run import cluster_info, script_run

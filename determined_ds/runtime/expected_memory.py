@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from determined_ds.checkpoints.engine_slices import name_of_whole, whole_shape
 from determined_ds.documents.files import write_whole
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import memory_of_stages, memory_per_rank
-from determined_ds.runtime.checkpoints.cut_tensors import name_of_whole, whole_shape
 from determined_ds.runtime.local_core import LocalTrainContext
 from determined_ds.runtime.shapes.counting import shape_of_built
 from determined_ds.trial.expert_parallel import expert_degree_of

@@ -14,6 +14,7 @@ from typing import Any
 import determined as det
 from determined import core
 
+from determined_ds.checkpoints.find import determineds_folder
 from determined_ds.config.layout import Accelerator
 from determined_ds.config.params import stated_seed
 from determined_ds.config.resolve import ResolvedConfig, Where
@@ -24,7 +25,6 @@ from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.space import first_trial_seed
 from determined_ds.protocol.handed_on import REPORT
 from determined_ds.protocol.run_dir import RunDir
-from determined_ds.runtime.checkpoints.finding import determineds_folder
 from determined_ds.runtime.context import DeepSpeedTrialContext
 from determined_ds.runtime.data.seeds import seed_everything
 from determined_ds.runtime.group.distributed import TorchDistributedContext, join_process_group

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
+from determined_ds.checkpoints.safe_load import check_state
+from determined_ds.checkpoints.settings import records_of
 from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
-from determined_ds.runtime.checkpoints.built import records_of
-from determined_ds.runtime.checkpoints.contents import check_state
 from determined_ds.runtime.group.collectives import all_ranks_come
 from determined_ds.runtime.loop.boundaries import Due
 from determined_ds.runtime.loop.loop import TrainingLoop

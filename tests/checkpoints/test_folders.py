@@ -25,7 +25,7 @@ def folders_apart(folder: str, alike: bool) -> tuple[list[str], bool]:
 
     Returns what is in it, and whether it has another inode than before.
     """
-    from determined_ds.runtime.checkpoints import folders
+    from determined_ds.checkpoints import folders
 
     distributed = joined_as_machines()
     own = Path(folder, os.environ["RANK"], "checkpoint")

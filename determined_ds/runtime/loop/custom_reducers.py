@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from determined import util
 
-from determined_ds.errors import ConfigError, Problem, TrainingError
-from determined_ds.runtime.checkpoints.contents import copied_attributes
-from determined_ds.trial.author import described
+from determined_ds.errors import CheckpointError, ConfigError, Problem, TrainingError
+from determined_ds.trial.author import described, place_of
 
 
 class Reducers:
@@ -25,7 +24,7 @@ class Reducers:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The attributes of every reducer, in the order in which they were wrapped."""
-        return [copied_attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
+        return [_copied_attributes(wrapped.reducer) for wrapped in self._context._wrapped_reducers]
 
     def load_state_dict(self, state_dict: list[Any]) -> None:
         """Continue from :meth:`state_dict`; checkpoints up to 2026-11 hold a list of such lists, the first is ours."""
@@ -39,6 +38,29 @@ class Reducers:
         state = self.state_dict()
         yield
         self.load_state_dict(state)
+
+
+def _copied_attributes(reducer: Any) -> dict[str, Any]:
+    """A copy of a reducer's attributes; not of ``fn``, the function of a simple reducer.
+
+    Raises:
+        CheckpointError: names the one that cannot be copied.
+    """
+    copies, kind = {}, type(reducer)
+    for name, value in vars(reducer).items():
+        if name == "fn":
+            continue
+        try:
+            copies[name] = copy.deepcopy(value)
+        except Exception as error:  # whatever an object's own methods raise
+            place = place_of(kind)
+            raise CheckpointError(
+                f"{kind.__name__}{f' ({place})' if place else ''}: the attribute {name!r} of this reducer is "
+                f"{described(value)}, which cannot be copied ({error}); a validation and a checkpoint copy its values\n"
+                f"  fix: hold it in an attribute of the class, not of the object: {name} = ... under class "
+                f"{kind.__name__}"
+            ) from error
+    return copies
 
 
 def plain(metrics: Mapping[str, Any], source: str, *, for_training: bool = False) -> dict[str, Any]:

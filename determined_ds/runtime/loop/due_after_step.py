@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from determined_ds.checkpoints.rank_state import TrialState
+from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import NotFiniteError
 from determined_ds.protocol.best import finite, is_better, not_finite
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.checkpoints.saving import Checkpoints
-from determined_ds.runtime.checkpoints.trial_state import TrialState
 from determined_ds.runtime.data.samples import DataPlace
 from determined_ds.runtime.group.collectives import all_ranks_come, as_chief
 from determined_ds.runtime.loop.boundaries import Due, Schedule

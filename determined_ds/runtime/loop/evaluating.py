@@ -10,8 +10,8 @@ from typing import Any
 from determined.errors import CheckpointNotFound
 
 from determined_ds.callbacks import EMA
+from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import CheckpointError
-from determined_ds.runtime.checkpoints.saving import Checkpoints
 from determined_ds.runtime.loop.predicting import Predictor, check_predicts
 from determined_ds.runtime.loop.progress import Progress
 from determined_ds.runtime.loop.reporting import Reporter

@@ -12,6 +12,7 @@ from typing import Any
 
 from determined import pytorch
 
+from determined_ds.checkpoints.find import find_checkpoint
 from determined_ds.config.params import (
     ONLY_COUNTED,
     WARM_STARTS,
@@ -25,7 +26,6 @@ from determined_ds.documents.document import Document
 from determined_ds.documents.text import as_plain
 from determined_ds.errors import ConfigError, Problem
 from determined_ds.report.results import STOPPED
-from determined_ds.runtime.checkpoints.finding import find_checkpoint
 from determined_ds.runtime.loop.chief_display import make_progress
 from determined_ds.runtime.loop.loop import TrainingLoop
 from determined_ds.runtime.loop.measured_loop import measure_throughput

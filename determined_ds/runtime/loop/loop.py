@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from determined_ds.checkpoints.safe_load import check_callbacks
 from determined_ds.config.params import ProfiledSteps
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.protocol.signals import TRAINED
-from determined_ds.runtime.checkpoints.contents import check_callbacks
 from determined_ds.runtime.data.loaders import build_loader, check_apart
 from determined_ds.runtime.data.samples import METHOD, training_data
 from determined_ds.runtime.data.seeds import are_by_layer, seed_everything, set_rng_state

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from determined_ds.checkpoints.rank_state import TrialState
 from determined_ds.report.terminal.report_line import report_line, show, summary
-from determined_ds.runtime.checkpoints.trial_state import TrialState
 
 RATES = ("samples_per_second", "tokens_per_second")
 MEMORY = "peak_memory_gib"

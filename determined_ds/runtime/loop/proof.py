@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from determined_ds.checkpoints.writer import scramble
 from determined_ds.errors import CheckpointError
-from determined_ds.runtime.checkpoints.saving import scramble
 from determined_ds.runtime.loop.custom_reducers import is_same
 
 # Kernels of a GPU may add the same numbers in a different order each time. In bf16 that is the last of three digits.

@@ -18,9 +18,9 @@ from determined_ds.protocol.recorded_step import write_step
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.report.repetition import Repetition
 from determined_ds.report.results import MEASURED, STOPPED, Row, write_row
-from determined_ds.runtime.checkpoints.state_bytes import watch
 from determined_ds.runtime.group.collectives import reduce_over_ranks
 from determined_ds.runtime.scripts.given_run import Measurement, ScriptRun
+from determined_ds.runtime.state_bytes import watch
 from determined_ds.trial.ddp import DDP
 
 

@@ -1,14 +1,16 @@
-"""What a checkpoint may hold: plain data, checked before it is written and read back without executing anything."""
+"""What a checkpoint may hold: plain data, checked before it is written and read back without executing anything.
+
+Only files of a checkpoint are held to this: what a trial or a callback loads of its own is not looked at.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.trial.author import described, method_of, place_of
+from determined_ds.trial.author import described, method_of
 
 FIX = "leave it out of state_dict: return only tensors, numbers, strings, lists and dicts that load_state_dict needs"
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -41,9 +43,22 @@ def check_callbacks(callbacks: Mapping[str, Any]) -> None:
 
 def check_state(owner: str, state: Any) -> None:
     """Refuse a state that cannot be pickled; tensors and arrays always can. The message names its owner."""
-    found = _unpicklable(state, "its state")
-    if found:
+    if found := _unpicklable(state, "its state"):
         raise CheckpointError(f"{owner}: {found}, which no checkpoint can hold\n  fix: {FIX}")
+
+
+def _unpicklable(value: Any, place: str) -> str:
+    """The first value inside that cannot be pickled, with its place; "" where all can."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
+        return ""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return next((found for key, item in items if (found := _unpicklable(item, f"{place}[{key!r}]"))), "")
+    try:
+        pickle.dumps(value)
+    except Exception as error:  # whatever an object's own methods raise
+        return f"{place} is {described(value)} ({error})"
+    return ""
 
 
 def check_loadable(part: Any, checkpoint: Mapping[str, Any], callbacks: Mapping[str, Any]) -> None:
@@ -72,43 +87,6 @@ def check_loadable(part: Any, checkpoint: Mapping[str, Any], callbacks: Mapping[
             "tensors, numbers, strings, lists and dicts from state_dict, or allow the class by "
             "torch.serialization.add_safe_globals"
         )
-
-
-def _unpicklable(value: Any, place: str) -> str:
-    """The first value inside that cannot be pickled, with its place; "" where all can."""
-    if value is None or isinstance(value, (bool, int, float, str, torch.Tensor, np.ndarray)):
-        return ""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return next((found for key, item in items if (found := _unpicklable(item, f"{place}[{key!r}]"))), "")
-    try:
-        pickle.dumps(value)
-    except Exception as error:  # whatever an object's own methods raise
-        return f"{place} is {described(value)} ({error})"
-    return ""
-
-
-def copied_attributes(reducer: Any) -> dict[str, Any]:
-    """A copy of a reducer's attributes; not of ``fn``, the function of a simple reducer.
-
-    Raises:
-        CheckpointError: names the one that cannot be copied.
-    """
-    copies, kind = {}, type(reducer)
-    for name, value in vars(reducer).items():
-        if name == "fn":
-            continue
-        try:
-            copies[name] = copy.deepcopy(value)
-        except Exception as error:  # whatever an object's own methods raise
-            place = place_of(kind)
-            raise CheckpointError(
-                f"{kind.__name__}{f' ({place})' if place else ''}: the attribute {name!r} of this reducer is "
-                f"{described(value)}, which cannot be copied ({error}); a validation and a checkpoint copy its values\n"
-                f"  fix: hold it in an attribute of the class, not of the object: {name} = ... under class "
-                f"{kind.__name__}"
-            ) from error
-    return copies
 
 
 # ------------------------------------------------------------------------------------------- reading
@@ -143,23 +121,24 @@ def only_data() -> Iterator[None]:
             os.environ[FORCE] = before
 
 
-def to_their_kind_of_device(device: torch.device) -> Callable[[Any, str], Any]:
-    """``torch.load``'s ``map_location``: what was on a GPU goes to this rank's, all else to the host.
+@contextlib.contextmanager
+def engines_load_only_data(engines: Sequence[Any], uuid: str) -> Iterator[None]:
+    """In here, a trial's own ``load`` may load what it likes; ``load_checkpoint`` of its engines executes nothing."""
 
-    A reducer adds up on the device of its batches: on the host, its next addition would fail.
-    """
+    def guarded(load: Any) -> Any:
+        def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            with only_data(), explained(uuid, own_method=True):
+                return load(*args, **kwargs)
 
-    def place(storage: Any, location: str) -> Any:
-        return storage.to(device=device) if location.startswith(device.type) else storage
+        return load_checkpoint
 
-    return place
-
-
-def another_model(uuid: str, reason: str) -> ConfigError:
-    """The error of a checkpoint that was written by another model or another optimizer."""
-    message = f"does not fit this model and this optimizer: {reason}"
-    fix = "use the model, its sizes and the optimizer that wrote it, or start anew without it"
-    return ConfigError(Problem(key="checkpoint", value=uuid, message=message, fix=fix, code="another-model"))
+    for engine in engines:
+        engine.load_checkpoint = guarded(engine.load_checkpoint)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            del engine.load_checkpoint  # of the instance: the method is the class's again
 
 
 def read_data(file: Path, **options: Any) -> Any:
@@ -179,21 +158,15 @@ def read_data(file: Path, **options: Any) -> Any:
         raise CheckpointError(
             f"{file} is missing\n  fix: use another checkpoint, or copy the file again"
         ) from None
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error):
-            raise runs_code(str(file), error) from error
-        raise _not_torchs(file, error) from error
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of a file that was cut, torch raises one of ten
-        raise _not_torchs(file, error) from error
-
-
-def _not_torchs(file: Path, error: Exception) -> CheckpointError:
-    words = str(error).partition(". ")[0] or type(error).__name__
-    return CheckpointError(
-        f"{file} is not what torch.save wrote: {words}\n  fix: use another checkpoint, or copy the file again"
-    )
+        if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
+            raise runs_code(str(file), error) from error
+        words = str(error).partition(". ")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{file} is not what torch.save wrote: {words}\n  fix: use another checkpoint, or copy the file again"
+        ) from error
 
 
 def runs_code(path: str, error: Exception) -> CheckpointError:
@@ -207,13 +180,20 @@ def runs_code(path: str, error: Exception) -> CheckpointError:
     return CheckpointError(message)
 
 
+def another_model(uuid: str, reason: str) -> ConfigError:
+    """The error of a checkpoint that was written by another model or another optimizer."""
+    message = f"does not fit this model and this optimizer: {reason}"
+    fix = "use the model, its sizes and the optimizer that wrote it, or start anew without it"
+    return ConfigError(Problem(key="checkpoint", value=uuid, message=message, fix=fix, code="another-model"))
+
+
 @contextlib.contextmanager
 def explained(uuid: str, *, own_method: bool) -> Iterator[None]:
     """Turn errors of DeepSpeed and torch about a checkpoint into messages.
 
     Args:
         uuid: Of the checkpoint.
-        own_method: The trial overrides ``load``; errors in it keep their tracebacks.
+        own_method: A trial's own ``load`` calls it, and may go by the errors that do not mean another layout.
     """
     try:
         yield

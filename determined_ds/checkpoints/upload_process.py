@@ -20,7 +20,7 @@ from typing import Any
 
 from determined.common import storage
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LOOK_EVERY_S = 0.2
 
 

@@ -48,7 +48,7 @@ def _names(context: Path) -> list[Path]:
 
 def differing_library(code: Path) -> list[str]:
     """The modules of this library that differ between a checkpoint's code and this process."""
-    stored, here = code / LIBRARY, Path(__file__).resolve().parents[2]
+    stored, here = code / LIBRARY, Path(__file__).resolve().parents[1]
     if stored.resolve() == here:
         return []
     names = [str(path.relative_to(stored)) for path in sorted(stored.rglob("*.py"))]

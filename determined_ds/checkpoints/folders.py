@@ -12,7 +12,7 @@ from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.checkpoint_files import checkpoints_in, files_of, fingerprint, write_manifest
 from determined_ds.protocol.exhausted import disk_full
 from determined_ds.protocol.heartbeat import HEART
-from determined_ds.runtime.checkpoints.state_bytes import walk
+from determined_ds.runtime.state_bytes import walk
 
 
 def check_room(context: Any, folder: Path) -> None:
@@ -27,35 +27,25 @@ def check_room(context: Any, folder: Path) -> None:
     Raises:
         CheckpointError: on all ranks; names what is needed.
     """
-    distributed = context.distributed
+    distributed, resolved = context.distributed, context.resolved
     last = checkpoints_in(folder) if distributed.rank == 0 else []
+    needed = 0
     if distributed.broadcast(bool(last)):
-        needed = bytes_of(last[0].path) if last else 0
-    else:
-        needed = _states_bytes(context)
+        # In whole blocks, as on the disk.
+        files = (file for file in last[0].path.rglob("*") if file.is_file()) if last else ()
+        needed = sum(512 * file.stat().st_blocks for file in files)
+    else:  # what replicas hold alike is written once
+        replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
+        own = [walk(model) for model in context.models]
+        kinds = [sum(each[kind] for each in own) for kind in ("parameters", "optimizer_states")]
+        parameters, states = (sum(column) for column in zip(*distributed.allgather(kinds), strict=True))
+        needed = int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
     refusal = ""
     if distributed.rank == 0 and needed > shutil.disk_usage(folder).free:
         message = disk_full(folder, folder.parent, f", a checkpoint takes about {format_bytes(needed)}")
         refusal = message.removeprefix("error: ")
-    refusal = distributed.broadcast(refusal)
-    if refusal:
+    if refusal := distributed.broadcast(refusal):
         raise CheckpointError(refusal)
-
-
-def bytes_of(folder: Path) -> int:
-    """Bytes that the files of a folder take on their disk, in whole blocks."""
-    return sum(512 * file.stat().st_blocks for file in folder.rglob("*") if file.is_file())
-
-
-def _states_bytes(context: Any) -> int:
-    """Bytes of parameters and optimizer states that a checkpoint holds, replicas once; a collective."""
-    resolved = context.resolved
-    replicas, stage = resolved.topology.data_parallel_world_size, resolved.zero_stage
-    found = [walk(model) for model in context.models]
-    mine = (sum(each["parameters"] for each in found), sum(each["optimizer_states"] for each in found))
-    everyone = context.distributed.allgather(mine)
-    parameters, states = (sum(column) for column in zip(*everyone, strict=True))
-    return int(parameters / (1 if stage == 3 else replicas) + states / (1 if stage else replicas))
 
 
 # ------------------------------------------------------------------------------------------- machines

@@ -1,0 +1,155 @@
+"""Writing beside training: whether it is worth it and memory suffices for the copies, and the thread that does it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from determined_ds.checkpoints.engines import Engines, overrides
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory.units import MIB, format_bytes
+
+T = TypeVar("T")
+# Where nothing is stated, a rank that writes less does so at once: it takes about as long as to agree that it was
+# written.
+SMALL_BYTES = 16 * MIB
+COPIES = 2  # one that is being written, and one that is made meanwhile
+CGROUP = Path("/sys/fs/cgroup")
+NICENESS = 10
+ENDS_WITHIN_S = 10.0  # a disk that hangs does not keep a rank that has failed
+
+
+def is_beside(
+    asynchronous: bool | None,
+    trial: Any,
+    engines: Engines,
+    distributed: Any,
+    note: Callable[[str], None],
+    *,
+    part_bytes: int,
+) -> bool:
+    """Whether checkpoints are written while training continues, decided before it; a collective.
+
+    Args:
+        asynchronous: As stated; None: where a rank writes much, the trial has no ``save`` of its own, which may read
+            what is written, and memory suffices.
+        trial: The trial.
+        engines: Its engines.
+        distributed: The ranks.
+        note: Shows a line to the user.
+        part_bytes: Of this rank's own part, which is copied too.
+
+    Raises:
+        ConfigError: it is stated, and a machine has not the memory.
+    """
+    if asynchronous is False or (asynchronous is None and overrides(trial, "save")):
+        return False
+    if all(engines.own_layouts):
+        if asynchronous:
+            note(f"note        checkpoints are written while training waits: {engines.own_layouts[0]}")
+        return False
+    own = (distributed.cross_rank, engines.copy_bytes() + part_bytes, available_bytes())
+    ranks: list[tuple[int, int, int]] = distributed.allgather(own)
+    if asynchronous is None and max(copy for _, copy, _ in ranks) < SMALL_BYTES:
+        return False
+    lacks = []
+    for machine in {machine for machine, _, _ in ranks}:
+        copies, left = zip(
+            *((copy, available) for each, copy, available in ranks if each == machine), strict=True
+        )
+        lacks.append((COPIES * sum(copies) - min(left), COPIES * sum(copies), min(left), len(copies)))
+    missing, needed, available, num_ranks = max(lacks)
+    if missing <= 0:
+        return True
+    write = "1 rank writes" if num_ranks == 1 else f"{num_ranks} ranks write"
+    lack = (
+        f"two copies of what {write} take {format_bytes(needed)} of host memory, and {format_bytes(available)} are "
+        "available"
+    )
+    if asynchronous:
+        key = "hyperparameters.fit.asynchronous_checkpoints"
+        fix = "leave it out, and checkpoints are written while training waits; or use fewer slots a machine"
+        raise ConfigError(Problem(key=key, value=True, message=lack, fix=fix, code="host-memory"))
+    note(f"note        checkpoints are written while training waits: {lack}")
+    return False
+
+
+def available_bytes(cgroup: Path = CGROUP) -> int:
+    """Memory that this machine, or this container, has left; what the system caches of files counts as left."""
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        numbers = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return min(available, limit - used + int(numbers["file"]))
+    except (OSError, ValueError, KeyError):  # no limit, or cgroups of version 1
+        return available
+
+
+class Abandoned(Exception):
+    """Raised in the thread: the run ends, and what is written is not needed."""
+
+
+class WriterThread:
+    """Does work in the order in which it is given.
+
+    It is a daemon, so a rank that fails does not wait for a slow disk. It takes part in no exchange between ranks.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[Callable[[], None]], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+        self._is_abandoned = False
+
+    def submit(self, work: Callable[[Callable[[], None]], T]) -> Future[T]:
+        """Have work done.
+
+        Args:
+            work: Called with a function that it calls now and then, and that ends it where the run ends.
+
+        Returns:
+            What comes of it.
+        """
+        result: Future[T] = Future()
+        self._jobs.put((work, result))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="checkpoint-writer", daemon=True)
+            self._thread.start()
+        return result
+
+    def abandon(self) -> None:
+        """End what is being done, do nothing more, and wait for the thread: the interpreter must not end under it."""
+        self._is_abandoned = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(ENDS_WITHIN_S)
+
+    def _run(self) -> None:
+        if (
+            sys.platform == "linux"
+        ):  # a thread has a priority of its own: it takes the time that training leaves
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while (job := self._jobs.get()) is not None:
+            work, result = job
+            del job
+            try:
+                self._beat()
+                result.set_result(work(self._beat))
+            except BaseException as error:  # raised where the result is taken
+                result.set_exception(error)
+            del work, result  # with the copies that they hold
+
+    def _beat(self) -> None:
+        if self._is_abandoned:
+            raise Abandoned

@@ -1,0 +1,585 @@
+"""The checkpoints of a run: written at once, or from copies while training continues; and read back.
+
+1. The engines are copied to host memory, and the small parts of this rank as bytes.
+2. A thread of each rank writes its files into the folder, which is not a checkpoint yet, and computes their checksums.
+3. Ranks learn with the exchange that asks for stop requests that all have written.
+4. They seal it together: indexes, manifest, and the new name, or the upload and the report to the master.
+
+Written at once, 2 follows 1 without copies, and 4 follows immediately. The thread takes part in no exchange.
+
+The layout is Determined's, with a manifest:
+
+    <uuid>/metadata.json                 steps_completed ...; Determined's
+           manifest.json                 size and checksum of every file
+           load_data.json                experiment config and hyperparameters
+           trial_state.json              where training stands
+           code/...                      on a cluster: the context directory
+           det_state_dict_rank<R>.pth    generators, callbacks, reducers, unreported metrics, position in a stream
+           model<I>/...                  each engine, see :mod:`~determined_ds.checkpoints.engines`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import determined as det
+import numpy as np
+import torch
+from determined.errors import CheckpointNotFound
+
+from determined_ds.checkpoints.beside import COPIES, ENDS_WITHIN_S, WriterThread, is_beside
+from determined_ds.checkpoints.code_copy import write_code
+from determined_ds.checkpoints.engines import (
+    Engines,
+    Taken,
+    Written,
+    are_indexed,
+    overrides,
+    write_engines,
+    write_files,
+)
+from determined_ds.checkpoints.folders import check_room, is_shared, seal_folder, share_of
+from determined_ds.checkpoints.rank_state import (
+    RankParts,
+    TrialState,
+    check_fits,
+    load_into,
+    read_state,
+    state_files,
+)
+from determined_ds.checkpoints.safe_load import engines_load_only_data, explained, read_data
+from determined_ds.checkpoints.settings import put_into_effect, records_of, schedule_of, settings_kept
+from determined_ds.checkpoints.upload_process import all_but, upload
+from determined_ds.errors import CheckpointError
+from determined_ds.protocol.checkpoint_files import MANIFEST, damage_in_share, is_sealed, unverified
+from determined_ds.protocol.exhausted import exhausted
+from determined_ds.protocol.heartbeat import HEART
+from determined_ds.protocol.metrics_file import put_on_disk
+from determined_ds.runtime.data.seeds import rng_state
+from determined_ds.runtime.local_core import AtomicStorage
+from determined_ds.runtime.master.ending import exit_code_of
+from determined_ds.runtime.scripts.given_run import cluster_info
+from determined_ds.trial.author import method_of
+
+logger = logging.getLogger("determined_ds")
+
+# What is loaded by each warm start, in words.
+TAKEN = {
+    "weights": "its weights alone, with a new optimizer and schedule",
+    "all": "its weights, optimizer, schedule and loss scale",
+}
+
+
+class Stateful(Protocol):
+    """Something whose state a checkpoint holds."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Pending:
+    """A checkpoint that is not sealed yet.
+
+    Args:
+        uuid: Of the checkpoint.
+        path: Its folder for now.
+        closing: Puts it into storage.
+        metadata: What ``metadata.json`` holds.
+        batch: Batches trained.
+        state: Where training stands, by now further than this checkpoint.
+        best: Uuid of the best checkpoint, this one included.
+        began_s: By ``time.monotonic``.
+        writing: What the thread does for it; None where it is written at once.
+    """
+
+    uuid: str
+    path: Path
+    closing: contextlib.ExitStack
+    metadata: dict[str, Any]
+    batch: int
+    state: TrialState
+    best: str
+    began_s: float = field(default_factory=time.monotonic)
+    writing: Future[Written] | None = None
+
+
+class Checkpoints:
+    """Writes and reads the checkpoints of a run.
+
+    Args:
+        trial: Its ``save`` and ``load`` write and read the engines.
+        context: Its core context stores the files, here or on the cluster.
+        callbacks: Name -> callback; their state is kept.
+        parts: Name -> what else has a state on each rank.
+        total_limit: Checkpoints to keep at most, always with the best and the newest; None: all.
+        warm_start: ``weights`` or ``all``: what is loaded from another trial's checkpoint.
+        note: Shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        trial: Any,
+        context: Any,
+        callbacks: dict[str, Any],
+        parts: dict[str, Stateful],
+        total_limit: int | None = None,
+        *,
+        warm_start: str = "weights",
+        note: Callable[[str], None] = print,
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._distributed = context.distributed
+        self._callbacks = callbacks
+        self._parts = parts
+        self._total_limit = total_limit
+        self._warm_start = warm_start
+        self._note = note
+        self._built = records_of(context.models)
+        self._own_parts = RankParts(trial, context, callbacks)
+        self._engines = context.engine_files = Engines(trial, context, self._built)
+        self._engines.reset_optimizer = context.resets_optimizer
+        self._thread = WriterThread()
+        self._pending: list[Pending] = []  # in the order of their batches
+        self._deleting: list[Future[None]] = []
+        self._buffers: list[list[torch.Tensor]] = []  # none: every checkpoint is written at once
+
+    def add_part(self, name: str, part: Stateful) -> None:
+        """Keep another state on each rank, before anything is saved or loaded."""
+        self._parts[name] = part
+
+    @property
+    def _storage(self) -> Any:
+        return getattr(self._context._core.checkpoint, "_storage_manager", None)
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self._storage, AtomicStorage)
+
+    def _call_back(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        for callback in self._callbacks.values():
+            getattr(callback, hook)(*args, **kwargs)
+
+    # -------------------------------------------------------------------------------------------- beside training
+
+    def prepare(self, asynchronous: bool | None) -> None:
+        """Decide, before training, whether checkpoints are written while it continues; a collective.
+
+        Args:
+            asynchronous: As stated; None: where a rank writes much, the trial has no ``save`` of its own, and memory
+                suffices.
+
+        Raises:
+            ConfigError: it is stated, and the machine has not the memory.
+        """
+        part_bytes = 0
+        for owner in (*self._callbacks.values(), *self._parts.values()):
+            with contextlib.suppress(
+                Exception
+            ):  # it may need something from training: the checkpoint says so
+                part_bytes += _array_bytes(owner.state_dict())
+        engines, distributed = self._engines, self._distributed
+        if is_beside(asynchronous, self._trial, engines, distributed, self._note, part_bytes=part_bytes):
+            self._buffers = [[] for _ in range(COPIES)]
+
+    @property
+    def batch_in_writing(self) -> int | None:
+        """Batches trained at the oldest checkpoint that is not sealed yet; None where there is none."""
+        return self._pending[0].batch if self._pending else None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank has written its files of the oldest checkpoint that is not sealed yet."""
+        writing = self._pending[0].writing if self._pending else None
+        return writing is not None and writing.done()
+
+    # -------------------------------------------------------------------------------------------- save
+
+    def save(self, state: TrialState, *, best: bool = False, waits: bool = True) -> str:
+        """Write a checkpoint; a collective.
+
+        Args:
+            state: Where training stands; the new checkpoint is added to it.
+            best: The validation before it was the best so far.
+            waits: Return when it is complete. Otherwise it may be written while training continues: :meth:`seal_oldest`
+                or :meth:`finish` is to be called.
+
+        Returns:
+            Its uuid.
+
+        Raises:
+            CheckpointError: it does not fit on the disk; or an earlier one could not be written.
+        """
+        beside = bool(self._buffers) and not waits
+        while len(self._pending) >= (COPIES if beside else 1):
+            if not self.is_written:
+                batch = self._pending[0].batch
+                self._note(f"waiting     for the checkpoint of batch {batch}, which is still written")
+            self.seal_oldest()
+        if self._is_local:
+            try:
+                check_room(self._context, self._storage.folder)
+            except CheckpointError:  # on all ranks
+                if not self._pending:
+                    raise
+                self.finish()  # one that is being written is not lost, and a limit may delete another
+                check_room(self._context, self._storage.folder)
+        state.last_checkpoint = state.batches_trained
+        pending = self._begin(state, best=best)
+        if beside:
+            self._buffers.reverse()  # at most one checkpoint is being written, from the copy that was made last
+        self._engines.buffers = self._buffers[0] if beside else None
+        work = self._take(pending, at_once=not beside)
+        if beside:
+            pending.writing = self._thread.submit(work)
+            self._pending.append(pending)
+        else:
+            self._seal(pending, work(HEART.beat))
+        return pending.uuid
+
+    def _begin(self, state: TrialState, *, best: bool) -> Pending:
+        metadata = {
+            "determined_version": det.__version__,
+            "steps_completed": state.batches_trained,
+            "framework": f"torch-{torch.__version__}",
+            "format": "pickle",
+        }
+        closing = contextlib.ExitStack()
+        store = self._context._core.checkpoint.store_path(metadata, shard=True)
+        path, uuid = closing.enter_context(store)
+        path.mkdir(parents=True, exist_ok=True)
+        state.kept.append(uuid)
+        state.best = uuid if best else state.best
+        return Pending(
+            uuid=str(uuid),
+            path=Path(path),
+            closing=closing,
+            metadata=metadata,
+            batch=state.batches_trained,
+            state=state,
+            best=state.best,
+        )
+
+    def _take(self, pending: Pending, *, at_once: bool) -> Callable[[Callable[[], None]], Written]:
+        """Take what this rank writes, and write what only this thread can; a collective.
+
+        Returns:
+            What writes the rest.
+        """
+        checkpoint = {
+            "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "rng_state": rng_state(self._context.device),
+            "built": self._built,
+            "place": dict(vars(self._own_parts.here)),
+        }
+        self._call_back("on_checkpoint_save_start", checkpoint)
+        name = f"det_state_dict_rank{self._distributed.rank}.pth"
+        own: Path | io.BytesIO = pending.path / name if at_once else io.BytesIO()
+        self._own_parts.write(checkpoint, own)
+        HEART.beat()
+        if overrides(self._trial, "save"):
+            self._trial.save(self._context, pending.path)
+        else:
+            self._engines.save(pending.path)
+        taken, written = self._engines.collect()
+        files = {name: own.getbuffer()} if isinstance(own, io.BytesIO) else {}
+        is_chief = self._distributed.rank == 0
+        if is_chief:
+            by = self._own_parts.written_by(self._engines.own_layout(), self._parts.get("data"))
+            if getattr(self._trial, "reads_length", False):  # then a longer training changes its schedule
+                by["schedule_by_length"] = schedule_of(self._context.models)
+            texts = state_files(self._trial, self._context, pending.state, by)
+            files |= {file: memoryview(text.encode()) for file, text in texts.items()}
+        send, info = None, cluster_info()
+        is_trial = not at_once and info is not None and info.task_type == "TRIAL"
+        if info is not None and is_trial and not self._storage.store_path_is_direct_access():
+            config = info.trial._config["checkpoint_storage"]
+            send = functools.partial(upload, config, pending.path, pending.uuid)
+        # Off-cluster the context directory is at hand.
+        with_code = is_chief and not self._is_local
+        return functools.partial(_write_rank_files, pending.path, written, taken, files, with_code, send)
+
+    # -------------------------------------------------------------------------------------------- seal
+
+    def seal_oldest(self) -> None:
+        """Complete the oldest checkpoint that is not sealed yet, once every rank has written it; a collective.
+
+        Raises:
+            CheckpointError: on all ranks, where one could not write.
+        """
+        pending = self._pending[0]
+        assert pending.writing is not None
+        failure = None
+        with HEART.patiently():  # a storage may be slow
+            if (error := pending.writing.exception()) is not None:
+                words = exhausted(error, self._context._run_dir.path) or f"{type(error).__name__}: {error}"
+                failure = (words.removeprefix("error: "), exit_code_of(error))
+            failures = self._distributed.allgather(failure)
+        if any(failures):
+            self._give_up(pending, failures, error)
+        self._seal(pending, pending.writing.result())
+        self._pending.remove(pending)
+
+    def finish(self) -> None:
+        """Complete every checkpoint that is not sealed yet; a collective. Raises as :meth:`seal_oldest`."""
+        while self._pending:
+            self.seal_oldest()
+        while self._deleting:
+            with HEART.patiently():
+                self._deleting.pop().result()
+
+    def abandon(self) -> None:
+        """The run ends without :meth:`finish`, or has nothing left to write: end what this rank writes."""
+        self._thread.abandon()
+
+    def _give_up(self, pending: Pending, failures: list[Any], own: BaseException | None) -> None:
+        """Remove what is not sealed, and raise why a checkpoint could not be written; a collective."""
+        self.abandon()
+        wait([each.writing for each in self._pending if each.writing is not None], timeout=ENDS_WITHIN_S)
+        self._distributed.allgather(None)
+        for each in self._pending:
+            if self._distributed.local_rank == 0:
+                shutil.rmtree(each.path, ignore_errors=True)
+            if self._distributed.rank == 0 and not self._is_local:
+                with contextlib.suppress(Exception):  # it may be what is out of reach
+                    self._storage.delete(each.uuid, ["**/*"])
+        rank, (words, exit_code) = next((rank, each) for rank, each in enumerate(failures) if each)
+        unsealed = [each.uuid for each in self._pending]
+        sealed = [uuid for uuid in pending.state.kept if uuid not in unsealed]
+        last = f"the last one is {sealed[-1]}" if sealed else "there is none before it"
+        fix = "" if "\n  fix: " in words else "\n  fix: remove the cause, then add --resume"
+        failed = CheckpointError(
+            f"the checkpoint of batch {pending.batch} could not be written, and {last}: rank {rank}: {words}{fix}"
+        )
+        failed.exit_code = exit_code
+        self._pending = []
+        raise failed from own
+
+    def _seal(self, pending: Pending, written: Written) -> None:
+        """Make the files that all ranks have written a checkpoint; a collective."""
+        path, uuid = pending.path, pending.uuid
+        self._engines.write_indexes(path, written)
+        HEART.beat()
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_end(str(path))
+            callback.on_checkpoint_write_end(str(path))
+        seal_folder(path, pending.metadata, written.fingerprints, self._distributed)
+        there = self._distributed.allgather(list(written.fingerprints) if written.uploaded else [])
+        with HEART.patiently(), all_but(self._storage, {name for names in there for name in names}):
+            pending.closing.close()
+        took = "" if pending.writing is None else f"  written in {time.monotonic() - pending.began_s:.1f} s"
+        self._note(f"checkpoint  batch {pending.batch}  {uuid}{took}")
+        self._call_back("on_checkpoint_upload_end", uuid=uuid)
+        if self._total_limit is None:
+            return
+        # The oldest over the limit go, never the best nor the newest that is sealed.
+        kept = pending.state.kept
+        sealed = kept[: kept.index(uuid) + 1]
+        spare = [each for each in sealed[:-1] if each != pending.best]
+        for each in spare[: max(0, len(sealed) - self._total_limit)]:
+            kept.remove(each)
+            if self._distributed.rank == 0:
+                with HEART.patiently():
+                    self._delete(each, beside=pending.writing is not None)
+
+    def _delete(self, uuid: str, *, beside: bool) -> None:
+        """Delete a checkpoint; a large one takes long, and the thread does that where training is to continue."""
+        checkpoints = self._context._core.checkpoint
+        if not (beside and self._is_local):
+            checkpoints.delete(uuid)
+            return
+        folder = self._storage.set_aside(uuid)
+        self._deleting.append(self._thread.submit(lambda _: shutil.rmtree(folder, ignore_errors=True)))
+        checkpoints._report_checkpoint_deleted(uuid, {})
+
+    # -------------------------------------------------------------------------------------------- load
+
+    def load(self, uuid: str, *, trial_id: int) -> tuple[TrialState, dict[str, Any]]:
+        """Read a checkpoint back; a collective.
+
+        Args:
+            uuid: Of the checkpoint; or the path of a folder.
+            trial_id: This trial; on a cluster a checkpoint of another one is a warm start, and training counts from 0.
+
+        Returns:
+            Where training stands, and the state of the generators, to be set just before the next batch, when nothing
+            is left to build.
+
+        Raises:
+            CheckpointError: it is missing or damaged, lacks this rank's part, or DeepSpeed refuses it.
+        """
+        try:
+            with self._context._core.checkpoint.restore_path(uuid) as path:
+                state, generators = self._load(Path(path), uuid, trial_id)
+        except CheckpointNotFound as error:
+            raise CheckpointError(f"checkpoint {uuid} is not in checkpoint_storage: {error}") from error
+        if Path(uuid).is_absolute():  # another run's: those beside it are not this run's to delete
+            state.kept, state.best = [], ""
+        elif self._total_limit is not None and self._is_local:
+            # Damaged checkpoints of the run directory count too, as its oldest, which go first.
+            if uuid not in state.kept:
+                state.kept.append(uuid)
+            counted = self._storage.counted(state.kept) if self._distributed.rank == 0 else None
+            state.kept = self._distributed.broadcast(counted)
+        return state, generators
+
+    def take(self, path: Path) -> tuple[TrialState, list[dict[str, Any]]]:
+        """Load the weights alone, whichever ranks wrote them; a collective.
+
+        Args:
+            path: The checkpoint's folder.
+
+        Returns:
+            Where training stood, and the state of the callbacks on each rank that wrote it.
+        """
+        self._verify(path, path.name)
+        state = read_state(path, path.name)
+        self._load_weights(path, path.name)
+        files = sorted(path.glob("det_state_dict_rank*.pth")) if self._callbacks else []
+        parts = [read_data(file, map_location="cpu", mmap=True) for file in files]
+        return state, [part.get("callbacks", {}) for part in parts]
+
+    def fork(self, path: Path) -> None:
+        """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""
+        self._load(path, path.name, None)
+
+    def _verify(self, path: Path, uuid: str) -> None:
+        shared = is_shared(path / MANIFEST, self._distributed)
+        index, count = share_of(self._distributed, shared=shared)
+        damages = self._distributed.allgather(damage_in_share(path, index, count))
+        if found := [damage for damage in damages if damage]:
+            fix = "resume from another checkpoint, or copy its files again"
+            raise CheckpointError(f"checkpoint {uuid} is damaged: {found[0]}\n  fix: {fix}")
+        if self._distributed.rank == 0 and not is_sealed(path):
+            logger.warning("warning: %s", unverified(uuid))
+
+    def _load(self, path: Path, uuid: str, trial_id: int | None) -> tuple[TrialState, dict[str, Any]]:
+        self._verify(path, uuid)
+        state = read_state(path, uuid)
+        if state.trial_id == trial_id or (self._is_local and trial_id is not None):
+            checkpoint = self._load_all(path, uuid, state.batches_trained)
+            for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
+                for name, owned in checkpoint.get(states, {}).items():
+                    if name in owners:
+                        load_into(owners[name], owned)
+            return state, checkpoint.get("rng_state", {})
+        if self._warm_start == "all":
+            self._load_all(path, uuid, state.batches_trained)
+        else:
+            self._load_weights(path, uuid)
+        taken = TAKEN[self._warm_start]
+        if overrides(self._trial, "load"):
+            taken = f"what {method_of(self._trial, 'load')} takes"
+        whose = f"trial {state.trial_id}" if state.trial_id else "/".join(path.parent.parent.parts[-2:])
+        from_where = f"batch {state.batches_trained} of {whose}, checkpoint {uuid}"
+        self._note(f"warm start  {from_where}: {taken}; counting from batch 0")
+        return TrialState(trial_id=trial_id or 0), {}
+
+    def _load_weights(self, path: Path, uuid: str) -> None:
+        """Load the weights alone, whichever ranks wrote them; callbacks get the part of this rank, or of rank 0."""
+        parts = [path / f"det_state_dict_rank{rank}.pth" for rank in (self._distributed.rank, 0)]
+        part = next((part for part in parts if part.is_file()), None)
+        checkpoint = read_data(part, map_location="cpu") if part is not None else {}
+        self._call_back("on_checkpoint_load_start", checkpoint)
+        self._load_engines(path, uuid, self._engines.load_weights)
+
+    def _load_all(self, path: Path, uuid: str, batch: int) -> dict[str, Any]:
+        """Load the engines as they were, and return the rest of this rank's part."""
+        checkpoint, elastic = self._own_parts.read(path, uuid, batch=batch)
+        if elastic:
+            self._note(elastic)
+        built = checkpoint.get("built")
+        if not are_indexed(path) and not overrides(self._trial, "load"):
+            check_fits(built, self._built, uuid, self._distributed, by_others=bool(elastic))
+        self._call_back("on_checkpoint_load_start", checkpoint)
+        self._engines.then = None
+        self._load_engines(path, uuid, self._engines.load)
+        if not overrides(self._trial, "load"):
+            built = self._engines.then or built
+        if built is not None:
+            for line in put_into_effect(self._context.models, built, self._built):
+                self._note(f"schedule    {line}")
+        elif (kept := settings_kept(self._context.models, self._built)) and self._distributed.rank == 0:
+            logger.warning("warning: the optimizer's settings of checkpoint %s stay: %s", uuid, kept)
+        return checkpoint
+
+    def _load_engines(self, path: Path, uuid: str, load: Callable[[Path], None]) -> None:
+        """Load the engines as the trial does, which may load only a part; else as ``load`` does."""
+        if overrides(self._trial, "load"):
+            with engines_load_only_data(self._context.models, uuid):
+                self._trial.load(self._context, path)
+        else:
+            with explained(uuid, own_method=False):
+                load(path)
+
+
+def _write_rank_files(
+    path: Path,
+    written: Written,
+    taken: Sequence[Taken],
+    files: Mapping[str, memoryview],
+    with_code: bool,
+    send: Callable[[Sequence[str], Callable[[], None]], None] | None,
+    beat: Callable[[], None],
+) -> Written:
+    """Write a rank's files; no collective.
+
+    Args:
+        path: The checkpoint's folder.
+        written: What of the engines is written already.
+        taken: The rest of the engines, as copies that are written beside training.
+        files: Name -> content.
+        with_code: Whether to copy the trial's code.
+        send: Uploads files by their names; None where that is left to the seal.
+        beat: Called now and then.
+
+    Returns:
+        What this rank has written in all.
+    """
+    if taken:
+        written = write_engines(path, taken, beat, alone=True)
+    marks = {**written.fingerprints, **write_files(path, files)}
+    beat()
+    if with_code:
+        write_code(path)
+    if send is not None:
+        send(sorted(marks), beat)
+    else:
+        for name in marks if taken else ():  # so that the seal, which training waits for, finds them there
+            put_on_disk(path / name)
+    return replace(written, fingerprints=marks, uploaded=send is not None)
+
+
+def _array_bytes(state: Any) -> int:
+    """Bytes of the tensors and arrays in a state."""
+
+    def arrays(value: Any) -> Iterator[int]:
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            yield int(value.nbytes)
+        elif isinstance(value, (Mapping, list, tuple)):
+            for each in value.values() if isinstance(value, Mapping) else value:
+                yield from arrays(each)
+
+    return sum(arrays(state))
+
+
+def scramble(models: list[Any]) -> None:
+    """Fill every parameter with NaN, so only a load that restores them all can be followed by a number."""
+    with torch.no_grad():
+        for model in models:
+            for parameter in model.module.parameters():
+                # Under ZeRO 3 a parameter is a placeholder; its partition on this rank is ``ds_tensor``.
+                getattr(parameter, "ds_tensor", parameter).data.fill_(float("nan"))

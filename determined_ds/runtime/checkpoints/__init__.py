@@ -1,1 +1,0 @@
-"""What a checkpoint holds, how it is written and read back."""
