@@ -99,3 +99,113 @@ def said(one_rank: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_a_resume_names_it(case: str, said: dict[str, str]) -> None:
     assert CASES[case][2] in said[case]
     assert "\n  fix: " in said[case] or "could run code" in said[case]
+
+
+def train_with_own_file(run_dir: str, resume: str | None, *, by_deepspeed: bool) -> str:
+    """In a rank: a trial whose own ``load``, like its callback, reads an object of its own. Returns what was raised."""
+    from determined.pytorch import Batch, PyTorchCallback
+
+    from determined_ds import DeterminedDSError, Trainer, open_context
+    from tests.interrupted.trials import Victim
+
+    read: list[str] = []
+
+    def read_own() -> None:
+        read.append(torch.load(Path(run_dir) / "own.pt", weights_only=False).name)
+
+    class Reads(PyTorchCallback):
+        def on_checkpoint_load_start(self, checkpoint: Any) -> None:
+            read_own()
+
+    class Own(Victim):
+        def build_callbacks(self) -> dict[str, Any]:
+            return {"reads": Reads()}
+
+        def save(self, context: Any, path: Path) -> None:
+            if by_deepspeed:
+                self.engine.save_checkpoint(str(path), tag="own")
+            else:
+                super().save(context, path)
+
+        def load(self, context: Any, path: Path) -> None:
+            read_own()
+            if by_deepspeed:
+                self.engine.load_checkpoint(str(path), tag="own")
+            else:
+                super().load(context, path)
+
+    torch.save(Path("anything"), Path(run_dir) / "own.pt")
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    try:
+        with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+            Trainer(Own(context), context).fit(max_length=Batch(2), latest_checkpoint=resume)
+    except DeterminedDSError as error:
+        return str(error)
+    return ", ".join(read)
+
+
+@pytest.mark.parametrize("by_deepspeed", [False, True], ids=["ours", "deepspeed"])
+def test_a_trial_may_load_objects_of_its_own(by_deepspeed: bool, one_rank: Ranks, tmp_path: Path) -> None:
+    """Only files of the checkpoint are held to be data, also those that DeepSpeed reads."""
+    run = tmp_path / "run"
+    run.mkdir()
+    assert one_rank.run(train_with_own_file, str(run), None, by_deepspeed=by_deepspeed) == [""]
+    [whole] = checkpoints(run)
+    again = str(tmp_path / "again")
+    Path(again).mkdir()
+    resumed = one_rank.run(train_with_own_file, again, str(whole), by_deepspeed=by_deepspeed)
+    assert resumed == ["anything, anything"]
+    if by_deepspeed:
+        file = next((whole / "own").glob("*model_states.pt"))
+        torch.save(Harmful(), file)
+        sealed(whole, 2)
+        [words] = one_rank.run(train_with_own_file, again, str(whole), by_deepspeed=True)
+        assert "could run code, and is not loaded" in words
+
+
+def train_with_buffer(run_dir: str, dtype: str, resume: str | None = None) -> str:
+    """In a rank: a model with a buffer of such a type, which each step adds to. Returns its sum, or what was raised."""
+    from determined.pytorch import Batch
+
+    from determined_ds import DeterminedDSError, Trainer, open_context
+    from tests.interrupted.trials import Victim
+
+    class WithBuffer(Victim):
+        def build_model(self) -> torch.nn.Module:
+            model = super().build_model()
+            model.register_buffer("counted", torch.zeros(3, dtype=torch.uint8).to(getattr(torch, dtype)))
+            return model
+
+        def loss(self, model: Any, batch: Any) -> Any:
+            if model.module.training and dtype != "float8_e8m0fnu":
+                model.module.counted.copy_(
+                    (model.module.counted.to(torch.complex64) + 1).to(getattr(torch, dtype))
+                )
+            return super().loss(model, batch)
+
+    ds_config = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    try:
+        with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+            trial = WithBuffer(context)
+            length = Batch(4 if resume else 2)
+            Trainer(trial, context).fit(max_length=length, latest_checkpoint=resume)
+            return str(trial.engine.module.counted.to(torch.complex64).sum().item())
+    except DeterminedDSError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "uint16"])
+def test_a_buffer_of_an_unusual_type_is_kept(dtype: str, one_rank: Ranks, tmp_path: Path) -> None:
+    [before] = one_rank.run(train_with_buffer, str(tmp_path), dtype)
+    [after] = one_rank.run(train_with_buffer, str(tmp_path), dtype, checkpoints(tmp_path)[0].name)
+    assert complex(after) == 2 * complex(before) != 0
+
+
+def test_a_buffer_of_a_type_that_no_file_holds_is_refused_before_training(
+    one_rank: Ranks, tmp_path: Path
+) -> None:
+    [said] = one_rank.run(train_with_buffer, str(tmp_path), "float8_e8m0fnu")
+    assert "buffer counted is of torch.float8_e8m0fnu" in said
+    assert "persistent=False" in said
