@@ -122,7 +122,7 @@ def test_diff_shows_the_tensors_that_differ(trained: Path) -> None:
     assert "2 tensors with differences" in done.stdout
     text = " ".join(done.stdout.split())
     assert "model0 bias" in text
-    assert "4 of 4 elements differ" in text
+    assert "4 of 4 differ" in text
     assert max(map(len, done.stdout.splitlines()[3:])) <= 80
     found = answer("diff", at(there, 2), there)
     assert (found["equal"], found["compared"]) == (False, "tensors")

@@ -1,1 +1,0 @@
-"""Looking into checkpoints: what one holds, whether it is intact, where two differ. Loads no torch."""

@@ -1,0 +1,368 @@
+"""``det-ds checkpoint``: look into checkpoints, verify, compare, export and import them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.memory.units import format_bytes, format_count, parse_bytes
+from determined_ds.protocol.checkpoint_files import checkpoint_at, checkpoints_in
+from determined_ds.protocol.handed_on import count
+from determined_ds.protocol.metrics_file import jsonable
+from determined_ds.protocol.run_dir import CHECKPOINTS, RunDir, short
+
+EXIT_FOUND = 1  # something is damaged, or differs
+LARGEST_FILES = 8
+MOST_DIFFERENCES = 20
+PROGRESS_FROM = 2**28  # bytes
+COLOURS = {"intact": "green", "damaged": "red", "unverified": "yellow"}
+
+EPILOG = """\b
+PATH is a checkpoint's folder, a run directory or a uuid below runs/; with --run-dir also best, last or a uuid there.
+
+\b
+Examples:
+  det-ds checkpoint show runs/gpt2
+  det-ds checkpoint show best --run-dir runs/gpt2 --json
+  det-ds checkpoint verify runs/gpt2
+  det-ds checkpoint diff runs/gpt2 runs/gpt2-longer
+  det-ds checkpoint export runs/gpt2 --to huggingface --out gpt2-trained
+  det-ds checkpoint import gpt2-trained --out runs/start
+"""
+A_PATH = click.Path(path_type=Path)
+A_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+run_dir_option = click.option("--run-dir", type=A_PATH, help="Of best, last, or a uuid given as PATH.")
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+
+
+@click.group(epilog=EPILOG)
+def checkpoint() -> None:
+    """Look into checkpoints, verify, compare, export and import them."""
+
+
+@checkpoint.command()
+@click.argument("path")
+@run_dir_option
+@json_option
+def show(path: str, run_dir: Path | None, as_json: bool) -> None:
+    """Show what a checkpoint holds: steps, strategy, sizes, and each tensor. Nothing is verified, see verify."""
+    from determined_ds.checkpoints.look import describe, strategy_in_words
+
+    found = describe(_one(path, run_dir))
+    if as_json:
+        click.echo(json.dumps(jsonable(found)))
+        return
+    epochs = found["epochs_trained"]
+    lines = {
+        "path": short(Path(found["path"])),
+        "steps": f"{found['steps_completed']}" + ("" if epochs is None else f" ({count(epochs, 'epoch')})"),
+        "trial": found["trial"],
+        "experiment": found["experiment"],
+        "strategy": strategy_in_words(found["strategy"]),
+        "written by": found["ranks"] and count(found["ranks"], "rank"),
+        "framework": found["framework"],
+        "size": f"{format_bytes(found['bytes'])} in {count(len(found['files']), 'file')}"
+        + ("" if found["sealed"] else ", without a manifest"),
+    }
+    click.echo(f"checkpoint {found['uuid']}")
+    for label, text in lines.items():
+        if text:
+            click.echo(f"  {label:<11} {text}")
+    for engine in found["engines"]:
+        head = f"\n{engine['name']}  {format_bytes(engine['bytes'])}"
+        if engine["tensors"] is None:
+            click.echo(f"{head}, without an index of its tensors")
+            own = f"{engine['name']}/"
+            _print_largest({name: size for name, size in found["files"].items() if name.startswith(own)})
+            continue
+        sizes = f"{count(len(engine['tensors']), 'tensor')}, {format_count(engine['parameters'])} parameters"
+        click.echo(", ".join(filter(None, [head, sizes, engine["optimizer"]])))
+        rows = []
+        for tensor in engine["tensors"]:
+            holds = [state for state in tensor["states"] if state != "weight"]
+            rows.append(
+                (
+                    " = ".join([tensor["name"], *tensor["aliases"]]),
+                    " x ".join(map(str, tensor["shape"])) or "scalar",
+                    (tensor["dtype"] or "").lower(),
+                    "" if tensor["norm"] is None else f"{tensor['norm']:.6g}",
+                    format_bytes(tensor["bytes"]),
+                    ", ".join([tensor["kind"]] * (tensor["kind"] != "trained") + holds),
+                )
+            )
+        heads = ("tensor", "shape", "dtype", "norm", "size", "holds")
+        _print_table(heads, rows, right=("norm", "size"))
+    if not found["engines"]:
+        click.echo("")
+        _print_largest(found["files"])
+
+
+@checkpoint.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@run_dir_option
+@json_option
+def verify(paths: tuple[str, ...], run_dir: Path | None, as_json: bool) -> None:
+    """Read every file and compare it with the checkpoint's manifest; of a run directory, all of its checkpoints.
+
+    Exit code: 0 no file is damaged, 1 one is, 2 there is no such checkpoint.
+    """
+    from determined_ds.checkpoints.look import DAMAGED, bytes_in
+    from determined_ds.checkpoints.look import verify as verified
+    from determined_ds.protocol.named_checkpoint import is_checkpoint
+
+    found = []
+    for given in paths:
+        newest, path = _one(given, run_dir), _located(given, run_dir)
+        only_newest = is_checkpoint(path) or (given == "last" and run_dir is not None)
+        found += [checkpoint_at(newest)] if only_newest else checkpoints_in(RunDir(path).checkpoints)
+    answers = []
+    for each in found:
+        with byte_bar(bytes_in(each.path), each.uuid, hidden=as_json) as read:
+            answer = verified(each, read=read)
+        if not each.path.is_dir():  # a run that is writing has deleted it meanwhile
+            continue
+        answers.append(answer)
+        if not as_json:
+            state = click.style(f"{answer['state']:<10}", fg=COLOURS[answer["state"]])
+            size = f"{answer['files']} files, {format_bytes(answer['bytes'])}"
+            click.echo(f"{state} {each.uuid}  batch {each.steps_completed:<7}  {size}")
+            for damage in answer["damages"]:
+                click.echo(f"           {damage}")
+    if as_json:
+        click.echo(json.dumps({"version": 1, "checkpoints": answers}, indent=2))
+    sys.exit(EXIT_FOUND if any(each["state"] == DAMAGED for each in answers) else 0)
+
+
+@checkpoint.command()
+@click.argument("first")
+@click.argument("second")
+@run_dir_option
+@click.option("--weights", is_flag=True, help="Compare weights alone, not the optimizer's states.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="The largest absolute difference of two elements that are equal.  [default: 0]",
+)
+@json_option
+def diff(
+    first: str, second: str, run_dir: Path | None, weights: bool, tolerance: float, as_json: bool
+) -> None:
+    """Find the first tensor that differs between two checkpoints, whichever ranks and strategies wrote them.
+
+    Exit code: 0 all tensors are equal, 1 one differs, 2 there is no such checkpoint.
+    """
+    from determined_ds.checkpoints.look import differences
+
+    paths = (_one(first, run_dir, key="FIRST"), _one(second, run_dir, key="SECOND"))
+    found, weights_only = differences(*paths, weights_only=weights, tolerance=tolerance)
+    compared = "weights" if weights_only else "tensors"
+    if as_json:
+        shown = [jsonable(dataclasses.asdict(each)) for each in found]
+        answer = {"version": 1, "compared": compared, "equal": not found, "differences": shown}
+        click.echo(json.dumps(answer, indent=2))
+        sys.exit(EXIT_FOUND if found else 0)
+    for name, path in zip(("first", "second"), paths, strict=True):
+        click.echo(f"{name:<7} batch {checkpoint_at(path).steps_completed}, {short(path)}")
+    if weights_only:
+        click.echo("weights alone are compared, not the optimizer's states")
+    if not found:
+        within = f" within {tolerance:g}" if tolerance else ""
+        click.echo(click.style(f"all {compared} are equal{within}", fg="green"))
+        return
+    tensors = {(each.engine, each.tensor) for each in found}
+    click.echo(click.style(f"{count(len(tensors), 'tensor')} with differences", fg="red") + "; the first:")
+    rows = [
+        (
+            f"{each.engine} {each.tensor}".rstrip(),
+            each.state,
+            each.message,
+            "" if each.place is None else f"[{', '.join(map(str, each.place))}]",
+            "" if each.values is None else f"{each.values[0]:.6g} / {each.values[1]:.6g}",
+            "" if each.largest is None else f"{each.largest:.3g}",
+        )
+        for each in found[:MOST_DIFFERENCES]
+    ]
+    _print_table(("tensor", "state", "what differs", "at", "values", "largest"), rows)
+    if len(found) > MOST_DIFFERENCES:
+        click.echo(f"  ... and {len(found) - MOST_DIFFERENCES} more; --json lists all")
+    sys.exit(EXIT_FOUND)
+
+
+@checkpoint.command()
+@click.argument("path")
+@run_dir_option
+@click.option(
+    "--to", type=click.Choice(("huggingface", "safetensors", "torch")), required=True, help="The form."
+)
+@click.option(
+    "--out",
+    type=A_PATH,
+    help="The folder to make (torch: the file). Default: RUN/exported/NAME-TO; beside a checkpoint without a run.",
+)
+@click.option("--dtype", type=click.Choice(("fp32", "bf16", "fp16")), help="Default: as the model computes.")
+@click.option("--merge-lora", is_flag=True, help="Merge adapters into the weights, as peft does.")
+@click.option("--shard-size", default="5GB", show_default=True, help="Most of one file of safetensors.")
+@click.option("--engine", type=click.IntRange(min=0), default=0, show_default=True, help="Of several, which.")
+@click.option("--average", metavar="NAME", help="The averages of this EMA callback in place of the weights.")
+@click.option("--force", is_flag=True, help="Replace an earlier export at --out; never another folder.")
+@click.option(
+    "--context-dir", type=A_FOLDER, default=Path(), help="With the trial's code, for --to huggingface."
+)
+@click.option(
+    "--own-code", is_flag=True, help="Run the checkpoint's own code/ in place of it. Only if trusted."
+)
+@click.option(
+    "--config",
+    type=A_FOLDER,
+    help="A folder with the config.json and tokenizer of the model; the trial is not run then.",
+)
+@json_option
+def export(
+    path: str, run_dir: Path | None, out: Path | None, shard_size: str, as_json: bool, **options: Any
+) -> None:
+    """Export a checkpoint, whichever ranks and strategy wrote it: for Hugging Face or for torch.
+
+    It needs no GPU and no ranks, and about as much memory as the largest tensor.
+    """
+    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
+    from determined_ds.checkpoints.export import ExportRequest
+    from determined_ds.checkpoints.export import export as exported
+
+    shard_bytes, found = parse_bytes(shard_size, key="--shard-size"), _one(path, run_dir)
+    if out is None:  # never in the current folder: there it would be sent to a cluster, and be offered to git
+        folder = found.resolve().parent
+        if folder.name == CHECKPOINTS:
+            run = RunDir(folder.parent)
+            if (
+                run.path.name == RunDir(run.path.parent).superseded.name
+            ):  # laid out as a run, deleted by the next one
+                run = RunDir(run.path.parent)
+            folder = run.exported
+        out = folder / (f"{found.name}-{options['to']}" + ".pt" * (options["to"] == "torch"))
+    request = ExportRequest(path=found, out=out, shard_bytes=shard_bytes, **options)
+    done = exported(request, lambda said, size: byte_bar(size, said, hidden=as_json))
+    if as_json:
+        answer = {"version": 1, "uuid": found.name, "out": str(done.out), "tensors": done.num_tensors}
+        click.echo(json.dumps({**answer, "bytes": done.num_bytes, "notes": list(done.notes)}, indent=2))
+        return
+    for note in done.notes:
+        click.echo(f"note: {note}", err=True)
+    size = f"{count(done.num_tensors, 'tensor')}, {format_bytes(done.num_bytes)}"
+    click.echo(f"batch {checkpoint_at(found).steps_completed} exported to {short(done.out)}: {size}")
+
+
+@checkpoint.command("import")
+@click.argument("weights", type=A_PATH)
+@click.option("--out", type=A_PATH, required=True, help="The checkpoint's folder, to make.")
+@click.option("--prefix", default="", help="To put before every name, e.g. model.")
+@click.option(
+    "--skip", multiple=True, metavar="PATTERN", help="Names to leave out, e.g. '*.attn.bias'. Repeatable."
+)
+@click.option("--force", is_flag=True, help="Replace an earlier import at --out; never another folder.")
+def import_weights(weights: Path, out: Path, prefix: str, skip: tuple[str, ...], force: bool) -> None:
+    """Make a checkpoint to start from of WEIGHTS: a Hugging Face folder, or a file of safetensors or of torch's.
+
+    Under every strategy a rank reads the parts that it holds. Files on the same disk are linked, not copied.
+    """
+    os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded, which looks for a GPU
+    from determined_ds.checkpoints.importing import import_weights as imported
+
+    def stage(said: str, num_bytes: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        return byte_bar(num_bytes, said)
+
+    found = imported(weights, out, prefix=prefix, skip=skip, force=force, stage=stage)
+    how = "linked" if found.linked else "copied"
+    size = f"{count(found.num_tensors, 'tensor')}, {format_bytes(found.num_bytes)}"
+    click.echo(f"{size}, {how} to {short(out)}")
+    click.echo(f"to start from it: det-ds run CONFIG . --set searcher.source_checkpoint_uuid={short(out)}")
+
+
+# ------------------------------------------------------------------------------------------- which one is meant
+
+
+def _located(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
+    """The folder that PATH means: of a checkpoint, or a run directory.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from determined_ds.protocol.named_checkpoint import FORM, NotFound, locate
+
+    try:
+        return locate(given, None if run_dir is None else RunDir(run_dir)).resolve()
+    except NotFound as error:
+        problem = Problem(key=key, value=given, message=str(error), fix=FORM, code="no-checkpoint")
+        raise ConfigError(problem) from None
+
+
+def _one(given: str, run_dir: Path | None, *, key: str = "PATH") -> Path:
+    """The folder of the checkpoint that PATH means: a run directory's newest; it may be damaged.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from determined_ds.protocol.named_checkpoint import FORM, is_checkpoint
+
+    path = _located(given, run_dir, key=key)
+    if is_checkpoint(path):
+        return path
+    if not (found := checkpoints_in(RunDir(path).checkpoints)):
+        problem = Problem(key=key, value=given, message="holds no checkpoint", fix=FORM, code="no-checkpoint")
+        raise ConfigError(problem)
+    return found[0].path
+
+
+# ------------------------------------------------------------------------------------------- on a terminal
+
+
+def _print_largest(files: dict[str, int]) -> None:
+    """The largest files."""
+    shown = sorted(files.items(), key=lambda item: -item[1])
+    rows = [(name, format_bytes(size)) for name, size in shown[:LARGEST_FILES]]
+    rows += [("...", f"{len(shown) - LARGEST_FILES} more")] if len(shown) > LARGEST_FILES else []
+    _print_table(("file", "size"), rows, right=("size",))
+
+
+def _print_table(heads: Sequence[str], rows: Iterable[tuple[str, ...]], *, right: Sequence[str] = ()) -> None:
+    """Rows with aligned columns, folded where the terminal has no room."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=True, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(soft_wrap=False, highlight=False).print(table)
+
+
+@contextlib.contextmanager
+def byte_bar(num_bytes: int, name: str, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal where there is much to read; gives the function that counts bytes."""
+    if hidden or num_bytes < PROGRESS_FROM or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        *(progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()),
+        *(progress.TransferSpeedColumn(), progress.TimeRemainingColumn()),
+    )
+    console = Console(stderr=True)
+    with progress.Progress(
+        *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
+    ) as bar:
+        task = bar.add_task(name, total=num_bytes)
+        yield lambda size: bar.advance(task, size)
