@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,7 @@ from determined_ds.errors import CheckpointError, ConfigError, DeterminedDSError
 from determined_ds.memory.units import format_bytes
 from determined_ds.protocol.checkpoint_files import (
     PARTIAL,
-    damage_in_share,
+    damages_of,
     is_sealed,
     sync_to_disk,
     unverified,
@@ -42,7 +41,6 @@ from determined_ds.trial.author import method_of
 logger = logging.getLogger("determined_ds")
 HUGGINGFACE, SAFETENSORS, TORCH = FORMATS = ("huggingface", "safetensors", "torch")
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-READERS = 4  # that verify: hashing releases Python's lock
 NUM_SHOWN = 5
 OTHER_BYTES = 2**20  # headers, indexes and small files
 MADE = ".determined_ds.json"  # in a folder that was made here: the names of its files
@@ -135,9 +133,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
     if request.merge_lora and request.to != HUGGINGFACE:
         raise refused("--merge-lora", None, f"is for --to {HUGGINGFACE}", "leave it out")
     with stage("verify", sum(each.stat().st_size for each in path.rglob("*") if each.is_file())) as read:
-        with ThreadPoolExecutor(READERS) as readers:
-            damaged = [readers.submit(damage_in_share, path, at, READERS, read=read) for at in range(READERS)]
-        if damage := next((found for each in damaged if (found := each.result())), None):
+        if damage := next(damages_of(path, read=read), None):
             raise CheckpointError(f"checkpoint {path} is damaged: {damage}\n  fix: export another checkpoint")
     if not is_sealed(path):
         logger.warning("warning: %s", unverified(str(path)))

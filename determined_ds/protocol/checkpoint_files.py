@@ -7,12 +7,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from determined_ds.checkpoints.index import index_damages
+from determined_ds.protocol.handed_on import VERIFIED
 
 METADATA = "metadata.json"
 MANIFEST = "manifest.json"
@@ -21,6 +24,9 @@ METADATA_KEYS = ("determined_version", "steps_completed", "framework", "format")
 THEIR_STATE = "trial_state.pkl"  # in a checkpoint of Determined's own loop
 PARTIAL = ".partial"  # suffix of one that is being written
 CHUNK_BYTES = 2**20
+READERS = 8  # threads that read files to verify them
+STAYS_VERIFIED_S = 600.0  # after it was read whole
+_VERIFIED_AT: dict[str, float] = {}  # checkpoints that this process has read whole -> when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +185,7 @@ def damage_of(path: Path) -> str | None:
     A checkpoint without a manifest, as Determined's own loop writes it, is trusted. In object storage it has no
     ``metadata.json`` either.
     """
-    return next(_damages(path, share=None), None)
+    return next(damages_of(path), None)
 
 
 def damages_of(path: Path, *, read: Callable[[int], None] | None = None) -> Iterator[str]:
@@ -187,38 +193,59 @@ def damages_of(path: Path, *, read: Callable[[int], None] | None = None) -> Iter
 
     Args:
         path: Its folder.
-        read: As for :func:`fingerprint`.
+        read: As for :func:`fingerprint`; threads call it.
     """
-    return _damages(path, share=None, read=read)
-
-
-def damage_in_share(
-    path: Path, index: int, count: int, *, read: Callable[[int], None] | None = None
-) -> str | None:
-    """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share."""
-    return next(_damages(path, share=(index, count), read=read), None)
-
-
-def _damages(
-    path: Path, share: tuple[int, int] | None, read: Callable[[int], None] | None = None
-) -> Iterator[str]:
-    whole = yield from _manifest_damages(path, share, read)
-    if whole and (share is None or not share[0]):  # the small files, which one rank reads
+    whole = True
+    for damage in _manifest_damages(path, share=None, read=read, readers=min(READERS, os.cpu_count() or 1)):
+        whole = False
+        yield damage
+    if whole and (path / MANIFEST).is_file():
+        _VERIFIED_AT[_identity(path)] = time.monotonic()
+    if whole:
         yield from index_damages(path)
 
 
+def damage_in_share(path: Path, index: int, count: int) -> str | None:
+    """As :func:`damage_of`, reading only every ``count``-th file from ``index`` on: one rank's share.
+
+    What the launcher of this rank has read whole is not read again; its files are still there, and of their sizes.
+    """
+    contents = _identity(path) not in os.environ.get(VERIFIED, "").split(",")
+    damage = next(_manifest_damages(path, share=(index, count), contents=contents), None)
+    if damage is None and not index:  # the small files, which one rank reads
+        damage = next(index_damages(path), None)
+    return damage
+
+
+def verified_here() -> str:
+    """The checkpoints that this process has just read whole, for the ranks that it starts."""
+    since = time.monotonic() - STAYS_VERIFIED_S
+    return ",".join(identity for identity, at in _VERIFIED_AT.items() if at >= since)
+
+
+def _identity(path: Path) -> str:
+    """Of a checkpoint, by its manifest; "-" without one."""
+    try:
+        return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
+    except OSError:
+        return "-"
+
+
 def _manifest_damages(
-    path: Path, share: tuple[int, int] | None, read: Callable[[int], None] | None
-) -> Generator[str, None, bool]:
-    """Files that are not what the manifest says. Returns whether there may be more to find in them."""
+    path: Path,
+    *,
+    share: tuple[int, int] | None,
+    read: Callable[[int], None] | None = None,
+    readers: int = 1,
+    contents: bool = True,
+) -> Iterator[str]:
+    """What is wrong with the files by the manifest: those of a share, read by so many threads; or their sizes alone."""
     if not (path / MANIFEST).is_file():
         if (path / "trial_state.json").exists():  # ours, and ours have one
             yield f"{MANIFEST} is missing"
-            return False
-        if not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
+        elif not any((path / name).is_file() for name in (METADATA, THEIR_STATE)):
             yield f"{METADATA} is missing"
-            return False
-        return True
+        return
     try:
         content = json.loads((path / MANIFEST).read_bytes())
         whole = content["sha256"] == _digest(content)
@@ -227,17 +254,20 @@ def _manifest_damages(
         whole = False
     if not whole:
         yield f"{MANIFEST} is not what was written"
-        return False
-    damages = list(_metadata_damage(path / METADATA, content["metadata_sha256"]))
-    yield from damages
-    names: Iterable[str] = list(files)
+        return
+    yield from _metadata_damage(path / METADATA, content["metadata_sha256"])
+    names: list[str] = list(files)
     if share is not None:
-        names = list(files)[share[0] :: share[1]]
-    for name in names:
-        for damage in _file_damage(path / name, name, files[name], read):
-            damages.append(damage)
-            yield damage
-    return not damages
+        names = names[share[0] :: share[1]]
+
+    def damage(name: str) -> str | None:
+        return _file_damage(path / name, name, files[name], read, contents=contents)
+
+    if readers == 1:
+        yield from filter(None, map(damage, names))
+        return
+    with ThreadPoolExecutor(readers) as threads:
+        yield from filter(None, threads.map(damage, names))
 
 
 def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
@@ -253,23 +283,19 @@ def _metadata_damage(file: Path, expected: str) -> Iterator[str]:
 
 
 def _file_damage(
-    file: Path, name: str, expected: Mapping[str, Any], read: Callable[[int], None] | None
-) -> Iterator[str]:
+    file: Path, name: str, expected: Mapping[str, Any], read: Callable[[int], None] | None, *, contents: bool
+) -> str | None:
     try:
         size = file.stat().st_size
     except OSError:
-        yield f"{name} is missing"
-        return
+        return f"{name} is missing"
     if size != expected["bytes"]:
-        yield f"{name} has {size} bytes, {expected['bytes']} were written"
-        return
+        return f"{name} has {size} bytes, {expected['bytes']} were written"
     try:
-        found = fingerprint(file, read=read)
+        found = fingerprint(file, read=read) if contents else expected
     except OSError as error:
-        yield f"{name} cannot be read: {error.strerror}"
-        return
-    if found != expected:
-        yield f"{name} is not what was written (its checksum differs)"
+        return f"{name} cannot be read: {error.strerror}"
+    return None if found == expected else f"{name} is not what was written (its checksum differs)"
 
 
 def sync_to_disk(path: Path) -> None:

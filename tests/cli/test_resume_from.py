@@ -106,6 +106,19 @@ def test_damaged_checkpoints_are_said_and_passed_over(copied: Path) -> None:
     assert steps(there) == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_flipped_bit_is_found_before_the_ranks_start(copied: Path) -> None:
+    there = copied / "run"
+    damaged, good = at(there, 6), at(there, 4)
+    file = next(damaged.glob("model0/*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    done = run(copied / "own_model", there, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"{file.name} is not what was written (its checksum differs)" in done.stderr
+    assert f"  resume     batch 4, checkpoint {good.name}\n" in done.stdout
+
+
 def test_what_cannot_be_resumed_is_refused_and_nothing_changes(copied: Path) -> None:
     there, newest = copied / "run", at(copied / "run", 6)
     shutil.copytree(there, copied / "other")

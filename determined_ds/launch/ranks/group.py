@@ -10,7 +10,8 @@ from pathlib import Path
 
 from determined_ds.launch.ranks.process import Failure, Rank
 from determined_ds.launch.ranks.shared_temp import SharedTemp
-from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL
+from determined_ds.protocol.checkpoint_files import verified_here
+from determined_ds.protocol.handed_on import LAUNCHED_BY, PARENT, STORE, TERMINAL, VERIFIED
 from determined_ds.protocol.heartbeat import HEARTBEATS, make_heartbeats
 from determined_ds.protocol.run_dir import RunDir
 
@@ -74,6 +75,7 @@ class Ranks:
             STORE: str(self._shared.folder / "store"),
             HEARTBEATS: str(self.heartbeats),
             PARENT: str(os.getpid()),
+            VERIFIED: verified_here(),
         }
         environment = {key: value for key, value in self._environment.items() if key not in NOT_OURS}
         return Rank(
