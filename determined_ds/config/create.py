@@ -21,7 +21,7 @@ from determined_ds.config.ds_schema import (
     normalized,
     params_of,
 )
-from determined_ds.config.fill import rates_not_used
+from determined_ds.config.fill import disagreements
 from determined_ds.config.layout import BATCH_KEYS, assumed_cuda, complete_batch
 from determined_ds.config.params import AUTO
 from determined_ds.config.resolve import reconcile
@@ -209,7 +209,7 @@ def create_deepspeed_config(
         fix = 'add offload_optimizer="nvme" or offload_param="nvme", or leave nvme_path out'
         message = "nothing is offloaded to nvme"
         problems.append(stated.problem(("nvme_path",), message, fix, "offload-nvme-path"))
-    rates = rates_not_used(document, Document(name="", data={}))
+    rates = disagreements(document, Document(name="", data={}))
     _refuse([*problems, *problems_alone(document)[0], *rates])
     return normalized(document).data
 

@@ -24,29 +24,25 @@ Change = tuple[KeyPath, Any, str]  # path, value, and where it came from
 
 # Leaf of the JSON -> names of the hyperparameter that fills it, first come first served. A leaf that is not
 # listed is filled by the hyperparameter of its own name.
-_RATE = ("learning_rate", "lr")
+_RATES = ("lr", "warmup_max_lr", "cycle_max_lr", "max_lr", "lr_range_test_min_lr")
 HYPERPARAMETER_NAMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("lr", "warmup_max_lr", "cycle_max_lr", "max_lr"), _RATE),
+    **dict.fromkeys(_RATES, ("learning_rate", "lr")),
     "warmup_num_steps": ("warmup_num_steps", "warmup_steps"),
     "gradient_clipping": ("gradient_clipping", "max_grad_norm"),
     "eps": ("eps", "adam_epsilon"),
 }
-NEEDED = {"lr", "warmup_max_lr", "cycle_max_lr", "max_lr", "warmup_num_steps", "total_num_steps"}
+NEEDED = {*_RATES, "warmup_num_steps", "total_num_steps"}
 # Parameters that are filled where they are absent, if the optimizer or the schedule takes them.
 IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
-    "scheduler": ("warmup_max_lr", "warmup_num_steps", "total_num_steps"),
+    "scheduler": ("warmup_max_lr", "lr_range_test_min_lr", "warmup_num_steps", "total_num_steps"),
 }
-FILLED: tuple[KeyPath, ...] = (
-    *((section, "params", leaf) for section, leaves in IF_ABSENT.items() for leaf in leaves),
-    ("gradient_clipping",),
-)
 GRADIENT_CLIPPING = 1.0  # GRADIENT_CLIPPING_DEFAULT in deepspeed 0.19.8's runtime/constants.py
 PARAMS: KeyPath = ("optimizer", "params")
 LR: KeyPath = (*PARAMS, "lr")
 # Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
 FUSED_ADAM_ONLY = ("bias_correction", "set_grad_none")
-# A schedule that sets the rate -> its parameter that holds the highest rate.
+# A schedule that sets the rate -> its parameter that holds the highest rate, or that a range test begins with.
 # Source: deepspeed 0.19.8 runtime/lr_schedules.py; OneCycleLR and CyclicLR in torch.optim.lr_scheduler.
 PEAKS = {
     "WarmupLR": "warmup_max_lr",
@@ -54,9 +50,8 @@ PEAKS = {
     "OneCycle": "cycle_max_lr",
     "OneCycleLR": "max_lr",
     "CyclicLR": "max_lr",
+    "LRRangeTest": "lr_range_test_min_lr",
 }
-# This one tries a range of rates, from its own start on; no rate that is stated elsewhere means anything to it.
-RANGE_TEST, RANGE_START, RANGE_DEFAULT = "LRRangeTest", "lr_range_test_min_lr", 0.001
 # Sections of the DeepSpeed JSON that a trial may build itself: null in their place removes them.
 REMOVABLE: tuple[KeyPath, ...] = (("scheduler",), ("optimizer",))
 
@@ -76,11 +71,6 @@ def leaf_paths(data: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 def overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> Document:
     """The JSON, overwritten by ``overwrite_deepspeed_args``, leaf by leaf, and by the shorthands.
 
-    Args:
-        ds: The DeepSpeed JSON.
-        hyperparameters: One point, for the origins.
-        hp: What was read of it.
-
     Source: ``overwrite_deepspeed_config`` in determined 0.38.1's ``pytorch/deepspeed``.
     """
     over = hp.overwrite_deepspeed_args
@@ -88,17 +78,16 @@ def overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) ->
         (path, get_path(over, path), (OVERWRITES, *path)) for path in leaf_paths(over)
     ]
     stated += [(SHORTHANDS[key], value, (key,)) for key, value in hp.shorthands.items()]
-    changes = []
+    changes: list[Change] = []
     for path, value, place in stated:
         origin = hyperparameters.origin(place)
         if not origin.startswith("--"):
             origin = origin.reworded(f"{place[0]}, {origin}")
-        if value is None and path in REMOVABLE:
-            if ds.get(path) is None:
-                continue
-            value = NOT_GIVEN
-        changes.append((path, value, origin))
-    return ds.overwritten_all(changes)
+        if value is not None or path not in REMOVABLE:
+            changes.append((path, value, origin))
+        elif ds.get(path) is not None:
+            changes.append((path, NOT_GIVEN, origin))
+    return ds.overwritten_all(changes) if changes else ds
 
 
 # ------------------------------------------------------------------------------------------- the learning rate
@@ -111,51 +100,19 @@ class StatedRate(NamedTuple):
     value: Any
 
 
-def peak_path(ds: Document) -> KeyPath | None:
-    """Where the schedule holds its highest rate; None where there is no schedule that sets the rate."""
-    peak = PEAKS.get(str(ds.get(("scheduler", "type"))))
-    return ("scheduler", "params", peak) if peak else None
-
-
 def stated_rate(ds: Document) -> StatedRate | None:
     """The rate that a DeepSpeed JSON states and that is trained with; None where it leaves the rate open."""
-    for path in (peak_path(ds), LR):
-        value = ds.get(path) if path else None
-        if path and (_is_number(value) or isinstance(value, list)):
+    for path in _places_of_rate(ds):
+        value = ds.get(path)
+        if _is_number(value) or isinstance(value, list):
             return StatedRate(path, value)
     return None
 
 
-def rates_not_used(ds: Document, hyperparameters: Document) -> Iterator[Problem]:
-    """A warning for each learning rate that is stated and not trained with.
-
-    Args:
-        ds: The DeepSpeed JSON as it was written.
-        hyperparameters: One point.
-    """
-    name, value = _hyperparameter("lr", hyperparameters)
-    kind, own, stated = ds.get(("scheduler", "type")), ds.get(LR), stated_rate(ds)
-    if kind == RANGE_TEST:
-        start: KeyPath = ("scheduler", "params", RANGE_START)
-        first = ds.get(start, RANGE_DEFAULT)
-        message = f"is not used: {RANGE_TEST} sets the rate, from {ds.key(start)} = {first} on"
-        for document, path, rate in ((hyperparameters, (name,), value), (ds, LR, own)):
-            if _is_number(rate) and rate != first:
-                fix = f"remove it, or set {ds.key(start)} to {rate}"
-                yield document.problem(path, message, fix, "stated-twice")
-        return
-    if stated is None:
-        return
-    highest = f"{ds.key(stated.path)} = {stated.value} ({ds.origin(stated.path)})"
-    if value not in (None, stated.value):
-        message = f"is not used: the DeepSpeed JSON states {highest}"
-        fix = f'write "auto" there to use the hyperparameter, or remove {name}'
-        yield hyperparameters.problem((name,), message, fix, "stated-twice")
-    listed = stated.value if isinstance(stated.value, list) else [stated.value]
-    if stated.path != LR and _is_number(own) and own not in listed:
-        message = f"is not used: {kind} sets the rate, up to {highest}"
-        fix = f'write "auto" for {ds.key(stated.path)} to use it, or "auto" here'
-        yield ds.problem(LR, message, fix, "stated-twice")
+def _places_of_rate(ds: Document) -> list[KeyPath]:
+    """Where a rate may be stated: of a schedule that sets it, and of the optimizer."""
+    peak = PEAKS.get(str(ds.get(("scheduler", "type"))))
+    return [("scheduler", "params", peak), LR] if peak else [LR]
 
 
 def _is_number(value: Any) -> bool:
@@ -163,20 +120,31 @@ def _is_number(value: Any) -> bool:
 
 
 def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
-    """Warnings of hyperparameters that would fill a value which the DeepSpeed JSON states, and differently."""
-    problems = list(rates_not_used(ds, hyperparameters))
-    if "stated" not in ds.worked_out:  # once, for a JSON that is filled for many points of a search
-        rates = (LR, peak_path(ds))
-        ds.worked_out["stated"] = [
-            path for path in FILLED if path not in rates and ds.get(path) not in (None, AUTO)
-        ]
-    for path in ds.worked_out["stated"]:
-        stated = ds.get(path)
-        name, value = _hyperparameter(str(path[-1]), hyperparameters)
-        if value not in (None, stated):
-            message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {stated} ({ds.origin(path)})"
+    """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
+    hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
+
+    Args:
+        ds: The DeepSpeed JSON before it is filled.
+        hyperparameters: One point.
+    """
+    rate = stated_rate(ds)
+    paths: list[KeyPath] = [(section, "params", leaf) for section in IF_ABSENT for leaf in IF_ABSENT[section]]
+    places = _places_of_rate(ds)
+    stated = [path for path in (*paths, ("gradient_clipping",)) if path not in places]
+    problems = []
+    for path in [*([rate.path] if rate else []), *stated]:
+        value, (name, own) = ds.get(path), _hyperparameter(str(path[-1]), hyperparameters)
+        if value not in (None, AUTO) and own not in (None, value):
+            message = f"is not used: the DeepSpeed JSON states {ds.key(path)} = {value} ({ds.origin(path)})"
             fix = f'write "auto" there to use the hyperparameter, or remove {name}'
             problems.append(hyperparameters.problem((name,), message, fix, "stated-twice"))
+    own = ds.get(LR)
+    used = rate.value if rate and isinstance(rate.value, list) else [rate and rate.value]
+    if rate and rate.path != LR and _is_number(own) and own not in used:
+        by = f"{ds.key(rate.path)} = {rate.value} ({ds.origin(rate.path)})"
+        message = f"is not used: {ds.get(('scheduler', 'type'))} sets the rate, by {by}"
+        fix = f'write "auto" for {ds.key(rate.path)} to use it, or "auto" here'
+        problems.append(ds.problem(LR, message, fix, "stated-twice"))
     return problems
 
 
@@ -205,7 +173,9 @@ def filled(
         The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
         for; that one is left out of the JSON.
     """
-    to_fill = _to_fill(ds, topology, accelerator)
+    rate, schedule = stated_rate(ds), ds.get(("scheduler", "type"))
+    places = _places_of_rate(ds)
+    ds = _with_precision(ds, topology, accelerator)
     known = [
         *_sizes(ds, hyperparameters, topology, batch),
         *tensor_parallel_values(ds, topology.model_parallel_size),
@@ -213,85 +183,87 @@ def filled(
     ]
     changes = {path: (value, origin) for path, value, origin in known}
     problems: list[Problem] = []
-    for path, is_auto in to_fill.paths:
+    # The start of a warm-up comes last, since it depends on the rest.
+    for path in sorted(_to_fill(ds), key=lambda path: path[-1] == "warmup_min_lr"):
         if path in changes:
             continue
+        leaf, is_auto = str(path[-1]), ds.get(path) == AUTO
+        name, value = _hyperparameter(leaf, hyperparameters)
+        origin = Origin()
         if int in map(type, path):
-            problems.append(_undetermined(to_fill.ds, path))
+            fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
+            problems.append(ds.problem(path, "nothing says what it should be", fix, "auto-undetermined"))
             continue
-        value, origin = _value_for(path, to_fill, hyperparameters, fit, accelerator)
-        if value is None and path[-1] == "warmup_min_lr":
-            # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py takes
-            # two steps at warmup_min_lr.
-            peak, count = (
-                changes.get((*path[:-1], leaf), (to_fill.ds.get((*path[:-1], leaf)),))[0]
-                for leaf in ("warmup_max_lr", "warmup_num_steps")
-            )
-            value, origin = 0.0, Origin("a warm-up from 0")
-            if isinstance(peak, (int, float)) and isinstance(count, (int, float)) and count >= 1:
-                value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
-        if value is None and is_auto and path == (*PARAMS, "weight_decay"):
-            # DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a hyperparameter of 0 is lost where the web
-            # UI turns an experiment into a search.
-            value, origin = 0.0, Origin("no weight decay is stated")
+        if rate and path in places and _is_number(rate.value):  # stated in the other place
+            value, stated = rate.value, ds.origin(rate.path)
+            origin = stated.reworded(f"{ds.key(rate.path)}, {stated}")
+        elif leaf == "pin_memory":
+            value, origin = accelerator.name == "cuda", Origin(f"the accelerator: {accelerator.name}")
+        else:
+            if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
+                name, value = "fit.max_length", fit.max_length.value
+            elif leaf == "betas" and value is None:
+                pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
+                name, value = ("adam_beta1", pair) if None not in pair else (name, None)
+            if value is not None:
+                stated = hyperparameters.origin(tuple(name.split(".")))
+                origin = stated.reworded(f"{name}, {stated}")
+            elif path == (
+                "gradient_clipping",
+            ):  # DeepSpeed clips by default; written out, so that it is seen
+                value, origin = GRADIENT_CLIPPING, Origin("DeepSpeed's default")
+            elif leaf == "warmup_min_lr":
+                # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
+                # takes two steps at warmup_min_lr.
+                end = ((*path[:-1], each) for each in ("warmup_max_lr", "warmup_num_steps"))
+                peak, count = (changes.get(each, (ds.get(each),))[0] for each in end)
+                value, origin = 0.0, Origin("a warm-up from 0")
+                if _is_number(peak) and _is_number(count) and count >= 1:
+                    value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
+            elif is_auto and path == (*PARAMS, "weight_decay"):
+                # DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a hyperparameter of 0 is lost where the
+                # web UI turns an experiment into a search.
+                value, origin = 0.0, Origin("no weight decay is stated")
         if value is not None:
             changes[path] = value, origin
             continue
         # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
-        is_decay = path[-1] == "warmup_max_lr" and ds.get(("scheduler", "type")) == "WarmupDecayLR"
-        if (is_auto and path[-1] in NEEDED) or path[-1] == "total_num_steps" or is_decay:
-            problems.append(_undetermined(to_fill.ds, path))
+        is_decay = leaf == "warmup_max_lr" and schedule == "WarmupDecayLR"
+        if (is_auto and leaf in NEEDED) or leaf == "total_num_steps" or is_decay:
+            message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
+            fix = f"add the hyperparameter {name}, or write a number"
+            if leaf == "total_num_steps":
+                fix = "state fit.max_length in batches, or write the number of steps"
+            problems.append(ds.problem(path, message, fix, "auto-undetermined"))
         if is_auto:
             changes[path] = NOT_GIVEN, ""
-    done = to_fill.ds.overwritten_all((path, *change) for path, change in changes.items())
-    of_accelerator = [*_torch_adam(done, accelerator), *_no_timer(done, accelerator)]
+    done = ds.overwritten_all((path, *change) for path, change in changes.items())
     origin = Origin(f"the accelerator: {accelerator.name}")
-    done = done.overwritten_all((path, value, origin) for path, value in of_accelerator)
-    return done, problems
+    return done.overwritten_all((*each, origin) for each in _of_accelerator(done, accelerator)), problems
 
 
-class _ToFill(NamedTuple):
-    """What is to be filled in a DeepSpeed JSON, whatever the hyperparameters are.
+def _to_fill(ds: Document) -> list[KeyPath]:
+    """Where "auto" stands, and where a parameter is absent that a hyperparameter may state."""
 
-    Args:
-        ds: It, with its precision filled.
-        paths: Of what is to be filled, and whether "auto" stands there (else nothing does).
-        rate: The learning rate that it states.
-    """
+    def autos(data: dict[str, Any] | list[Any], path: KeyPath) -> Iterator[KeyPath]:
+        for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+            if isinstance(value, (dict, list)):
+                yield from autos(value, (*path, key))
+            elif value == AUTO:
+                yield (*path, key)
 
-    ds: Document
-    paths: list[tuple[KeyPath, bool]]
-    rate: StatedRate | None
-
-
-def _to_fill(ds: Document, topology: Topology, accelerator: Accelerator) -> _ToFill:
-    """Looked for once, for a JSON that is filled for many points of a search."""
-    name = (topology.pipe_parallel_size > 1, accelerator)
-    known: _ToFill | None = ds.worked_out.get(name)
-    if known is None:
-        done = _with_precision(ds, topology, accelerator)
-        paths = [(path, True) for path in _auto_paths(done.data)]
-        absent: list[KeyPath] = [("gradient_clipping",)] if ds.get(("gradient_clipping",)) is None else []
-        for section, leaves in IF_ABSENT.items():
-            kind = done.get((section, "type"))
-            takes = params_of(section, kind)
-            if takes is None:  # torch's own
-                takes = ["lr"] if section == "optimizer" else []
-            for leaf in leaves if isinstance(kind, str) else ():
-                if leaf in takes and done.get((section, "params", leaf)) is None:
-                    absent.append((section, "params", leaf))
-        paths += [(path, False) for path in absent]
-        paths.sort(key=lambda item: item[0][-1] == "warmup_min_lr")  # which depends on where the warm-up ends
-        known = ds.worked_out[name] = _ToFill(done, paths, stated_rate(ds))
-    return known
-
-
-def _auto_paths(data: dict[str, Any] | list[Any], path: KeyPath = ()) -> Iterator[KeyPath]:
-    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-        if isinstance(value, (dict, list)):
-            yield from _auto_paths(value, (*path, key))
-        elif value == AUTO:
-            yield (*path, key)
+    paths = [*autos(ds.data, ())]
+    if ds.get(("gradient_clipping",)) is None:
+        paths.append(("gradient_clipping",))
+    for section, leaves in IF_ABSENT.items():
+        kind = ds.get((section, "type"))
+        takes = params_of(section, kind)
+        if takes is None:  # torch's own
+            takes = ["lr"] if section == "optimizer" else []
+        for leaf in leaves if isinstance(kind, str) else ():
+            if leaf in takes and ds.get((section, "params", leaf)) is None:
+                paths.append((section, "params", leaf))
+    return paths
 
 
 def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
@@ -304,44 +276,6 @@ def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
     return names[0], None
 
 
-def _value_for(
-    path: KeyPath, to_fill: _ToFill, hyperparameters: Document, fit: FitOptions, accelerator: Accelerator
-) -> tuple[Any, Origin]:
-    """What fills a leaf, and its origin; None where nothing does."""
-    leaf, ds, rate = str(path[-1]), to_fill.ds, to_fill.rate
-    if (
-        rate is not None and path in (LR, peak_path(ds)) and _is_number(rate.value)
-    ):  # stated in the other place
-        origin = ds.origin(rate.path)
-        return rate.value, origin.reworded(f"{ds.key(rate.path)}, {origin}")
-    if leaf == "pin_memory":
-        return accelerator.name == "cuda", Origin(f"the accelerator: {accelerator.name}")
-    name, value = _hyperparameter(leaf, hyperparameters)
-    if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
-        name, value = "fit.max_length", fit.max_length.value
-    elif leaf == "betas" and value is None:
-        pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
-        if None not in pair:
-            name, value = "adam_beta1", pair
-    if value is not None:
-        origin = hyperparameters.origin(tuple(name.split(".")))
-        return value, origin.reworded(f"{name}, {origin}")
-    if path == ("gradient_clipping",):  # DeepSpeed clips by default; written out, so that it is seen
-        return GRADIENT_CLIPPING, Origin("DeepSpeed's default")
-    return None, Origin()
-
-
-def _undetermined(ds: Document, path: KeyPath) -> Problem:
-    name = HYPERPARAMETER_NAMES.get(str(path[-1]), (str(path[-1]),))[0]
-    fix = f"add the hyperparameter {name}, or write a number"
-    if path[-1] == "total_num_steps":
-        fix = "state fit.max_length in batches, or write the number of steps"
-    if isinstance(path[-1], int):
-        fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
-    missing = "" if ds.get(path) == AUTO else "missing, and "
-    return ds.problem(path, f"{missing}nothing says what it should be", fix, "auto-undetermined")
-
-
 def _sizes(ds: Document, document: Document, layout: Topology, batch: Batch) -> Iterator[Change]:
     """The batch sizes that the JSON leaves open, and the ranks that share a sequence, by which replicas are counted."""
     place = document.origin((TOTAL,))
@@ -349,7 +283,7 @@ def _sizes(ds: Document, document: Document, layout: Topology, batch: Batch) -> 
         if ds.get((key,)) not in (None, AUTO):
             continue
         factors = " x ".join(
-            f"{said} {getattr(batch, other)}" for other, said in FACTORS.items() if other != name
+            f"{said} {getattr(batch, each)}" for each, said in FACTORS.items() if each != name
         )
         derived = f"derived: {TOTAL} {batch.global_batch_size} / ({factors})"
         if name == TOTAL:
@@ -393,7 +327,7 @@ def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False)
 def _experts(ds: Document, hyperparameters: Document) -> Iterator[Change]:
     """What ``expert_parallel_size`` fills. Without it, an ``"auto"`` in the section is off."""
     size = hyperparameters.get(("expert_parallel_size",))
-    is_set = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    is_set = type(size) is int and size >= 1
     for key, value in (("enabled", is_set), ("autoep_size", size if is_set else 1)):
         if ds.get(("expert_parallel", key)) in ((None, AUTO) if is_set else (AUTO,)):
             yield ("expert_parallel", key), value, "expert_parallel_size"
@@ -402,38 +336,44 @@ def _experts(ds: Document, hyperparameters: Document) -> Iterator[Change]:
 def _with_precision(ds: Document, topology: Topology, accelerator: Accelerator) -> Document:
     """bf16 "auto" is on where the accelerator is made for it; else fp16 "auto" where that is all it has."""
     origin = f"the accelerator: {accelerator.name}"
+    asked = {}
     for section in ("bf16", "fp16"):
-        if ds.get((section,)) == AUTO:
-            ds = ds.overwritten((section,), {"enabled": AUTO}, origin)
-    stated_fp16 = ds.get(("fp16", "enabled"))
-    if ds.get(("bf16", "enabled")) == AUTO:
-        on = accelerator.bf16 and stated_fp16 is not True
-        ds = ds.overwritten(("bf16", "enabled"), on, origin)
-    if stated_fp16 == AUTO:
-        on = accelerator.name == "cuda" and not ds.get(("bf16", "enabled"), False)
-        ds = ds.overwritten(("fp16", "enabled"), on, origin)
+        asked[section] = ds.get((section,)) if ds.get((section,)) == AUTO else ds.get((section, "enabled"))
+    bf16, fp16 = asked["bf16"], asked["fp16"]
+    if bf16 == AUTO:
+        bf16 = accelerator.bf16 and fp16 is not True
+    if fp16 == AUTO:
+        fp16 = accelerator.name == "cuda" and not bf16
+    for section, on in (("bf16", bf16), ("fp16", fp16)):
+        if asked[section] == AUTO:
+            ds = ds.overwritten((section,), {"enabled": on}, origin)
     dtype: KeyPath = ("data_types", "grad_accum_dtype")
-    is_pipeline = topology.pipe_parallel_size > 1 and ds.get(("bf16", "enabled")) is True
     # Without ZeRO, DeepSpeed accumulates in what the model computes in, and refuses anything else.
-    if is_pipeline and ds.get((ZERO, "stage")) and ds.get(dtype) in (None, AUTO):
+    in_pipeline = topology.pipe_parallel_size > 1 and bf16 is True and ds.get((ZERO, "stage"))
+    if in_pipeline and ds.get(dtype) in (None, AUTO):
         ds = ds.overwritten(dtype, "fp32", "bf16 pipelines accumulate in fp32")
     return ds
 
 
-def _torch_adam(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPath, bool]]:
-    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one.
+def _of_accelerator(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPath, bool]]:
+    """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one, and no timer.
 
     DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What
     is stated stays, and so does what only DeepSpeed's takes: its own optimizer on the CPU for an offloaded state, and
     the parameters of ``FusedAdam`` that torch does not know. Muon steps all but matrices by the same Adam.
 
+    The throughput timer waits for the device twice a micro-batch. ``steps_per_print`` asks for it, since what it prints
+    is timed so; ``samples_per_second`` is measured by the loop.
+
     Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
-    ``optim/adam.py`` for what ``fused`` excludes.
+    ``optim/adam.py`` for what ``fused`` excludes; ``ThroughputTimer`` in ``utils/timer.py``, which is on by default.
     """
+    on_gpu = accelerator.name != "cpu"
+    if on_gpu and not ds.get(("steps_per_print",)) and ds.get(("timers", "throughput")) is None:
+        yield ("timers", "throughput", "enabled"), False
     kind, stated = str(ds.get(("optimizer", "type"), "")).lower(), ds.get(PARAMS) or {}
     if kind not in ("adam", "adamw", "muon") or stated.get("torch_adam") is not None:
         return
-    on_gpu = accelerator.name != "cpu"
     is_offloaded = ds.get((ZERO, "offload_optimizer", "device")) in ("cpu", "nvme")
     if on_gpu and (is_offloaded or any(name in stated for name in FUSED_ADAM_ONLY)):
         return
@@ -441,15 +381,3 @@ def _torch_adam(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPat
     excluded = stated.get("foreach") or stated.get("differentiable") or stated.get("fused") is not None
     if on_gpu and kind != "muon" and not excluded:
         yield (*PARAMS, "fused"), True
-
-
-def _no_timer(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPath, bool]]:
-    """On GPUs no throughput timer unless it is asked for: it waits for the device twice a micro-batch.
-
-    ``steps_per_print`` asks for it, since what it prints is timed so; ``samples_per_second`` is measured by the loop.
-
-    Source: ``ThroughputTimer`` in deepspeed 0.19.8's ``utils/timer.py``, which is on by default.
-    """
-    is_asked_for = ds.get(("steps_per_print",)) or ds.get(("timers", "throughput")) is not None
-    if accelerator.name != "cpu" and not is_asked_for:
-        yield ("timers", "throughput", "enabled"), False

@@ -11,12 +11,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from determined_ds.config.params import AUTO, LARGEST, TOTAL, Hyperparameters
+from determined_ds.config.params import AUTO, TOTAL
 from determined_ds.documents.document import Document
 from determined_ds.errors import ConfigError, Problem
 
 RANKS_PER_CPU_CORE = 4
 LARGEST_FACTORED = 10**12
+# Key of the DeepSpeed JSON -> its name here.
+BATCH_KEYS = {
+    "train_batch_size": TOTAL,
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "accumulation",
+}
+# Factors of the global batch -> what messages call them.
+FACTORS = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "accumulation": "gradient_accumulation_steps",
+    "replicas": "data_parallel_world_size",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,93 +104,56 @@ class Topology:
         return dict([*outer, ("sequence", self.sequence_parallel_size), ("model", self.model_parallel_size)])
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each axis: name of each axis -> index on it.
-
-        Args:
-            rank: From 0, counted machine by machine.
-        """
+        """Where a rank, counted from 0 machine by machine, stands: name of each axis -> index on it."""
         found = {}
         for name, size in reversed(self.axes.items()):
             rank, found[name] = divmod(rank, size)
         return {name: found[name] for name in self.axes}
 
 
-def resolve_topology(
-    *,
-    slots: int,
-    pipe_parallel_size: int = 1,
-    model_parallel_size: int = 1,
-    sequence_parallel_size: int = 1,
-    data_parallel_world_size: int | None = None,
-    pipe_within_machine: bool = False,
-    origins: Mapping[str, str] | None = None,
-) -> Topology:
-    """Lay out ``slots`` as pipe x model x sequence x data; the data degree is derived where it is None.
+def topology_problem(
+    slots: int, sizes: Mapping[str, int], replicas: int | None, origins: Mapping[str, str]
+) -> Problem | None:
+    """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
 
     Args:
         slots: Ranks in all, >= 1.
-        pipe_parallel_size: >= 1.
-        model_parallel_size: >= 1.
-        sequence_parallel_size: >= 1.
-        data_parallel_world_size: >= 1, or None to derive it.
-        pipe_within_machine: See :class:`Topology`.
-        origins: Name of each argument -> where its value came from, for messages.
-
-    Raises:
-        ConfigError: the product cannot be ``slots``; names the slots that would do.
+        sizes: Name of each of ``PARALLEL_SIZES`` -> its size, >= 1.
+        replicas: ``data_parallel_world_size``, where it is stated.
+        origins: Name of each of these in a configuration -> where its value came from.
     """
-    origins = origins or {}
-    sizes = {
-        "pipe_parallel_size": pipe_parallel_size,
-        "model_parallel_size": model_parallel_size,
-        "sequence_parallel_size": sequence_parallel_size,
-    }
     per_replica = math.prod(sizes.values())
-    layout = " x ".join(f"{name} {size}{_in_brackets(origins, name)}" for name, size in sizes.items())
-    replicas, rest = divmod(slots, per_replica)
+    layout = " x ".join(_with_origin(name, size, origins) for name, size in sizes.items())
+    found, rest = divmod(slots, per_replica)
     if rest:
-        below, above = replicas * per_replica, (replicas + 1) * per_replica
-        nearby = [f"{below} or {above} slots" if below else f"{above} slots"]
+        key, value = "slots_per_trial", slots
+        message = f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots"
+        below = f"{found * per_replica} or " if found else ""
+        nearby = [f"{below}{(found + 1) * per_replica} slots"]
         for name, size in sizes.items():
             others = per_replica // size
-            if size > 1 and slots % others == 0 and (best := nearest_divisor(slots // others, size)):
+            if size > 1 and slots % others == 0 and (best := _nearest_divisor(slots // others, size)):
                 nearby.append(f"{name} {best}")
-        problem = Problem(
-            key="slots_per_trial",
-            value=slots,
-            origin=origins.get("slots", ""),
-            message=f"{layout} = {per_replica} slots a replica, which does not divide {slots} slots",
-            fix="use " + ", or ".join(nearby),
-            code="topology",
-        )
-        raise ConfigError(problem)
-    if data_parallel_world_size not in (None, replicas):
-        problem = Problem(
-            key="hyperparameters.data_parallel_world_size",
-            value=data_parallel_world_size,
-            origin=origins.get("data_parallel_world_size", ""),
-            message=f"{slots} slots{_in_brackets(origins, 'slots')} / ({layout})"
-            f" make {replicas} replica{'s' if replicas > 1 else ''}",
-            fix=f"write {replicas} or auto, or use {data_parallel_world_size * per_replica} slots",
-            code="topology",
-        )
-        raise ConfigError(problem)
-    return Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=pipe_within_machine)
+        fix = "use " + ", or ".join(nearby)
+    elif replicas not in (None, found):
+        assert replicas is not None
+        key, value = "hyperparameters.data_parallel_world_size", replicas
+        message = f"{_with_origin('slots_per_trial', slots, origins)} / ({layout}) = {found}"
+        fix = f"write {found} or auto, or use {replicas * per_replica} slots"
+    else:
+        return None
+    origin = origins.get(key.removeprefix("hyperparameters."), "")
+    return Problem(key=key, value=value, origin=origin, message=message, fix=fix, code="topology")
 
 
 def whole_sequences(name: str, size: int) -> Problem:
-    """The problem of a trial that computes on whole sequences.
-
-    Args:
-        name: Of its class.
-        size: Ranks that are to share a sequence.
-    """
+    """The problem of a trial of that name that computes on whole sequences, where ``size`` ranks are to share them."""
     key, message = "hyperparameters.sequence_parallel_size", f"{name} computes on whole sequences"
     fix = "set it to 1; or write the trial for slices, and say so by sequence_parallel = True"
     return Problem(key=key, value=size, message=message, fix=fix, code="sequence-trial")
 
 
-def nearest_divisor(number: int, to: int) -> int | None:
+def _nearest_divisor(number: int, to: int) -> int | None:
     """The divisor of ``number`` that is nearest to ``to``, the smaller of two; None where finding it takes long."""
     if number > LARGEST_FACTORED:
         return None
@@ -187,8 +162,8 @@ def nearest_divisor(number: int, to: int) -> int | None:
     return min(divisors, key=lambda divisor: (abs(divisor - to), divisor))
 
 
-def _in_brackets(origins: Mapping[str, str], name: str) -> str:
-    return f" ({origins[name]})" if origins.get(name) else ""
+def _with_origin(name: str, size: int, origins: Mapping[str, str]) -> str:
+    return f"{name} {size}" + (f" ({origins[name]})" if origins.get(name) else "")
 
 
 # ------------------------------------------------------------------------------------------- batch sizes
@@ -216,20 +191,6 @@ class Batch:
         assert self.global_batch_size == self.micro_batch_size * self.accumulation * self.replicas, self
 
 
-# Key of the DeepSpeed JSON -> its name here.
-BATCH_KEYS = {
-    "train_batch_size": "global_batch_size",
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    "gradient_accumulation_steps": "accumulation",
-}
-# Factors of the global batch -> what messages call them.
-FACTORS = {
-    "micro_batch_size": "train_micro_batch_size_per_gpu",
-    "accumulation": "gradient_accumulation_steps",
-    "replicas": "data_parallel_world_size",
-}
-
-
 def complete_batch(
     *,
     global_batch_size: int | None = None,
@@ -238,21 +199,20 @@ def complete_batch(
     replicas: int | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> Batch:
-    """Complete any subset of the four that determines the rest.
+    """Complete any of the four numbers, each >= 1 or None, that determine the rest.
 
-    Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still
-    leaves something to derive, as in DeepSpeed: global and replicas give the micro-batch.
+    Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still leaves
+    something to derive, as in DeepSpeed: global and replicas give the micro-batch.
 
     Args:
-        global_batch_size: >= 1 or None.
-        micro_batch_size: >= 1 or None.
-        accumulation: >= 1 or None.
-        replicas: >= 1 or None.
-        origins: Name of each argument -> where its value came from, for messages.
+        global_batch_size: See :class:`Batch`, as for the next three.
+        micro_batch_size: Samples.
+        accumulation: Micro-batches.
+        replicas: Copies.
+        origins: What messages call a number -> where it came from.
 
     Raises:
-        ConfigError: too little is given, or the numbers do not divide; the fix names the nearest
-            feasible values.
+        ConfigError: too little is given, or the numbers do not divide; the fix names the nearest feasible values.
     """
     factors = {"micro_batch_size": micro_batch_size, "accumulation": accumulation, "replicas": replicas}
     stated = {name: value for name, value in factors.items() if value is not None}
@@ -262,81 +222,54 @@ def complete_batch(
         missing.remove("accumulation")
     if len(missing) > 1:
         names = [FACTORS.get(name, name) for name in missing]
-        absent = f"{', '.join(names[:-1])} and {names[-1]} are {'both' if len(names) == 2 else 'all'} missing"
-        problem = Problem(
-            key=f"hyperparameters.{TOTAL}" if TOTAL in missing else names[0],
-            message=f"the batch is not determined: {absent}",
-            fix="state global_batch_size in the hyperparameters; the rest is derived from it and the slots",
-            code="batch-missing",
-        )
-        raise ConfigError(problem)
+        key = f"hyperparameters.{TOTAL}" if TOTAL in missing else names[0]
+        message = f"the batch is not determined: {', '.join(names)} are missing"
+        fix = "state global_batch_size in the hyperparameters; the rest is derived from it and the slots"
+        raise ConfigError(Problem(key=key, message=message, fix=fix, code="batch-missing"))
     product = math.prod(value for value in factors.values() if value is not None)
     total = product if global_batch_size is None else global_batch_size
-    if total % product or (not missing and total != product):
-        origins = origins or {}
-        names = [f"{FACTORS[name]} {value}{_in_brackets(origins, name)}" for name, value in stated.items()]
-        equals = f" = {product}" if len(names) > 1 else ""
-        below, above = total // product * product, (total // product + 1) * product
-        near = f"{below} or {above}" if below else f"{above}"
-        fixes = [f"{TOTAL} {near if missing else product}"]
-        for name, value in stated.items():  # the nearest that fits, with the rest left alone
-            if name == "replicas" or total % (others := product // value):
-                continue
-            best = nearest_divisor(total // others, value) if missing else total // others
-            if best not in (None, value):
-                fixes.append(f"{FACTORS[name]} {best}")
-        problem = Problem(
-            key=f"hyperparameters.{TOTAL}",
-            value=total,
-            origin=origins.get(TOTAL, ""),
-            message=f"is not {'a multiple of ' if missing else ''}{' x '.join(names)}{equals}",
-            fix="use " + ", or ".join(fixes),
-            code="batch",
-        )
-        raise ConfigError(problem)
-    complete = {name: total // product if value is None else value for name, value in factors.items()}
-    return Batch(global_batch_size=total, **complete)
+    if total % product == 0 and (missing or total == product):
+        complete = {name: total // product if value is None else value for name, value in factors.items()}
+        return Batch(global_batch_size=total, **complete)
+    origins = origins or {}
+    words = " x ".join(_with_origin(FACTORS[name], value, origins) for name, value in stated.items())
+    equals = f" = {product}" if len(stated) > 1 else ""
+    below, above = total // product * product, (total // product + 1) * product
+    near = f"{below} or {above}" if below else f"{above}"
+    fixes = [f"{TOTAL} {near if missing else product}"]
+    for name, value in stated.items():  # the nearest that fits, with the rest left alone
+        if name == "replicas" or total % (others := product // value):
+            continue
+        best = _nearest_divisor(total // others, value) if missing else total // others
+        if best not in (None, value):
+            fixes.append(f"{FACTORS[name]} {best}")
+    message = f"is not {'a multiple of ' if missing else ''}{words}{equals}"
+    key, origin, fix = f"hyperparameters.{TOTAL}", origins.get(TOTAL, ""), "use " + ", or ".join(fixes)
+    raise ConfigError(Problem(key=key, value=total, origin=origin, message=message, fix=fix, code="batch"))
 
 
-def stated_batch(hp: Hyperparameters, document: Document, ds: Document, topology: Topology) -> Batch:
+def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topology: Topology) -> Batch:
     """The batch that the hyperparameters and the DeepSpeed JSON state, completed.
 
     Args:
-        hp: What was read of the hyperparameters.
-        document: They, as written.
-        ds: The DeepSpeed JSON.
+        own: ``global_batch_size`` of the hyperparameters.
+        hyperparameters: For its origin.
+        ds: The DeepSpeed JSON, whose sizes are integers >= 1.
         topology: Its replicas count.
 
     Raises:
-        ConfigError: they state too little, too much, or numbers that do not divide.
+        ConfigError: they state too little, the total twice, or numbers that do not divide.
     """
-    given: dict[str, int] = {"replicas": topology.data_parallel_world_size}
-    origins = {"replicas": f"{topology.slots} slots"}
-    problems: list[Problem] = []
+    given = {"replicas": topology.data_parallel_world_size}
+    origins = {"data_parallel_world_size": f"{topology.slots} slots"}
     for key, name in BATCH_KEYS.items():
-        value = ds.get((key,))
-        if value not in (None, AUTO):
-            given[name], origins[name] = value, ds.origin((key,))
-            if value > LARGEST:
-                fix = 'write a smaller number, or "auto"'
-                problems.append(ds.problem((key,), f"must be at most {LARGEST}", fix, "out-of-range"))
-    if problems:
-        raise ConfigError(problems)
-    own, other = hp.global_batch_size, given.get(TOTAL)
-    if own is None:
-        return complete_batch(**given, origins=origins)
-    ours_from = {**origins, TOTAL: document.origin((TOTAL,))}
-    if other in (None, own):
-        return complete_batch(**{**given, TOTAL: own}, origins=ours_from)
-    message = f"differs from train_batch_size = {other} ({origins[TOTAL]})"
-    fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
-    problems.append(document.problem((TOTAL,), message, fix, "batch-twice"))
-    refused = []  # that the rest does not divide is reported only where neither of the two would do
-    for total in (other, own):
-        try:
-            complete_batch(**{**given, TOTAL: total}, origins=ours_from)
-        except ConfigError as error:
-            refused = [*error.problems]
-            continue
-        raise ConfigError(problems)
-    raise ConfigError([*problems, *refused])
+        if ds.get((key,)) not in (None, AUTO):
+            given[name], origins[FACTORS.get(name, name)] = ds.get((key,)), ds.origin((key,))
+    if own is not None:
+        other = given.get(TOTAL, own)
+        if other != own:
+            message = f"differs from train_batch_size = {other} ({origins[TOTAL]})"
+            fix = 'state it once: write "auto" for train_batch_size, and global_batch_size is used'
+            raise ConfigError(hyperparameters.problem((TOTAL,), message, fix, "batch-twice"))
+        given[TOTAL], origins[TOTAL] = own, hyperparameters.origin((TOTAL,))
+    return complete_batch(**given, origins=origins)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from determined_ds.config.ds_schema import Located, located_problems, normalized
 from determined_ds.config.fill import disagreements, filled, leaf_paths, overwritten, tensor_parallel_values
@@ -23,8 +23,8 @@ from determined_ds.config.layout import (
     Accelerator,
     Batch,
     Topology,
-    resolve_topology,
     stated_batch,
+    topology_problem,
 )
 from determined_ds.config.loggers import LOGGING, TOOLS, read_loggers
 from determined_ds.config.params import (
@@ -32,7 +32,6 @@ from determined_ds.config.params import (
     PARALLEL_SIZES,
     SIZES,
     FitOptions,
-    Hyperparameters,
     by_real_names,
     read_hyperparameters,
 )
@@ -42,20 +41,14 @@ from determined_ds.documents.document import Document, KeyPath, dotted, nearest,
 from determined_ds.documents.files import read_json
 from determined_ds.errors import NOT_GIVEN, ConfigError, Problem
 
-T = TypeVar("T")
-MOST_KNOWN = 1_000  # overwrites of a DeepSpeed JSON whose result is kept
 # Section, its path, and whether it is written to where none is given.
 WRITTEN = (
     ("tensorboard", "output_path", True),
     ("csv_monitor", "output_path", True),
     ("flops_profiler", "output_file", False),
 )
-# Section -> the module that it imports, and the package that has it. Source: deepspeed 0.19.8 monitor/utils.py.
-PACKAGES = {
-    "wandb": ("wandb", "wandb"),
-    "comet": ("comet_ml", "comet-ml>=3.41"),
-    "tensorboard": ("tensorboard", "tensorboard"),
-}
+# Section -> the package that it imports. Source: deepspeed 0.19.8 monitor/utils.py.
+PACKAGES = {"wandb": "wandb", "comet": "comet_ml", "tensorboard": "tensorboard"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +86,8 @@ class ResolvedConfig:
     @cached_property
     def strategy(self) -> Strategy:
         """How it is carried out: ZeRO stage, offload, precision, activation checkpointing, pipeline, compilers."""
-        return read_strategy(
-            self.ds.data,
-            self.topology,
-            self.batch,
-            hyperparameters=self.hyperparameters.data,
-            torch_compile=self.torch_compile,
-        )
+        ds, hyperparameters = self.ds.data, self.hyperparameters.data
+        return read_strategy(ds, self.topology, self.batch, hyperparameters, torch_compile=self.torch_compile)
 
     @property
     def zero_stage(self) -> int:
@@ -146,10 +134,10 @@ class ResolvedConfig:
         Returns:
             A new configuration; this one where nothing is left open.
         """
-        topology = self.topology
-        if topology.model_parallel_size == 1 or topology.pipe_parallel_size > 1:
+        size = self.topology.model_parallel_size
+        if size == 1 or self.topology.pipe_parallel_size > 1:
             return self
-        changes = tensor_parallel_values(self.ds, topology.model_parallel_size, everywhere=True)
+        changes = tensor_parallel_values(self.ds, size, everywhere=True)
         return replace(self, ds=self.ds.overwritten_all(changes)) if changes else self
 
 
@@ -180,63 +168,56 @@ def reconcile(
     """
     hyperparameters, misnamed, renamed = by_real_names(hyperparameters)
     hp, problems = read_hyperparameters(hyperparameters)
-    problems += misnamed
-    written = _overwritten(ds, hyperparameters, hp)
-    ds = written.ds
-    _add(problems, (problem for _, problem in written.found))
-    if "keys" not in ds.worked_out:  # looked up once for all points
-        ds.worked_out["keys"] = json_problems(ds)
-    refused, ignored = ds.worked_out["keys"]
-    doubled, monitors = _monitor_problems(ds, hp.logging)
+    stated, found = _without_faults(overwritten(ds, hyperparameters, hp))
+    refused, ignored = json_problems(stated)
+    problems += [*misnamed, *(problem for _, problem in found)]
     keys = {problem.key for problem in problems}
-    problems += [problem for problem in (*refused, *doubled) if problem.key not in keys]
-    warnings = [*renamed, *ignored, *monitors, *disagreements(ds, hyperparameters)]
+    problems += [problem for problem in refused if problem.key not in keys]
+    warnings = [*renamed, *ignored, *disagreements(stated, hyperparameters)]
 
-    # All of the rest is checked too, to report every problem at once. What depends on replicas or on a batch that
-    # could not be counted is left out.
+    # All of the rest is checked too, to report every problem at once; with a batch of a sample a replica where the
+    # sizes are at fault themselves, so that nothing is said of what follows from them.
     sizes = {name: getattr(hp, name) for name in PARALLEL_SIZES}
     if hyperparameters.get(("model_parallel_size",)) in (None, AUTO):
-        sizes["model_parallel_size"] = autotp_degree(ds.data)
-    stated = {
-        name: hyperparameters.origin((name,)) for name in SIZES if hyperparameters.get((name,)) is not None
-    }
-    topology = _collect(
-        problems,
-        lambda: resolve_topology(
-            slots=slots,
-            **sizes,
-            data_parallel_world_size=hp.data_parallel_world_size,
-            pipe_within_machine=hp.pipe_within_machine,
-            origins={"slots": slots_origin, **stated},
-        ),
+        sizes["model_parallel_size"] = autotp_degree(stated.data)
+    replicas = max(1, slots // math.prod(sizes.values()))
+    topology = Topology(
+        **sizes, data_parallel_world_size=replicas, pipe_within_machine=hp.pipe_within_machine
     )
-    nearby = Topology(**sizes, data_parallel_world_size=max(1, slots // math.prod(sizes.values())))
-    layout = topology or nearby
-    wrong = {problem.key for problem in problems}
-    faulty = written.stripped | {(name,) for name in SIZES if wrong and hyperparameters.key((name,)) in wrong}
-    for (
-        problem
-    ) in problems:  # the size that an unknown key was probably meant to be is absent by the same mistake
-        if problem.code == "unknown-key" and (size := nearest(problem.key.rpartition(".")[2], SIZES)):
-            faulty |= {(size,)} if hyperparameters.get((size,)) is None else set()
-    counted = layout.slots == slots and not faulty & {(name,) for name in PARALLEL_SIZES}
+    names = (*SIZES, *BATCH_KEYS)
+    at_fault = [(problem.key.rpartition(".")[2], problem.code) for problem in problems]
+    counted = not any(
+        name in names or (code == "unknown-key" and nearest(name, SIZES)) for name, code in at_fault
+    )
     batch = None
-    if counted and not faulty & {("global_batch_size",), *((key,) for key in BATCH_KEYS)}:
-        batch = _collect(problems, lambda: stated_batch(hp, hyperparameters, ds, layout))
-    replicas = layout.data_parallel_world_size
+    if counted:
+        given = [name for name in SIZES if hyperparameters.get((name,)) is not None]
+        origins: dict[str, str] = {name: hyperparameters.origin((name,)) for name in given}
+        origins["slots_per_trial"] = slots_origin
+        wrong = topology_problem(slots, sizes, hp.data_parallel_world_size, origins)
+        problems += [wrong] if wrong else []
+        counted = topology.slots == slots
+    if counted:
+        try:
+            batch = stated_batch(hp.global_batch_size, hyperparameters, stated, topology)
+        except ConfigError as error:
+            problems += error.problems
     assumed = Batch(global_batch_size=replicas, micro_batch_size=1, accumulation=1, replicas=replicas)
 
-    full, undetermined = filled(ds, hyperparameters, hp.fit, layout, batch or assumed, accelerator)
+    full, undetermined = filled(stated, hyperparameters, hp.fit, topology, batch or assumed, accelerator)
+    full, found = _without_faults(full)
+    blamed = {
+        problem.key for problem in problems
+    }  # a hyperparameter at fault is named, and not what it fills
     problems += undetermined
-    checked = _checked(full, sound=ds.data)
-    # A hyperparameter at fault is named itself, and not what it fills.
-    blamed = {problem.key for problem in problems}
-    filled_by = ((problem.origin.partition(",")[0], problem) for _, problem in checked.found)
-    _add(problems, (found for name, found in filled_by if hyperparameters.key((name,)) not in blamed))
+    for _, problem in found:
+        filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
+        if filled_by not in blamed and problem not in problems:
+            problems.append(problem)
     resolved = ResolvedConfig(
         hyperparameters=hyperparameters,
-        ds=checked.ds,
-        topology=layout,
+        ds=full,
+        topology=topology,
         batch=batch or assumed,
         accelerator=accelerator,
         machines=machines,
@@ -244,99 +225,25 @@ def reconcile(
         fit=hp.fit,
         sdpa_kernel=hp.sdpa_kernel,
         warnings=(),
-        stated=ds,
+        stated=stated,
     )
     for rule, problem in broken_rules(resolved, slots_origin=slots_origin):
         if rule.warning and batch is not None:  # an assumed batch supports no warning
             warnings.append(problem)
         elif not rule.warning and (counted or not rule.counts_slots):
             problems.append(problem)
-    if problems or topology is None or batch is None:
+    if problems:
         raise ConfigError(problems, warnings)
     return replace(resolved, warnings=tuple(warnings))
 
 
-def _add(problems: list[Problem], more: Iterable[Problem]) -> None:
-    problems.extend(problem for problem in more if problem not in problems)
-
-
-def _collect(problems: list[Problem], step: Callable[[], T]) -> T | None:
-    """Run a step and keep its problems, so that all of them are reported at once."""
-    try:
-        return step()
-    except ConfigError as error:
-        problems.extend(error.problems)
-        return None
-
-
-class _Checked(NamedTuple):
-    """What remains of a DeepSpeed JSON without its faulty values.
-
-    Args:
-        ds: It, normalized.
-        found: The problems, and the paths of the values at fault.
-        stripped: These paths.
-    """
-
-    ds: Document
-    found: Located
-    stripped: frozenset[KeyPath]
-
-
-def _checked(ds: Document, *, sound: Mapping[str, Any], in_form: Mapping[str, Any] | None = None) -> _Checked:
-    """Check each value of a DeepSpeed JSON, except those known to be ``sound``, or in normal form already."""
-    found = located_problems(ds, sound=sound)
-    stripped = frozenset(path for path, _ in found if path)
-    for path in stripped:
+def _without_faults(ds: Document) -> tuple[Document, Located]:
+    """A DeepSpeed JSON in normal form, without the values that have a problem; and the problems."""
+    found = located_problems(ds)
+    for path in {path for path, _ in found if path}:
         if ds.get(path, NOT_GIVEN) is not NOT_GIVEN:  # null is a value, too
             ds = ds.without(path)
-    in_form = sound if in_form is None else in_form
-    return _Checked(normalized(ds, in_form=in_form), found, stripped)
-
-
-def _overwritten(ds: Document, hyperparameters: Document, hp: Hyperparameters) -> _Checked:
-    """The JSON with what hyperparameters overwrite in it, checked; what they leave alone is checked once."""
-    if "checked" not in ds.worked_out:
-        ds.worked_out["checked"] = _checked(ds, sound={})
-    written: _Checked = ds.worked_out["checked"]
-    if not hp.overwrite_deepspeed_args and not hp.shorthands:
-        return written
-    try:
-        stated = repr((hp.overwrite_deepspeed_args, hp.shorthands))
-    except ValueError:  # an integer of more digits than Python writes out
-        stated = ""
-    # Many points of a search state the same at the same places: checked once for all of them.
-    known: dict[str, tuple[Document, _Checked]] = ds.worked_out.setdefault("overwritten", {})
-    if stated in known and known[stated][0].is_beside(hyperparameters):
-        return known[stated][1]
-    over = overwritten(ds, hyperparameters, hp)
-    checked = _checked(over, sound={} if written.found else ds.data, in_form=written.ds.data)
-    if stated and len(known) < MOST_KNOWN:
-        known[stated] = hyperparameters, checked
-    return checked
-
-
-def _monitor_problems(ds: Document, tools: Mapping[str, Any]) -> tuple[list[Problem], list[Problem]]:
-    """Errors and warnings of DeepSpeed's own monitors, beside the tools of ``hyperparameters.logging``."""
-    refused, warned = [], []
-    secret = ("comet", "api_key")
-    if ds.get(secret) is not None:
-        message = "is a secret, which would be written to the run's files"
-        fix = "remove it, and set COMET_API_KEY in the environment; a key that others have seen should be revoked"
-        refused.append(ds.problem(secret, message, fix, "logger-secret", value="***"))
-    # Source: deepspeed 0.19.8 monitor/wandb.py: each start of the ranks opens a run, whose steps are samples.
-    path = ("wandb", "enabled")
-    if ds.get(path) is True and "wandb" in tools:
-        message = f"hyperparameters.{LOGGING}.wandb reports the run to Weights & Biases too: it would be there twice"
-        refused.append(ds.problem(path, message, "remove the section wandb", "reported-twice"))
-    elif ds.get(path) is True:
-        message = (
-            "has DeepSpeed open a run of its own in Weights & Biases at every start, without validations, whose steps"
-            " are samples"
-        )
-        fix = f"write hyperparameters.{LOGGING}: {{wandb: {{}}}} instead, which continues one run"
-        warned.append(ds.problem(path, message, fix, "monitor"))
-    return refused, warned
+    return normalized(ds), found
 
 
 def missing_packages(ds: Document | None, hyperparameters: Document | None = None) -> list[Problem]:
@@ -346,30 +253,26 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
         ds: The DeepSpeed JSON, if it is known.
         hyperparameters: One point, for its tools of ``logging``.
     """
-    needed: list[tuple[Document, KeyPath, str, str, str]] = []
+    needed: list[tuple[Document, KeyPath, str, str]] = []
     if ds is not None:
-        needed = [
-            (ds, (section, "enabled"), module, package, "write false")
-            for section, (module, package) in PACKAGES.items()
-            if ds.get((section, "enabled")) is True
-        ]
-        # Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._configure_basic_optimizer.
+        on = {section: name for section, name in PACKAGES.items() if ds.get((section, "enabled")) is True}
+        needed = [(ds, (section, "enabled"), name, name) for section, name in on.items()]
         if str(ds.get(("optimizer", "type"))).lower() in ("muadam", "muadamw", "musgd"):
-            needed.append((ds, ("optimizer", "type"), "mup", "mup", "use AdamW"))
+            needed.append((ds, ("optimizer", "type"), "mup", "mup"))
     if hyperparameters is not None:
+        tools = {name: TOOLS[name] for name in read_loggers(hyperparameters, [])}
         needed += [
-            (hyperparameters, (LOGGING, name), TOOLS[name].module, TOOLS[name].package, "remove it")
-            for name in read_loggers(hyperparameters, [])
+            (hyperparameters, (LOGGING, name), tool.module, tool.package) for name, tool in tools.items()
         ]
     return [
         document.problem(
             path,
             f"needs the package {package}, which is not installed on this machine",
-            f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or {instead}",
+            f"pip install '{package}' (on a cluster: in environment.image, or in startup-hook.sh), or remove it",
             "missing-package",
             value=NOT_GIVEN if document is hyperparameters else document.get(path),
         )
-        for document, path, module, package, instead in needed
+        for document, path, module, package in needed
         if find_spec(module) is None
     ]
 
@@ -379,7 +282,7 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where points train. DeepSpeed JSONs are read once for all points.
+    """Where points train. The files of DeepSpeed JSONs are read once for all points.
 
     Args:
         context_dir: The folder that paths of DeepSpeed JSONs are relative to.
@@ -394,31 +297,40 @@ class Where:
     slots: int | None = None
     slots_origin: str = ""
     machines: int = 1
-
-    @cached_property
-    def _read(self) -> dict[str | int, tuple[Any, Document | tuple[Problem, ...]]]:
-        return {}
+    _read: dict[str, Document] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def deepspeed_json(self, hyperparameters: Document) -> Document:
-        """The DeepSpeed JSON of a point, as written.
+        """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds; an empty one without it.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the path leaves the context directory, or the file cannot be read.
         """
-        value = hyperparameters.get(("deepspeed_config",))
-        key = value if isinstance(value, str) else id(value)
-        if key not in self._read:
-            try:
-                found: Document | tuple[Problem, ...] = find_deepspeed_config(
-                    hyperparameters, self.context_dir
-                )
-            except ConfigError as error:
-                found = error.problems
-            self._read[key] = (value, found)  # the value is kept, so that its id stays its own
-        _, found = self._read[key]
-        if isinstance(found, Document):
-            return found
-        raise ConfigError(found)
+        inner: KeyPath = ("deepspeed_config",)
+        value = hyperparameters.get(inner)
+        if isinstance(value, dict):
+            return replace(hyperparameters.sub(inner), prefix="")
+        if not isinstance(value, str):
+            return Document(name="no deepspeed_config", data={})
+        if value in self._read:
+            return self._read[value]
+        message, fix = "", "give a path relative to the context directory"
+        try:
+            root = self.context_dir.resolve()
+            target = (root / value).resolve()
+            if not target.is_relative_to(root):
+                message = "lies outside the context directory, so a cluster would not get it"
+                fix = f"move it inside, and {fix}"
+            elif not target.is_file():
+                message = "is not a file" if target.exists() else "no such file in the context directory"
+                folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
+                names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
+                fix = f"there are: {', '.join(names[:12])}" if names else fix
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
+            message = f"is not a valid path: {getattr(error, 'strerror', None) or error}"
+        if message:
+            raise ConfigError(hyperparameters.problem(inner, message, fix, "deepspeed-config-path"))
+        self._read[value] = read_json(self.context_dir / value)
+        return self._read[value]
 
 
 def resolve(hyperparameters: Document, where: Where) -> ResolvedConfig:
@@ -444,40 +356,3 @@ def resolve(hyperparameters: Document, where: Where) -> ResolvedConfig:
         slots_origin=where.slots_origin,
         machines=where.machines,
     )
-
-
-def find_deepspeed_config(hyperparameters: Document, context_dir: Path) -> Document:
-    """The DeepSpeed JSON that ``hyperparameters.deepspeed_config`` names or holds; an empty one where it does neither.
-
-    Args:
-        hyperparameters: One point.
-        context_dir: The directory that Determined sends to the cluster; paths are relative to it.
-
-    Raises:
-        ConfigError: the path leaves the context directory, or the file cannot be read.
-    """
-    inner: KeyPath = ("deepspeed_config",)
-    value = hyperparameters.get(inner)
-    if isinstance(value, dict):
-        sub = hyperparameters.sub(inner)
-        return Document(name=sub.name, data=value, places=sub.places, overwrites=sub.overwrites)
-    if not isinstance(value, str):
-        return Document(name="no deepspeed_config", data={})
-    relative = "give a path relative to the context directory"
-    message, fix = "", relative
-    try:
-        root = context_dir.resolve()
-        target = (root / value).resolve()
-        if not target.is_relative_to(root):
-            message = "lies outside the context directory, so a cluster would not get it"
-            fix = f"move it inside, and {relative}"
-        elif not target.is_file():
-            message = "is not a file" if target.exists() else "no such file in the context directory"
-            folder = next((p for p in target.parents if p.is_dir() and p.is_relative_to(root)), root)
-            names = sorted(str(p.relative_to(root)) for p in folder.glob("*.json"))
-            fix = f"there are: {', '.join(names[:12])}" if names else relative
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte in it, links in a circle
-        message = f"is not a valid path: {getattr(error, 'strerror', None) or error}"
-    if message:
-        raise ConfigError(hyperparameters.problem(inner, message, fix, "deepspeed-config-path"))
-    return read_json(context_dir / value)

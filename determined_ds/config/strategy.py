@@ -20,7 +20,7 @@ DTYPES = {
     **dict.fromkeys(("fp16", "half", "float16", "torch.float16", "torch.half"), "fp16"),
 }
 # Tensors of the parameters' size that an optimizer keeps; any other is assumed to keep two, as Adam does.
-OPTIMIZER_STATES = {"lion": 1, "adagrad": 1, "rmsprop": 1, "muon": 1, "rprop": 2, "sgd": 0}
+OPTIMIZER_STATES = {"lion": 1, "adagrad": 1, "rmsprop": 1, "muon": 1, "sgd": 0}
 ADAM_STATES = 2
 # Of the optimizers that a JSON can name, those that ZeRO takes; the mu- ones make an Adam of torch's.
 # Source: deepspeed 0.19.8 runtime/zero/utils.py ZERO_SUPPORTED_OPTIMIZERS; mup's optim.py.
@@ -52,8 +52,7 @@ class Strategy:
         activation_checkpointing: Each block is computed again in the backward pass.
         tiled_mlp: Tiles of the sequence in which each MLP is computed, and again in the backward pass; 1: it is whole.
         tiled_loss: Tiles in which logits and loss are computed so.
-        num_optimizer_states: Tensors of the parameters' size that the optimizer keeps: 2 for Adam, 1 for SGD with
-            momentum, 0 for SGD.
+        num_optimizer_states: Tensors of the parameters' size that the optimizer keeps: 2 for Adam, 0 for plain SGD.
         grad_accum_dtype: ``data_types.grad_accum_dtype``; the precision's, if None.
         master_dtype: ``fp32``, unless ``bf16_master_weights_and_grads`` or its like says otherwise.
         optimizer_state_dtype: ``fp32``, unless ``bf16_optimizer_states`` says otherwise.
@@ -152,12 +151,9 @@ class Strategy:
     @property
     def pipeline(self) -> Pipeline:
         """What its ranks compute in which order."""
-        return Pipeline(
-            schedule=self.pipe_schedule,
-            ranks=self.pipe_parallel_size,
-            micro_batches=self.accumulation,
-            chunks=self.pipe_chunks,
-        )
+        ranks, micro_batches = self.pipe_parallel_size, self.accumulation
+        schedule, chunks = self.pipe_schedule, self.pipe_chunks
+        return Pipeline(schedule=schedule, ranks=ranks, micro_batches=micro_batches, chunks=chunks)
 
     @property
     def bubble(self) -> float:
@@ -187,36 +183,19 @@ def read_strategy(
     ds: Mapping[str, Any],
     topology: Topology,
     batch: Batch,
+    hyperparameters: Mapping[str, Any],
     *,
-    hyperparameters: Mapping[str, Any] | None = None,
-    torch_compile: bool = False,
+    torch_compile: bool,
 ) -> Strategy:
-    """The strategy that a DeepSpeed JSON asks for.
-
-    Args:
-        ds: The JSON with every "auto" filled.
-        topology: The parallel degrees.
-        batch: The completed batch.
-        hyperparameters: All of the trial, for activation checkpointing and tiles.
-        torch_compile: The hyperparameter of that name.
-    """
+    """The strategy that a DeepSpeed JSON with every "auto" filled asks for, together with hyperparameters."""
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
-    own = hyperparameters or {}
-
-    def size(key: str, default: int) -> int:
-        return int(default if zero.get(key) is None else zero[key])
-
-    def device(what: str) -> str | None:
-        found = get_path(zero, (what, "device"))
-        return None if found in (None, "none") else str(found)
-
-    def tiles(name: str) -> int:
-        stated = own.get(name)
-        return max(1, stated) if isinstance(stated, int) else 1
-
-    stage = size("stage", 0)
-    schedule, chunks = schedule_of(own)
-    method = own.get("partition_method")
+    stated = {key: value for key, value in zero.items() if value is not None}
+    devices = (get_path(zero, (what, "device")) for what in ("offload_optimizer", "offload_param"))
+    offload_optimizer, offload_param = (None if device == "none" else device for device in devices)
+    tiles = (hyperparameters.get(name) for name in ("tiled_mlp", "tiled_loss"))
+    tiled_mlp, tiled_loss = (max(1, count) if isinstance(count, int) else 1 for count in tiles)
+    schedule, chunks = schedule_of(hyperparameters)
+    method = hyperparameters.get("partition_method")
     accumulated = get_path(ds, ("data_types", "grad_accum_dtype"))
     # Source: deepspeed 0.19.8 runtime/precision_config.py.
     low = (name for name in ("fp16", "bf16") if get_path(ds, (name, f"{name}_master_weights_and_grads")))
@@ -225,11 +204,12 @@ def read_strategy(
     # a model that calls them. Source: deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__.
     interval = get_path(ds, ("pipeline", INTERVAL))
     by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
+    hpz = max(1, stated.get(HPZ, 1))
     return Strategy(
-        zero_stage=stage,
+        zero_stage=stated.get("stage", 0),
         precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
-        offload_optimizer=device("offload_optimizer"),
-        offload_param=device("offload_param"),
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
         pipe_parallel_size=topology.pipe_parallel_size,
         model_parallel_size=topology.model_parallel_size,
         sequence_parallel_size=topology.sequence_parallel_size,
@@ -237,20 +217,20 @@ def read_strategy(
         replicas=topology.data_parallel_world_size,
         micro_batch_size=batch.micro_batch_size,
         accumulation=batch.accumulation,
-        activation_checkpointing=by_engine or is_asked_of_model(own),
-        tiled_mlp=tiles("tiled_mlp"),
-        tiled_loss=tiles("tiled_loss"),
-        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, stage),
+        activation_checkpointing=by_engine or is_asked_of_model(hyperparameters),
+        tiled_mlp=tiled_mlp,
+        tiled_loss=tiled_loss,
+        num_optimizer_states=num_optimizer_states(ds.get("optimizer") or {}, stated.get("stage", 0)),
         grad_accum_dtype=None if accumulated is None else DTYPES.get(str(accumulated).lower()),
         master_dtype=master,
         optimizer_state_dtype=master if get_path(ds, (master, f"{master}_optimizer_states")) else "fp32",
         immediate_grad_update=bool(get_path(ds, ("bf16", "immediate_grad_update"), False)),
-        reduce_bucket_size=max(1, size("reduce_bucket_size", Strategy.reduce_bucket_size)),
-        prefetch_bucket_size=size("stage3_prefetch_bucket_size", Strategy.prefetch_bucket_size),
-        max_live_parameters=size("stage3_max_live_parameters", Strategy.max_live_parameters),
-        sub_group_size=size("sub_group_size", Strategy.sub_group_size),
-        hpz_partition_size=max(1, size(HPZ, 1)),
-        zeropp=any(zero.get(key) not in (None, False) for key in QUANTIZED) or size(HPZ, 1) > 1,
+        reduce_bucket_size=max(1, stated.get("reduce_bucket_size", Strategy.reduce_bucket_size)),
+        prefetch_bucket_size=stated.get("stage3_prefetch_bucket_size", Strategy.prefetch_bucket_size),
+        max_live_parameters=stated.get("stage3_max_live_parameters", Strategy.max_live_parameters),
+        sub_group_size=stated.get("sub_group_size", Strategy.sub_group_size),
+        hpz_partition_size=hpz,
+        zeropp=any(stated.get(key) for key in QUANTIZED) or hpz > 1,
         overlap_comm=zero.get("overlap_comm"),
         contiguous_gradients=zero.get("contiguous_gradients", True),
         torch_compile=torch_compile,
@@ -264,21 +244,19 @@ def read_strategy(
 def autotp_degree(ds: Mapping[str, Any]) -> int:
     """Ranks that share a layer by DeepSpeed's AutoTP, ``tensor_parallel.autotp_size``; 1: none."""
     size = get_path(ds, ("tensor_parallel", "autotp_size"))
-    return size if isinstance(size, int) and not isinstance(size, bool) and size > 1 else 1
+    return size if type(size) is int and size > 1 else 1
 
 
 def expert_degree(ds: Mapping[str, Any]) -> int:
     """Ranks that share the experts of a model by DeepSpeed's AutoEP; 0 where it leaves them as they are.
 
-    The replicas are divided into groups of ``expert_parallel.autoep_size``, and each rank of a group holds a part of
-    the experts. The slots do not grow by it: every rank is a replica with its own data.
+    The replicas are divided into groups of ``expert_parallel.autoep_size``, by default 1, and each rank of a group
+    holds a part of the experts. The slots do not grow by it: every rank is a replica with its own data.
     """
-    section = ds.get("expert_parallel")
-    if not isinstance(section, dict) or section.get("enabled") is not True:
+    if get_path(ds, ("expert_parallel", "enabled")) is not True:
         return 0
-    size = section.get("autoep_size")
-    size = 1 if size is None else size  # DeepSpeed's default
-    return size if isinstance(size, int) and not isinstance(size, bool) else 0
+    size = get_path(ds, ("expert_parallel", "autoep_size"))
+    return 1 if size is None else size if type(size) is int else 0
 
 
 def schedule_of(hyperparameters: Mapping[str, Any]) -> tuple[str, int]:
@@ -319,12 +297,11 @@ def num_optimizer_states(optimizer: Mapping[str, Any], zero_stage: int = 0) -> i
 # leaving the order as it is. Beside the fields of Strategy there are `engine`, which is DeepSpeed's or torch's own
 # DistributedDataParallel (ddp), and `slots`, where it is measured on so many whatever the experiment has.
 Named = Mapping[str, Any]
-_ORDER_STAYS = {"pipe_schedule": None}
 _OPTIMIZER, _PARAM = {"offload_optimizer": "cpu"}, {"offload_param": "cpu"}
 # What fits almost any model: pipelines, then the fastest first, which is the one that needs most memory.
 PLAIN: dict[str, Named] = {
-    "pipeline": {**_ORDER_STAYS},
-    "pipeline_zero1": {**_ORDER_STAYS, "zero_stage": 1},
+    "pipeline": {"pipe_schedule": None},
+    "pipeline_zero1": {"pipe_schedule": None, "zero_stage": 1},
     **{f"zero{stage}": {"zero_stage": stage} for stage in range(4)},
     "zero1_offload": {"zero_stage": 1, **_OPTIMIZER},
     "zero2_offload": {"zero_stage": 2, **_OPTIMIZER},

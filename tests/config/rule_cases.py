@@ -49,6 +49,7 @@ def cut(**settings: Any) -> dict[str, Any]:
 
 ON: dict[str, Any] = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
 AROUND = {"autoep_non_moe": True}
+WANDB = {"wandb": {"enabled": True}}
 NO_CLIPPING = {"gradient_clipping": 0}
 
 # Code and key of a rule -> (what breaks it, its neighbour).
@@ -138,10 +139,7 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(ds=ON, hyperparameters={"expert_parallel_size": 1}),
         Setup(ds=ON, hyperparameters={"expert_parallel_size": 2}),
     ),
-    "expert-replicas:expert_parallel.autoep_size": (Setup(ds=ON, slots=3), Setup(ds=ON, slots=4)),
-    "expert-pipeline:expert_parallel.autoep_size": (Setup(ds=ON, pipe=2, slots=4), Setup(ds=ON, slots=4)),
-    "expert-model:expert_parallel.autoep_size": (Setup(ds=ON, model=2, slots=4), Setup(ds=ON, slots=4)),
-    "expert-sequence:expert_parallel.autoep_size": (Setup(ds=ON, sequence=2, slots=4), Setup(ds=ON, slots=4)),
+    "expert-alone:expert_parallel.autoep_size": (Setup(ds=ON, pipe=2, slots=4), Setup(ds=ON, slots=4)),
     "expert-precision:zero_optimization.stage": (
         Setup(ds={**zero(0), **BF16, **ON}),
         Setup(ds={**zero(1), **BF16, **ON}),
@@ -260,4 +258,14 @@ CASES: dict[str, tuple[Setup, Setup]] = {
         Setup(ds={**zero(1), "compile": {"deepcompile": True}}, accelerator=CPU),
         Setup(ds={**zero(1), "compile": {"deepcompile": True}}),
     ),
+    # ---- DeepSpeed's own monitors
+    "logger-secret:comet.api_key": (
+        Setup(ds={"comet": {"api_key": "secret"}}),
+        Setup(ds={"comet": {"enabled": False}}),
+    ),
+    "reported-twice:wandb.enabled": (
+        Setup(ds=WANDB, hyperparameters={"logging": {"wandb": {}}}),
+        Setup(hyperparameters={"logging": {"wandb": {}}}),
+    ),
+    "monitor:wandb.enabled": (Setup(ds=WANDB), Setup(ds={"wandb": {"enabled": False}})),
 }

@@ -72,7 +72,8 @@ def table(*rows: tuple[Node, str, str]) -> dict[str, Node]:
 FOLD = {"ignore_case": True}
 DTYPE = node("null string", enum=[v for d in ds.DtypeEnum for v in d._all_values if isinstance(v, str)])
 COMM_DTYPE = node("null string", enum=["fp32", "fp16", "bf16"]) | FOLD
-COUNT = node("integer null", minimum_exclusive=0)
+COUNT = node("integer null", minimum_exclusive=0, maximum=2**31 - 1)
+RATE = {"types": ["number", "array", "null"]}  # a list has one a parameter group
 BATCHING = "data_efficiency.data_sampling.dynamic_batching"
 WRITER_UNITS = ckpt.CHECKPOINT_DATA_PARALLEL_UNITS
 
@@ -83,11 +84,8 @@ OVERRIDES = table(
     (node("null string", enum=log_levels) | FOLD, "", "log_level"),
     (node("string", enum=ds.GRADIENT_ALLREDUCE_OP_SUPPORTED) | FOLD, "", "gradient_allreduce_op"),
     (node("boolean null object", free=True), "", "datastates_ckpt"),  # Read by the package datastates.
-    (
-        node("object"),
-        "",
-        "zero_optimization",
-    ),  # DeepSpeed also reads true, the oldest form, which is refused here.
+    # DeepSpeed also reads true, the oldest form, which is refused here.
+    (node("object"), "", "zero_optimization"),
     (node("integer null"), "", "activation_checkpointing.number_checkpoints vocabulary_size"),
     (node("null object"), "", "aio autotuning.model_info bf16 checkpoint.writer expert_parallel"),
     (node("null object", free=True), "", "autotuning.arg_mappings optimizer.params scheduler.params"),
@@ -131,6 +129,10 @@ UNTRACED = table(
     (node("integer"), BATCHING, "max_tokens"),
     (node("string"), BATCHING, "metrics_path"),
     (node("number", deprecated="gradient_clipping"), "optimizer.params", "max_grad_norm"),
+    (RATE, "optimizer.params", "eps lr weight_decay"),
+    (RATE, "scheduler.params", "warmup_max_lr warmup_min_lr"),
+    (node("null number"), "scheduler.params", "total_num_steps warmup_num_steps"),
+    (node("array null"), "optimizer.params", "betas"),
     (node("boolean null"), "pipeline", "use_reentrant"),
 )
 
