@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from determined import pytorch
 
-from determined_ds.errors import CheckpointError, ConfigError, Problem
-from determined_ds.trial.own_parts import OwnParts, merge_parts
+from determined_ds.errors import ConfigError, Problem
+from determined_ds.trial.own_parts import OwnParts
 
 
 class Callback(pytorch.PyTorchCallback):
@@ -79,7 +79,7 @@ class EMA(Callback):
             message, fix = "has no effect under Determined's own Trainer", "train by determined_ds.Trainer"
             raise ConfigError(Problem(key="EMA", message=message, fix=fix, code="own-loop"))
         if not self._averages:
-            self._averages = [_copied(engine.values()) for engine in self._engines]
+            self.begin()
 
     @torch.no_grad()
     def on_step_end(self, batch_idx: int, metrics: Mapping[str, Any]) -> None:
@@ -101,67 +101,23 @@ class EMA(Callback):
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
-        """This replica's parts."""
-        return {
-            "engines": [
-                {
-                    "replica": engine.replica,
-                    "replicas": engine.replicas,
-                    "shapes": {name: list(shape) for name, shape in engine.shapes.items()},
-                    "parts": dict(zip(engine.shapes, averages, strict=True)),
-                }
-                for engine, averages in zip(self._engines, self._averages, strict=False)
-            ]
-        }
+    def begin(self) -> None:
+        """Begin with the weights as they are now."""
+        self._averages = [_copied(engine.values()) for engine in self._engines]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`, written by as many replicas.
-
-        Raises:
-            CheckpointError: by another number, or of other parameters.
-        """
-        states = state_dict["engines"]
-        if not states:
-            return  # it was written before training began
-        self._averages = []
-        for engine, state in zip(self._engines, states, strict=True):
-            values = engine.values()
-            parts = [state["parts"].get(name) for name in engine.shapes]
-            sizes = [None if part is None else part.numel() for part in parts]
-            if state["replicas"] != engine.replicas or sizes != [value.numel() for value in values]:
-                raise CheckpointError(
-                    f"the average in the checkpoint is of {state['replicas']} replicas, or of other parameters\n"
-                    "  fix: resume with the slots, the ZeRO stage and the model that wrote it"
-                )
-            self._averages.append(
-                [part.to(value.device) for part, value in zip(parts, values, strict=True) if part is not None]
-            )
-
-    def load_whole(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the average that other ranks have written, in any number.
+    def parts(self, number: int) -> list[tuple[Any, int, torch.Tensor]]:
+        """What this rank averages of an engine; a checkpoint holds it as a state of each parameter.
 
         Args:
-            states: What :meth:`state_dict` returned on each of them.
+            number: Of the engine, from 0.
 
-        Raises:
-            CheckpointError: it is of other parameters.
+        Returns:
+            Each parameter, the place of the first element in the flattened parameter, and the average, not copied;
+            none before training has begun.
         """
-        states = [state for state in states if state["engines"]]
-        if not states:
-            return  # they were written before training began
-        self._averages = []
-        for index, engine in enumerate(self._engines):
-            whole = merge_parts([state["engines"][index] for state in states])
-            found = {name: tuple(tensor.shape) for name, tensor in whole.items() if name in engine.shapes}
-            if found != engine.shapes:
-                raise CheckpointError("the average in the checkpoint is of another model")
-            self._averages.append(
-                [
-                    engine.part_of(whole[name])[: value.numel()].to(value.device, torch.float32, copy=True)
-                    for name, value in zip(engine.shapes, engine.values(), strict=True)
-                ]
-            )
+        if not self._averages:
+            return []
+        return list(zip(*self._engines[number].places(), self._averages[number], strict=True))
 
 
 def _copied(values: list[torch.Tensor]) -> list[torch.Tensor]:

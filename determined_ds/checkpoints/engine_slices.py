@@ -39,8 +39,6 @@ from determined_ds.trial.expert_parallel import PLACE, ExpertPlace
 from determined_ds.trial.tensor_parallel import degree_of
 
 MOMENTUM = "momentum_buffer"  # of Muon
-# Optimizers that keep errors or statistics that are not cut along the parameters.
-OWN_LAYOUT = ("OnebitAdam", "ZeroOneAdam", "OnebitLamb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,22 +396,27 @@ class EngineSlices:
 
     # ------------------------------------------------------------------------------------- what is written
 
-    def written(self) -> list[Slice]:
-        """The slices that this rank writes: all ranks together write each element once."""
+    def written(self, more: Iterable[Slice] = ()) -> list[Slice]:
+        """The slices that this rank writes: all ranks together write each element once.
+
+        Args:
+            more: States of which each replica has its own part, whatever the ZeRO stage.
+        """
         self._copied.clear()
         kinds = (self.weights(), self.masters(), self.states())
         weights, *of_optimizer = (
             [each for each in found if not self.wholes[each.name].is_copy] for found in kinds
         )
         optimizers = list(itertools.chain(*of_optimizer))
+        apart = [each for each in more if not self.wholes[each.name].is_copy and each.tensor.numel()]
         if self.weights_are_split:
             split = [each for each in weights if hasattr(self.wholes[each.name].tensor, "ds_tensor")]
             whole = [each for each in weights if not hasattr(self.wholes[each.name].tensor, "ds_tensor")]
             # Equal parts first: at one offset in the files of all ranks.
-            return [*split, *optimizers, *self._share(whole)]
+            return [*split, *optimizers, *apart, *self._share(whole)]
         if self.is_split:
-            return [*self._share(weights), *optimizers]
-        return self._share([*weights, *optimizers])
+            return [*self._share(weights), *optimizers, *apart]
+        return [*self._share([*weights, *optimizers]), *apart]
 
     def _share(self, slices: Iterable[Slice]) -> list[Slice]:
         """This rank's share of slices that several hold; buffers are those of the first."""
@@ -608,8 +611,6 @@ def own_layout(engine: Any) -> str:
     offloads = (zero.offload_optimizer, zero.offload_param)
     if any(offload is not None and offload.device == "nvme" for offload in offloads):
         return "its states are on NVMe"
-    if (kind := type(getattr(engine, "basic_optimizer", None)).__name__) in OWN_LAYOUT:
-        return f"{kind} keeps errors of its compression"
     if getattr(zero, "mics_shard_size", -1) > 0:
         return "MiCS shards it"
     if getattr(engine, "zenflow", False) or getattr(engine, "super_offload", bool)() is True:

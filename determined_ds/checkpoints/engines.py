@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from determined.pytorch import deepspeed as det_ds
 
+from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.engine_slices import EngineSlices, Slice, own_layout, owners_of
-from determined_ds.checkpoints.fill import check_optimizer, fill, misfits
-from determined_ds.checkpoints.index import INDEX_NAME, Described, Piece, index_of, write_index
+from determined_ds.checkpoints.fill import check_optimizer, fill, fill_state, misfits
+from determined_ds.checkpoints.index import INDEX_NAME, Described, Piece, average_state, index_of, write_index
 from determined_ds.checkpoints.index import Written as Entry
 from determined_ds.checkpoints.reader import DTYPES, StoredEngine, layout_of, stored_engine, stored_weights
 from determined_ds.checkpoints.safe_load import another_model, only_data, read_data
@@ -89,6 +90,7 @@ class Engines:
         trial: Whose ``weight_names`` gives more names to parameters.
         context: With the engines and the ranks.
         built: What each engine was built with.
+        averages: Name -> ``EMA``: their averages are states of the parameters that they average.
 
     Attributes:
         own_layouts: Why each engine is written by DeepSpeed; "" for one that is not. The same on all ranks.
@@ -101,8 +103,11 @@ class Engines:
         CheckpointError: an engine holds a tensor of a type that no checkpoint can hold.
     """
 
-    def __init__(self, trial: Any, context: Any, built: Sequence[Record]) -> None:
+    def __init__(
+        self, trial: Any, context: Any, built: Sequence[Record], averages: Mapping[str, EMA] | None = None
+    ) -> None:
         self._trial = trial
+        self._averages = averages or {}
         self._context = context
         self._built = built
         self._taken: list[Taken] = []
@@ -132,6 +137,12 @@ class Engines:
     def _slices(self, engine: Any) -> EngineSlices:
         name = getattr(self._trial, "weight_names", None)
         return EngineSlices(engine, None if name is None else name(engine.module))
+
+    def _averaged(self, own: EngineSlices, number: int) -> Iterator[Slice]:
+        """This rank's parts of the averages of an engine."""
+        for name, average in self._averages.items():
+            for parameter, start, part in average.parts(number):
+                yield from own.in_whole(parameter, average_state(name), start, part)
 
     # ------------------------------------------------------------------------------------- written
 
@@ -164,9 +175,9 @@ class Engines:
     def copy_bytes(self) -> int:
         """Bytes of host memory for a copy of the engines; states that do not exist yet are taken for Adam's."""
         total = 0
-        for _, engine in self._cut():
+        for number, engine in self._cut():
             own = self._slices(engine)
-            slices = own.written()
+            slices = own.written(self._averaged(own, number))
             unborn = sum(lies.count for held in own.held if not own.state_of(held) for lies in held.lies)
             unborn_bytes = STATES_OF_ADAM_BYTES * unborn // (1 if own.is_split else own.replicas)
             count = sum(each.num_bytes for each in slices) + unborn_bytes
@@ -196,7 +207,7 @@ class Engines:
                 Taken(
                     folder=f"model{number}",
                     shard=f"rank{rank}.safetensors",
-                    slices=own.written(),
+                    slices=own.written(self._averaged(own, number)),
                     description=own.described(),
                     files={name: serialized(content) for name, content in files.items()},
                 )
@@ -291,6 +302,26 @@ class Engines:
                 )
             parts = ("load_optimizer_states", "load_lr_scheduler_states")
             load_by_deepspeed(engine, path, number, **dict.fromkeys(parts, False), load_module_only=True)
+
+    def load_averages(self, path: Path) -> set[str]:
+        """Continue the averages that a checkpoint holds, whichever ranks wrote them; after the engines.
+
+        Returns:
+            The names of those that it holds.
+        """
+        found = set()
+        for number, engine in self._cut() if self._averages else ():
+            if not (path / f"model{number}" / INDEX_NAME).is_file():
+                continue
+            stored, own = stored_weights(path / f"model{number}"), self._slices(engine)
+            there = {state for tensor in stored.index.tensors.values() for state in tensor.states}
+            for name, average in self._averages.items():
+                if average_state(name) in there:
+                    if name not in found:
+                        average.begin()
+                    found.add(name)
+            fill_state(own, stored, self._averaged(own, number))
+        return found
 
     def _stored(self, path: Path, *, settings: bool) -> list[StoredEngine | None]:
         """Each engine in a checkpoint, checked against those here: all ranks refuse alike.

@@ -140,7 +140,7 @@ def export(request: ExportRequest, stage: Stage = unseen) -> Exported:
     with contextlib.ExitStack() as of_trial:
         engine = open_engine(path, request.engine)
         dtype = None if request.dtype is None else TYPES[request.dtype]
-        of_engine = partial(weights_of, path, request.engine, engine, average=request.average)
+        of_engine = partial(weights_of, path, engine, average=request.average)
         weights, model, stem = of_engine(dtype=dtype), None, "model"
         if request.to == HUGGINGFACE:
             model = of_trial.enter_context(_pretrained(request))

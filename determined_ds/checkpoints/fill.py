@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from determined_ds.checkpoints.engine_slices import MOMENTUM, EngineSlices, Held, Slice
-from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor
+from determined_ds.checkpoints.index import IMPORTED, MASTER, TRAINED, WEIGHT, StoredTensor, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine
 from determined_ds.errors import CheckpointError
 from determined_ds.runtime.state_bytes import base_optimizer
@@ -62,6 +62,14 @@ def check_optimizer(own: EngineSlices, stored: StoredEngine, uuid: str, *, exact
         )
 
 
+def fill_state(own: EngineSlices, stored: StoredEngine, slices: Iterable[Slice]) -> None:
+    """Fill slices from the states of their names, where the checkpoint has those of their tensors."""
+    for each in slices:
+        name = _name_in(own, stored, each.name)
+        if each.state in stored.index.tensors[name].states:
+            _read(stored, name, each.state, each)
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def fill(own: EngineSlices, stored: StoredEngine, *, exact: bool, optimizer: bool) -> None:
     """Fill an engine with what a checkpoint holds of it; under ZeRO 3 a collective.
@@ -84,10 +92,7 @@ def fill(own: EngineSlices, stored: StoredEngine, *, exact: bool, optimizer: boo
     if optimizer:
         for held in own.held:
             _make_states(own, stored, held, exact=exact)
-        for each in own.states():
-            name = _name_in(own, stored, each.name)
-            if each.state in stored.index.tensors[name].states:
-                _read(stored, name, each.state, each)
+        fill_state(own, stored, own.states())
         own.put_back()
         for held in own.held:
             _fill_whole_momentum(own, stored, held, exact=exact)
@@ -155,7 +160,7 @@ def _make_states(own: EngineSlices, stored: StoredEngine, held: Held, *, exact: 
     for lies in held.lies:
         tensor = _tensor(own, stored, lies.parameter)
         for key, there in tensor.states.items():
-            if key in states or key in left_out:
+            if key in states or key in left_out or is_average(key):
                 continue
             states[key] = before.get(key)
             if not held.is_along(states[key]):

@@ -41,6 +41,11 @@ def average_state(callback: str) -> str:
     return AVERAGE if callback == AVERAGE else f"{AVERAGE}.{callback}"
 
 
+def is_average(state: str) -> bool:
+    """Whether a state is such an average."""
+    return state.partition(".")[0] == AVERAGE
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A slice of a tensor's state, in a file; or equal slices of consecutive ranks, one in the file of each.

@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state
+from determined_ds.checkpoints.index import AVERAGE, IMPORTED, MASTER, WEIGHT, average_state, is_average
 from determined_ds.checkpoints.reader import DTYPES, TORCH_DTYPES, StoredEngine, stored_weights
-from determined_ds.checkpoints.safe_load import read_data, runs_code
+from determined_ds.checkpoints.safe_load import runs_code
 from determined_ds.checkpoints.shard_file import Streamed, write_shard
 from determined_ds.errors import CheckpointError
 from determined_ds.protocol.elastic import LOAD_DATA
-from determined_ds.trial.own_parts import merge_parts
 
 CHUNK = 2**20  # elements that are read at once
 
@@ -95,7 +94,6 @@ def open_engine(path: Path, number: int) -> StoredEngine:
 
 def weights_of(
     path: Path,
-    number: int,
     engine: StoredEngine,
     *,
     dtype: torch.dtype | None = None,
@@ -105,7 +103,6 @@ def weights_of(
 
     Args:
         path: The checkpoint's folder.
-        number: Of the engine.
         engine: See :func:`open_engine`.
         dtype: Of those that are floating-point numbers; None: as the model computes.
         average: The name of an ``EMA``, to have its averages of the weights that it averages.
@@ -121,9 +118,13 @@ def weights_of(
     except (OSError, ValueError, KeyError, TypeError):  # it does not say
         computes_in = None
     averaged = "" if average is None else average_state(average)
-    before: dict[str, torch.Tensor] = {}
-    if averaged and not any(averaged in each.states for each in engine.index.tensors.values()):
-        before = _averages_before(path, number, engine, str(average))
+    states = {state for each in engine.index.tensors.values() for state in each.states}
+    if averaged and averaged not in states:
+        kept = sorted(state.removeprefix(f"{AVERAGE}.") for state in states if is_average(state))
+        there = ", ".join(kept) or "none"
+        raise CheckpointError(
+            f"checkpoint {path} holds no average of a callback {average!r}; it has: {there}"
+        )
     found: dict[str, Weight] = {}
     for name, stored in engine.index.tensors.items():
         types = {state: TORCH_DTYPES[each.dtype] for state, each in stored.states.items()}
@@ -137,8 +138,6 @@ def weights_of(
         # Of what is in that type already, else of the most exact.
         state = next((each for each in kept if types[each] == written), kept[-1])
         read: Any = partial(_read, engine, name, averaged if averaged in types else state)
-        if name in before:
-            read = partial(iter, [before[name]])
         found[name] = Weight(shape=stored.shape, dtype=written, read=read)
     return found
 
@@ -156,29 +155,6 @@ def _read(engine: StoredEngine, name: str, state: str) -> Iterator[torch.Tensor]
                 chunk[at : at + part.numel()] = part
         yield chunk
         engine.release()
-
-
-def _averages_before(path: Path, number: int, engine: StoredEngine, callback: str) -> dict[str, torch.Tensor]:
-    """Averages in a checkpoint that has them in the parts of its ranks, and not as a state of each weight."""
-    files = sorted(path.glob("det_state_dict_rank*.pth"))
-    states = [read_data(file, map_location="cpu", mmap=True).get("callbacks", {}) for file in files]
-    found = [own[callback]["engines"] for own in states if own.get(callback, {}).get("engines")]
-    if not found:
-        names = {name for own in states for name in own}
-        names |= {
-            state
-            for each in engine.index.tensors.values()
-            for state in each.states
-            if state.startswith(AVERAGE)
-        }
-        there = ", ".join(sorted(name.removeprefix(f"{AVERAGE}.") for name in names)) or "none"
-        message = f"checkpoint {path} holds no average of a callback {callback!r}; it has: {there}"
-        raise CheckpointError(message)
-    averages = merge_parts([engines[number] for engines in found])
-    own = {name: engine.name_of(name) for name in averages}
-    if strangers := [name for name in averages if own[name] is None]:
-        raise CheckpointError(f"checkpoint {path} averages {strangers[0]}, and has no such weight")
-    return {str(own[name]): average for name, average in averages.items()}
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from determined.errors import CheckpointNotFound
 
+from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.beside import COPIES, ENDS_WITHIN_S, WriterThread, is_beside
 from determined_ds.checkpoints.code_copy import write_code
 from determined_ds.checkpoints.engines import (
@@ -149,7 +150,9 @@ class Checkpoints:
         self._note = note
         self._built = records_of(context.models)
         self._own_parts = RankParts(trial, context, callbacks)
-        self._engines = context.engine_files = Engines(trial, context, self._built)
+        self._averages = {name: each for name, each in callbacks.items() if isinstance(each, EMA)}
+        self._engines = Engines(trial, context, self._built, self._averages)
+        context.engine_files = self._engines
         self._engines.reset_optimizer = context.resets_optimizer
         self._thread = WriterThread()
         self._pending: list[Pending] = []  # in the order of their batches
@@ -278,7 +281,7 @@ class Checkpoints:
         Returns:
             What writes the rest.
         """
-        checkpoint = {
+        checkpoint: dict[str, Any] = {
             "callbacks": {name: callback.state_dict() for name, callback in self._callbacks.items()},
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "rng_state": rng_state(self._context.device),
@@ -286,15 +289,21 @@ class Checkpoints:
             "place": dict(vars(self._own_parts.here)),
         }
         self._call_back("on_checkpoint_save_start", checkpoint)
-        name = f"det_state_dict_rank{self._distributed.rank}.pth"
-        own: Path | io.BytesIO = pending.path / name if at_once else io.BytesIO()
-        self._own_parts.write(checkpoint, own)
-        HEART.beat()
         if overrides(self._trial, "save"):
             self._trial.save(self._context, pending.path)
         else:
             self._engines.save(pending.path)
         taken, written = self._engines.collect()
+        # Averages of engines that are not written as slices, which only these ranks can read.
+        cut = {each.folder for each in taken} | written.entries.keys()
+        others = [number for number in range(len(self._context.models)) if f"model{number}" not in cut]
+        for name, average in self._averages.items():
+            parts = {number: [part for *_, part in average.parts(number)] for number in others}
+            checkpoint["callbacks"][name] = {number: own for number, own in parts.items() if own}
+        name = f"det_state_dict_rank{self._distributed.rank}.pth"
+        own: Path | io.BytesIO = pending.path / name if at_once else io.BytesIO()
+        self._own_parts.write(checkpoint, own)
+        HEART.beat()
         files = {name: own.getbuffer()} if isinstance(own, io.BytesIO) else {}
         is_chief = self._distributed.rank == 0
         if is_chief:
@@ -436,21 +445,21 @@ class Checkpoints:
             state.kept = self._distributed.broadcast(counted)
         return state, generators
 
-    def take(self, path: Path) -> tuple[TrialState, list[dict[str, Any]]]:
-        """Load the weights alone, whichever ranks wrote them; a collective.
+    def take(self, path: Path) -> TrialState:
+        """Load the weights alone, whichever ranks wrote them, and the averages of ``EMA``; a collective.
 
         Args:
             path: The checkpoint's folder.
 
         Returns:
-            Where training stood, and the state of the callbacks on each rank that wrote it.
+            Where training stood.
         """
         self._verify(path, path.name)
         state = read_state(path, path.name)
         self._load_weights(path, path.name)
-        files = sorted(path.glob("det_state_dict_rank*.pth")) if self._callbacks else []
-        parts = [read_data(file, map_location="cpu", mmap=True) for file in files]
-        return state, [part.get("callbacks", {}) for part in parts]
+        if self._averages.keys() - self._engines.load_averages(path):
+            self._note("EMA         the checkpoint holds no average: its weights are used")
+        return state
 
     def fork(self, path: Path) -> None:
         """Start from the folder of a checkpoint of another run, see :meth:`load`; training counts from 0."""
@@ -471,6 +480,14 @@ class Checkpoints:
         state = read_state(path, uuid)
         if state.trial_id == trial_id or (self._is_local and trial_id is not None):
             checkpoint = self._load_all(path, uuid, state.batches_trained)
+            continued = self._engines.load_averages(path)
+            for name, average in self._averages.items():
+                others = checkpoint.get("callbacks", {}).pop(name, {})
+                if others and name not in continued:
+                    average.begin()
+                for number, parts in others.items():
+                    for (_, _, own), part in zip(average.parts(number), parts, strict=True):
+                        own.copy_(part)
             for owners, states in ((self._callbacks, "callbacks"), (self._parts, "parts")):
                 for name, owned in checkpoint.get(states, {}).items():
                     if name in owners:

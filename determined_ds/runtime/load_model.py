@@ -65,7 +65,7 @@ def load_state_dict_from_checkpoint_path(
     if verify and not is_sealed(path):
         logger.warning("warning: %s", unverified(str(path)))
     stored = open_engine(path, engine)
-    weights = weights_of(path, engine, stored, dtype=torch.float32, average=average)
+    weights = weights_of(path, stored, dtype=torch.float32, average=average)
     found = {name: each.whole().float() for name, each in weights.items()}
     return {**found, **{alias: found[name] for alias, name in stored.index.aliases.items()}}
 

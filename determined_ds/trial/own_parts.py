@@ -7,7 +7,7 @@ each replica handles its own part, and a validation puts the parts together.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ class OwnParts:
     Attributes:
         replica: This rank among those that hold the same parameters.
         replicas: How many there are.
-        shapes: Name -> shape of the whole parameter.
 
     Source: ``partition_parameters.py`` and ``stage3.py`` (``step``, ``_post_step``) in deepspeed 0.19.8's
     ``runtime/zero``.
@@ -60,9 +59,6 @@ class OwnParts:
         alone = not dist.is_initialized()
         self.replicas = 1 if alone else dist.get_world_size(self._group)
         self.replica = 0 if alone else dist.get_rank(self._group)
-        self.shapes = {
-            name: tuple(getattr(each, "ds_shape", each.shape)) for name, each in self._parameters.items()
-        }
 
     def _check(self) -> None:
         zero = self._engine._config.zero_config
@@ -85,6 +81,15 @@ class OwnParts:
         """This replica's part of a whole tensor, one-dimensional; the last replicas' may be short, or empty."""
         size = -(-whole.numel() // self.replicas)
         return whole.reshape(-1)[self.replica * size : (self.replica + 1) * size]
+
+    def places(self) -> tuple[list[Any], list[int]]:
+        """The parameters, and where in each of them this replica's part begins."""
+        parameters = list(self._parameters.values())
+        sizes = [
+            parameter.ds_tensor.numel() if self._is_split else -(-parameter.numel() // self.replicas)
+            for parameter in parameters
+        ]
+        return parameters, [self.replica * size for size in sizes]
 
     def values(self) -> list[torch.Tensor]:
         """This replica's part of each parameter as it is now, not copied."""
@@ -174,21 +179,3 @@ class OwnParts:
             flat = torch.cat([row[start : start + size] for row in rows])[: parameter.numel()]
             yield flat.view(parameter.shape)
             start += size
-
-
-def merge_parts(states: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Whole tensors by name.
-
-    Args:
-        states: Of each rank: ``replica``, ``parts`` (name -> this replica's) and ``shapes`` (name -> of the whole).
-    """
-    found: dict[str, dict[int, torch.Tensor]] = {}
-    shapes: dict[str, Any] = {}
-    for state in states:
-        shapes.update(state["shapes"])
-        for name, part in state["parts"].items():
-            found.setdefault(name, {})[state["replica"]] = part.cpu()
-    return {
-        name: torch.cat([parts[replica] for replica in sorted(parts)]).view(tuple(shapes[name]))
-        for name, parts in found.items()
-    }

@@ -84,9 +84,14 @@ def test_a_pipeline_and_shards(two_ranks: Ranks, tmp_path: Path, text: dict[str,
         assert torch.equal(logits_of(model, "gpt2"), chain(trained.inputs("gpt2", None)["tokens_BT"]))
 
 
-def test_averages_in_place_of_the_weights(two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]) -> None:
-    hparams = hyperparameters("gpt2", 3)
-    two_ranks.run(trained.train, "gpt2", str(tmp_path), hparams, text, averaged=True)
+@pytest.mark.parametrize(("kind", "stage"), [("gpt2", 3), ("gpt2_pipeline", 1)])
+def test_averages_in_place_of_the_weights(
+    kind: str, stage: int, two_ranks: Ranks, tmp_path: Path, text: dict[str, Any]
+) -> None:
+    """Also of a pipeline whose first and last stage share a weight."""
+    stages = {"pipe_parallel_size": 2} if kind == "gpt2_pipeline" else {}
+    hparams = hyperparameters(kind, stage, **stages)
+    two_ranks.run(trained.train, kind, str(tmp_path), hparams, text, averaged=True)
     path = checkpoints(tmp_path)[0]
     expected = load_state_dict_from_checkpoint_path(path, average="ema")
     weights = load_state_dict_from_checkpoint_path(path)

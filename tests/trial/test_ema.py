@@ -64,6 +64,16 @@ def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = No
         def build_callbacks(self) -> Any:
             return {"ema": EMA(DECAY)}
 
+    if kind == "own save":
+        kind = "1"
+
+        def save(self: Any, context: Any, path: Path) -> None:
+            self.engine.save_checkpoint(str(path), tag="own")
+
+        def load(self: Any, context: Any, path: Path) -> None:
+            self.engine.load_checkpoint(str(path), tag="own")
+
+        Averaged.save, Averaged.load = save, load  # type: ignore[attr-defined]
     params = {"lr": 0.1, "torch_adam": True}
     ds_config: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": params}}
     ds_config["zero_optimization"] = {"stage": int(kind) if kind.isdigit() else 0}
@@ -89,7 +99,8 @@ def run(run_dir: Path, kind: str, half: str, steps: int, resume: str | None = No
     return {"first": first[0], "after": after, "validated": validated, "uuid": newest.name}
 
 
-MORE = [(kind, "fp32") for kind in ("0", "2", "3", "offload", "pipeline", "ddp")]
+MORE = [("own save", "fp32")]  # DeepSpeed writes the engine, and each rank its part of the average
+MORE += [(kind, "fp32") for kind in ("0", "2", "3", "offload", "pipeline", "ddp")]
 MORE += [(kind, "bf16") for kind in ("0", "1", "2")]
 STAND = pytest.mark.long("ZeRO 1 and 3 stand for a whole and a split model")
 

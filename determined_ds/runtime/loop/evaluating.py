@@ -9,7 +9,6 @@ from typing import Any
 
 from determined.errors import CheckpointNotFound
 
-from determined_ds.callbacks import EMA
 from determined_ds.checkpoints.writer import Checkpoints
 from determined_ds.errors import CheckpointError
 from determined_ds.runtime.loop.predicting import Predictor, check_predicts
@@ -42,26 +41,17 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _with_weights(self, checkpoint: str) -> Iterator[int]:
-        """Load the weights, and the average of an ``EMA``; a collective. Yields the batches that trained them."""
+        """Load the weights, and the averages of ``EMA``; a collective. Yields the batches that trained them."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.stop)
             for callback in self._callbacks.values():
                 callback.on_trial_startup(self._context.get_initial_batch(), Path(checkpoint).name)
                 stack.callback(callback.on_trial_shutdown)
             with self._folder(checkpoint) as path:
-                state, parts = self._checkpoints.take(path)
-                for name, callback in self._callbacks.items():
-                    if isinstance(callback, EMA):
-                        self._load_average(callback, [part.get(name, {}) for part in parts])
+                state = self._checkpoints.take(path)
             self._context.reset_reducers()
             self._context.adopt()
             yield state.batches_trained
-
-    def _load_average(self, callback: EMA, states: list[dict[str, Any]]) -> None:
-        if any(state.get("engines") for state in states):
-            callback.load_whole([state for state in states if state.get("engines")])
-        else:
-            self._progress.note("EMA         the checkpoint holds no average: its weights are used")
 
     @contextlib.contextmanager
     def _folder(self, checkpoint: str) -> Iterator[Path]:
