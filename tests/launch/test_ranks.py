@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,30 @@ def test_the_rank_that_hangs_is_named_with_its_stack_and_a_checkpoint_to_go_on_f
     assert "Traceback" not in done.stderr
 
 
+def test_a_rank_that_hangs_before_its_first_batch_is_named_with_every_stack(tmp_path: Path) -> None:
+    done = det_ds("run", *written(tmp_path, "StuckAtOnce"), "--hang-timeout", "0.05")
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 hangs: nothing has moved for 3 s, before the first batch" in done.stderr
+    assert "in fall_asleep" in done.stderr
+    assert "rank 0, innermost call first:" in done.stderr
+    assert "no checkpoint was made yet" in done.stderr
+
+
+@pytest.mark.long("waits for torchrun; a rank that hangs under det-ds run is short")
+def test_under_another_launcher_the_ranks_find_that_out_themselves(tmp_path: Path) -> None:
+    config, folder, *options = written(tmp_path, "StuckAtOnce")
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "determined_ds.cli", "run", config, folder, *options]
+    env = {**os.environ, HANG_TIMEOUT: "0.05", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, words)), env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 " in done.stderr
+    assert "hangs: nothing has moved for 3 s, before the first batch" in done.stderr
+    assert "rank 1 stands here" in done.stderr
+    assert "rank 0 stands here" in done.stderr
+    assert "in fall_asleep" in done.stderr
+
+
 # By Determined's Core API: rank 0 alone reports.
 SCRIPT = """
 import signal
@@ -78,13 +104,15 @@ def test_a_script_that_stops_reporting_is_ended_where_a_limit_is_stated(tmp_path
     assert "in fall_asleep" in done.stderr
 
 
-# Longer than the limit: before its first batch, and in a validation of the user's own.
+# Longer than the limit: a compiler before its first batch, and a validation of the user's own.
 SLOW = """
-import time
+import subprocess, sys, time
+
+COMPILES = "import time; until = time.monotonic() + 6\\nwhile time.monotonic() < until: pass"
 
 class Slow(Endless):
     def prepare(self):
-        time.sleep(4)
+        subprocess.run([sys.executable, "-c", COMPILES], check=True)
     def evaluate_full_dataset(self, data_loader):
         time.sleep(4)
         return {"validation_loss": 0.0}

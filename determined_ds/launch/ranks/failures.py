@@ -10,8 +10,10 @@ from determined_ds.errors import EXIT_CONFIG
 from determined_ds.launch.ranks.hang import Hang
 from determined_ds.launch.ranks.process import Failure
 from determined_ds.protocol.checkpoint_files import checkpoints_in
-from determined_ds.protocol.handed_on import in_words
+from determined_ds.protocol.handed_on import in_words, since
 from determined_ds.protocol.run_dir import RunDir
+
+MOST_STACKS = 8  # that are shown; all are in the logs
 
 
 def show_failure(first: Failure, run_dir: RunDir) -> None:
@@ -33,9 +35,11 @@ def show_hang(hang: Hang, run_dir: RunDir, resume_with: str) -> None:
     else:
         stacks = f"their stacks are in {run_dir.logs}"
     kept = checkpoints_in(run_dir.checkpoints)
+    others = [rank for rank in range(len(hang.stacks)) if rank not in hang.behind]
+    shown = [rank for rank in (*hang.behind, *others)[:MOST_STACKS] if hang.stacks[rank]]
     lines = [
         f"\n{reason_of_hang(hang)}; {stacks}",
-        *([f"rank {hang.behind[0]}, innermost call first:", hang.stack] if hang.stack else []),
+        *(f"rank {rank}, innermost call first:\n{hang.stacks[rank]}" for rank in shown),
         f"the last checkpoint is {kept[0].path}" if kept else "no checkpoint was made yet",
         *([f"  fix: resume from it with: {resume_with}"] if kept else []),
         "  fix: if a step may take longer, add --hang-timeout MINUTES (0: no limit)",
@@ -46,7 +50,7 @@ def show_hang(hang: Hang, run_dir: RunDir, resume_with: str) -> None:
 def reason_of_hang(hang: Hang) -> str:
     """A hang in one sentence."""
     who = f"rank {hang.behind[0]} hangs" if len(hang.behind) == 1 else "the ranks hang"
-    return f"{who}: nothing has moved for {in_words(hang.seconds)}, since batch {hang.steps}"
+    return f"{who}: nothing has moved for {in_words(hang.seconds)}, {since(hang.steps)}"
 
 
 def reason_of_failure(failure: Failure) -> str:

@@ -28,17 +28,17 @@ class Hang:
         seconds: How long.
         steps: Batches trained by the slowest rank.
         behind: The ranks that the others wait for; all of them where that is unknown.
-        stack: Of the first of those, innermost call first; "" where it did not answer.
+        stacks: Of each rank, innermost call first; "" where it did not answer.
     """
 
     seconds: float
     steps: int
     behind: tuple[int, ...]
-    stack: str = ""
+    stacks: tuple[str, ...] = ()
 
 
 class HangWatch:
-    """Watches ranks from their first step on.
+    """Watches ranks from the moment that they have joined.
 
     Args:
         ranks: That run.
@@ -60,7 +60,7 @@ class HangWatch:
         if not self._timeout_s or self.hang:
             return
         signs = read_heartbeats(self._ranks.heartbeats)
-        begun = any(sign.steps for sign in signs)
+        begun = any(sign.beats for sign in signs)
         if not begun or signs != self._signs or any(sign.patient for sign in signs):
             self._signs, self._waited_s = signs, 0.0
             return
@@ -86,7 +86,7 @@ class HangWatch:
             seconds=self._timeout_s,
             steps=min(sign.steps for sign in _counting(self._signs)),
             behind=tuple(behind),
-            stack="\n".join(_threads(stacks[behind[0]])[-1]),
+            stacks=tuple("\n".join(_threads(each)[-1]) for each in stacks),
         )
 
     def _answers(self, before: list[int]) -> list[str]:

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d
 
 from determined_ds.config.layout import Accelerator
 from determined_ds.protocol.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
+from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.group.addresses import take_interfaces, take_own_port
 from determined_ds.runtime.group.collectives import allgather_objects, broadcast_object, store
 from determined_ds.runtime.group.peers import is_on_network, watch_peers
@@ -76,6 +77,7 @@ def join_process_group(accelerator: Accelerator) -> core.DistributedContext:
 
 def _watch(distributed: core.DistributedContext) -> None:
     timeout_s = hang_timeout_s()
+    HEART.begin(timeout_s)
     if distributed.size > 1 and timeout_s and is_on_network(store()):
         watch_peers(distributed, store(), timeout_s)
 

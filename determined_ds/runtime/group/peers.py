@@ -33,6 +33,7 @@ from determined_ds.protocol.handed_on import (
     copy_to_terminal,
     in_words,
     report_failure,
+    since,
 )
 from determined_ds.protocol.heartbeat import HEART, SHOWN_FRAMES, WAITS
 from determined_ds.runtime.master.ending import on_cluster
@@ -42,6 +43,7 @@ INTERVAL_S = 1.0  # between two signs of life
 FEW = 4
 PREFIX = "determined_ds/peers"
 GONE = "dead, stopped or cut off"
+MOST_STACKS = 8  # ranks that show theirs, those that hang first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,7 @@ class RollCall:
             self._silent_s[rank] = 0.0 if old.count != new.count else self._silent_s[rank] + elapsed_s
         moved = [(sign.steps, sign.beats) for sign in before] != [(sign.steps, sign.beats) for sign in signs]
         waited_for = moved or any(sign.patient or sign.done for sign in signs)
-        begun = any(sign.steps for sign in signs)
-        self._still_s = self._still_s + elapsed_s if begun and not waited_for else 0.0
+        self._still_s = 0.0 if waited_for else self._still_s + elapsed_s
         steps = min(sign.steps for sign in signs)
         if self._silent_for(self._timeout_s) or (self._still_s >= self._timeout_s and self.missing):
             return PeerVerdict(lost=self.missing or self._silent_for(self._timeout_s), steps=steps)
@@ -245,7 +246,7 @@ class Peers:
         report_failure(words, EXIT_CRASHED, cause=LOST_MACHINE if verdict.lost else HANG, reason=words)
         if self._speaks(verdict.lost):
             say(words)
-        if self._rank in verdict.behind[:3]:
+        if verdict.behind and self._rank in [*verdict.behind, *range(len(self._names))][:MOST_STACKS]:
             say(f"rank {self._rank} stands here, innermost call first:", stack_lines())
         time.sleep(2 * FEW * self._interval_s)
         for act in LAST_ACTS:
@@ -266,7 +267,7 @@ class Peers:
             return f"{words}\n  fix: check the machine and its network, then resume from the last checkpoint"
         who = f"{self._named(verdict.behind)} hangs" if len(verdict.behind) == 1 else "the ranks hang"
         return (
-            f"{who}: nothing has moved {for_so_long}, since batch {verdict.steps}\n"
+            f"{who}: nothing has moved {for_so_long}, {since(verdict.steps)}\n"
             f"  fix: if a step may take longer, set {HANG_TIMEOUT}=MINUTES (0: no limit)"
         )
 
