@@ -173,8 +173,8 @@ def filled(
         The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
         for; that one is left out of the JSON.
     """
-    rate, schedule = stated_rate(ds), ds.get(("scheduler", "type"))
-    places = _places_of_rate(ds)
+    rate, places, schedule = stated_rate(ds), _places_of_rate(ds), ds.get(("scheduler", "type"))
+    of_accelerator = Origin(f"the accelerator: {accelerator.name}")
     ds = _with_precision(ds, topology, accelerator)
     known = [
         *_sizes(ds, hyperparameters, topology, batch),
@@ -194,36 +194,33 @@ def filled(
             fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
             problems.append(ds.problem(path, "nothing says what it should be", fix, "auto-undetermined"))
             continue
+        if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
+            name, value = "fit.max_length", fit.max_length.value
+        elif leaf == "betas" and value is None:
+            pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
+            name, value = ("adam_beta1", pair) if None not in pair else (name, None)
         if rate and path in places and _is_number(rate.value):  # stated in the other place
             value, stated = rate.value, ds.origin(rate.path)
             origin = stated.reworded(f"{ds.key(rate.path)}, {stated}")
         elif leaf == "pin_memory":
-            value, origin = accelerator.name == "cuda", Origin(f"the accelerator: {accelerator.name}")
-        else:
-            if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
-                name, value = "fit.max_length", fit.max_length.value
-            elif leaf == "betas" and value is None:
-                pair = [hyperparameters.get((each,)) for each in ("adam_beta1", "adam_beta2")]
-                name, value = ("adam_beta1", pair) if None not in pair else (name, None)
-            if value is not None:
-                stated = hyperparameters.origin(tuple(name.split(".")))
-                origin = stated.reworded(f"{name}, {stated}")
-            elif path == (
-                "gradient_clipping",
-            ):  # DeepSpeed clips by default; written out, so that it is seen
-                value, origin = GRADIENT_CLIPPING, Origin("DeepSpeed's default")
-            elif leaf == "warmup_min_lr":
-                # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
-                # takes two steps at warmup_min_lr.
-                end = ((*path[:-1], each) for each in ("warmup_max_lr", "warmup_num_steps"))
-                peak, count = (changes.get(each, (ds.get(each),))[0] for each in end)
-                value, origin = 0.0, Origin("a warm-up from 0")
-                if _is_number(peak) and _is_number(count) and count >= 1:
-                    value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
-            elif is_auto and path == (*PARAMS, "weight_decay"):
-                # DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a hyperparameter of 0 is lost where the
-                # web UI turns an experiment into a search.
-                value, origin = 0.0, Origin("no weight decay is stated")
+            value, origin = accelerator.name == "cuda", of_accelerator
+        elif value is not None:
+            stated = hyperparameters.origin(tuple(name.split(".")))
+            origin = stated.reworded(f"{name}, {stated}")
+        elif path == ("gradient_clipping",):  # DeepSpeed clips by default; written out, so that it is seen
+            value, origin = GRADIENT_CLIPPING, Origin("DeepSpeed's default")
+        elif leaf == "warmup_min_lr":
+            # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
+            # takes two steps at warmup_min_lr.
+            end = ((*path[:-1], each) for each in ("warmup_max_lr", "warmup_num_steps"))
+            peak, count = (changes.get(each, (ds.get(each),))[0] for each in end)
+            value, origin = 0.0, Origin("a warm-up from 0")
+            if _is_number(peak) and _is_number(count) and count >= 1:
+                value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
+        elif is_auto and path == (*PARAMS, "weight_decay"):
+            # DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a hyperparameter of 0 is lost where the
+            # web UI turns an experiment into a search.
+            value, origin = 0.0, Origin("no weight decay is stated")
         if value is not None:
             changes[path] = value, origin
             continue
@@ -238,8 +235,9 @@ def filled(
         if is_auto:
             changes[path] = NOT_GIVEN, ""
     done = ds.overwritten_all((path, *change) for path, change in changes.items())
-    origin = Origin(f"the accelerator: {accelerator.name}")
-    return done.overwritten_all((*each, origin) for each in _of_accelerator(done, accelerator)), problems
+    return done.overwritten_all(
+        (*each, of_accelerator) for each in _of_accelerator(done, accelerator)
+    ), problems
 
 
 def _to_fill(ds: Document) -> list[KeyPath]:
@@ -252,18 +250,14 @@ def _to_fill(ds: Document) -> list[KeyPath]:
             elif value == AUTO:
                 yield (*path, key)
 
-    paths = [*autos(ds.data, ())]
-    if ds.get(("gradient_clipping",)) is None:
-        paths.append(("gradient_clipping",))
+    absent: list[KeyPath] = [("gradient_clipping",)]
     for section, leaves in IF_ABSENT.items():
         kind = ds.get((section, "type"))
         takes = params_of(section, kind)
         if takes is None:  # torch's own
-            takes = ["lr"] if section == "optimizer" else []
-        for leaf in leaves if isinstance(kind, str) else ():
-            if leaf in takes and ds.get((section, "params", leaf)) is None:
-                paths.append((section, "params", leaf))
-    return paths
+            takes = ["lr"] if section == "optimizer" and isinstance(kind, str) else []
+        absent += [(section, "params", leaf) for leaf in leaves if leaf in takes]
+    return [*autos(ds.data, ()), *(path for path in absent if ds.get(path) is None)]
 
 
 def _hyperparameter(leaf: str, hyperparameters: Document) -> tuple[str, Any]:
@@ -297,18 +291,11 @@ def _sizes(ds: Document, document: Document, layout: Topology, batch: Batch) -> 
 
 
 def tensor_parallel_values(ds: Document, size: int, *, everywhere: bool = False) -> list[Change]:
-    """What a DeepSpeed JSON leaves open of its section ``tensor_parallel``, which agrees with ``model_parallel_size``.
+    """What the section ``tensor_parallel`` leaves open; with ``everywhere``, also where there is no such section.
 
     ``vocab_parallel_lm_head`` is off unless it is stated: DeepSpeed would turn it on where the output layer is tied to
-    the embedding, and the model would then return each rank its own part of the logits.
-
-    Args:
-        ds: The JSON.
-        size: ``model_parallel_size``.
-        everywhere: Fill it where there is no such section, too.
-
-    Source: deepspeed 0.19.8 ``DeepSpeedEngine._apply_autotp_partitioning`` in ``runtime/engine.py``,
-    ``auto_vocab_parallel_lm_head``.
+    the embedding, and the model would then return each rank its own part of the logits. Source: deepspeed 0.19.8
+    ``DeepSpeedEngine._apply_autotp_partitioning`` in ``runtime/engine.py``.
     """
     section = ds.get(("tensor_parallel",))
     if not isinstance(section, dict) and not (everywhere and section is None):
@@ -358,12 +345,9 @@ def _with_precision(ds: Document, topology: Topology, accelerator: Accelerator) 
 def _of_accelerator(ds: Document, accelerator: Accelerator) -> Iterator[tuple[KeyPath, bool]]:
     """Torch's own Adam, so that nothing has to be compiled before the first step; on GPUs the fused one, and no timer.
 
-    DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What
-    is stated stays, and so does what only DeepSpeed's takes: its own optimizer on the CPU for an offloaded state, and
-    the parameters of ``FusedAdam`` that torch does not know. Muon steps all but matrices by the same Adam.
-
-    The throughput timer waits for the device twice a micro-batch. ``steps_per_print`` asks for it, since what it prints
-    is timed so; ``samples_per_second`` is measured by the loop.
+    DeepSpeed's ``FusedAdam`` is built by nvcc at its first use, and few machines with GPUs have that compiler. What is
+    stated stays, and so does what only DeepSpeed's takes: an offloaded state, and parameters that torch's has not. The
+    throughput timer waits for the device twice a micro-batch; ``steps_per_print`` prints what it measures.
 
     Source: ``get_optimizer_configuration`` in deepspeed 0.19.8's ``runtime/engine.py``; ``Adam.__init__`` in torch's
     ``optim/adam.py`` for what ``fused`` excludes; ``ThroughputTimer`` in ``utils/timer.py``, which is on by default.

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from determined_ds.cluster_log import LOG_POLICIES
-from determined_ds.config.ds_schema import known_keys
+from determined_ds.config.ds_schema import ZERO, known_keys
+from determined_ds.config.params import AUTO
 from determined_ds.documents.document import Document, KeyPath, dotted
 from determined_ds.errors import NOT_GIVEN, Problem
 
 # Where a configuration is used: under run, on a cluster, in a search, and measured by compare and autotune, which train
 # some steps, validate and save nothing, and choose the strategy themselves.
 RUN, CLUSTER, SEARCH, MEASURE = range(4)
-HONOURED, REFUSED, IGNORED = "HRI"
 
 
 class Meaning(enum.Enum):
@@ -40,51 +39,35 @@ class Meaning(enum.Enum):
     RESOLVED = "J"  # is compared in what it makes: the JSON that DeepSpeed is given
 
 
-@dataclass(frozen=True)
-class Fate:
-    """What happens to a key, and to every key below it that has no row of its own.
-
-    Args:
-        key: Dotted.
-        resume: What a change means to a run that resumes.
-        at: A letter for each place, in their order: ``H`` honoured, or decided by the command; ``R`` refused; ``I``
-            ignored, with a warning.
-        why: In a clause, where it is refused or ignored.
-        fix: What to write instead; "" where there is nothing better to write.
-        default: The value at which nothing is lost by ignoring the key. Null, "auto", false, 0 and what is empty lose
-            nothing either, unless a default is stated.
-    """
+class Fate(NamedTuple):
+    """What happens to a key, and to every key below it that has no row of its own."""
 
     key: str
     resume: Meaning
-    at: str
-    why: str
-    fix: str
-    default: Any
-
-    def is_idle(self, value: Any) -> bool:
-        """Whether nothing is asked for by a value."""
-        if value is None or value == "auto":
-            return True
-        return bool(value == self.default) if self.default is not None else not value
+    at: str = "HHHH"  # of each place: Honoured, or decided by the command; Refused; Ignored, with a warning
+    why: str = ""  # in a clause, where it is refused or ignored
+    fix: str = ""
+    default: Any = (
+        None  # loses nothing by being ignored, as null, "auto", and where there is none, false, 0 and empty
+    )
 
 
-def _rows(
-    resume: str, keys: str, at: str = "HHHH", why: str = "", fix: str = "", default: Any = None
-) -> list[Fate]:
-    """A row for each of several keys, separated by spaces; ``a.{b,c}`` stands for two. One letter is of all places."""
-    found = []
-    for word in keys.split():
-        prefix, _, names = word.partition("{")
-        for name in names.rstrip("}").split(",") if names else [""]:
-            found.append(
-                Fate(prefix + name, Meaning(resume), at * 4 if len(at) == 1 else at, why, fix, default)
-            )
+def _table(*rows: tuple[Any, ...]) -> dict[str, Fate]:
+    """Rows by their keys: the letter of a ``Meaning``, several keys, and what else a :class:`Fate` has.
+
+    Keys are separated by spaces; ``a.{b c}`` stands for two. One letter is of all places.
+    """
+    found = {}
+    for resume, keys, *rest in rows:
+        at, others = (rest[0] if rest else "HHHH"), rest[1:]
+        section = ""
+        for word in keys.split():
+            head, opened, name = word.rpartition("{")
+            section = head if opened else section
+            key = section + name.rstrip("}")
+            found[key] = Fate(key, Meaning(resume), at * 4 if len(at) == 1 else at, *others)
+            section = "" if word.endswith("}") else section
     return found
-
-
-def _table(*groups: list[Fate]) -> dict[str, Fate]:
-    return {row.key: row for group in groups for row in group}
 
 
 # ------------------------------------------------------------------------------------------- the experiment's YAML
@@ -101,54 +84,52 @@ SOURCE_TRIAL = "give source_checkpoint_uuid a run directory or a checkpoint path
 # fmt: off
 EXPERIMENT = _table(
     # ---- what is trained
-    _rows("N", "name description labels workspace project"),
-    _rows("C", "entrypoint reproducibility hyperparameters.trial_seed"),
-    _rows("E", "max_restarts data debug hyperparameters hyperparameters.{logging,fit,torch_compile,sdpa_kernel}"),
-    _rows("E", "environment.environment_variables"),
-    _rows("S", "resources.slots_per_trial hyperparameters.{pipe_within_machine,partition_method,pipe_schedule}"),
-    _rows("S", "hyperparameters.{pipe_parallel_size,model_parallel_size,sequence_parallel_size,expert_parallel_size}"),
-    _rows("S", "hyperparameters.pipe_chunks"),
-    _rows("J", "hyperparameters.{global_batch_size,deepspeed_config,overwrite_deepspeed_args,zero_stage}"),
-    _rows("J", "hyperparameters.{data_parallel_world_size,micro_batch_size}"),
+    ("N", "name description labels workspace project"),
+    ("C", "entrypoint reproducibility hyperparameters.trial_seed"),
+    ("E", "max_restarts data debug environment.environment_variables hyperparameters"),
+    ("E", "hyperparameters.{logging fit torch_compile sdpa_kernel}"),
+    ("S", "resources.slots_per_trial hyperparameters.{pipe_within_machine partition_method pipe_schedule pipe_chunks}"),
+    ("S", "hyperparameters.{pipe_parallel_size model_parallel_size sequence_parallel_size expert_parallel_size}"),
+    ("J", "hyperparameters.{global_batch_size deepspeed_config overwrite_deepspeed_args zero_stage"
+          " data_parallel_world_size micro_batch_size}"),
     # ---- the searcher: under run, one point is taken in the middle of the space
-    _rows("N", "searcher"),
-    _rows("E", "searcher.{metric,smaller_is_better}"),
-    _rows("N", "searcher.max_length", "I", OF_CLASSES, f"{FIT}max_length"),
-    _rows("N", "searcher.stop_once", "HIIH", "every ASHA search of 0.38 stops trials early", "remove it", True),
-    _rows("N", "searcher.source_checkpoint_uuid", "HHHI", "a measurement starts from the trial's own weights"),
-    _rows("N", "searcher.source_trial_id", "RHRI", "names a cluster's trial", SOURCE_TRIAL),
+    ("N", "searcher"),
+    ("E", "searcher.{metric smaller_is_better}"),
+    ("N", "searcher.max_length", "I", OF_CLASSES, f"{FIT}max_length"),
+    ("N", "searcher.stop_once", "HIIH", "every ASHA search of 0.38 stops trials early", "remove it", True),
+    ("N", "searcher.source_checkpoint_uuid", "HHHI", "a measurement starts from the trial's own weights"),
+    ("N", "searcher.source_trial_id", "RHRI", "names a cluster's trial", SOURCE_TRIAL),
     # ---- the machine and the container
-    _rows("N", "resources environment bind_mounts slurm pbs checkpoint_storage", "IHII", ON_A_CLUSTER),
-    _rows("N", "preemption_timeout retention_policy integrations", "IHII", ON_A_CLUSTER),
-    _rows("N", "log_policies", "IHII", ON_A_CLUSTER, "", list(LOG_POLICIES)),  # these start a run once here too
-    _rows("N", "resources.max_slots", "IHHI", ON_A_CLUSTER),
-    _rows("N", "resources.slots", "R", "is for notebooks and commands", "write resources.slots_per_trial"),
-    _rows("N", "resources.native_parallel", "I", UNUSED, "remove it"),
-    _rows("N", "resources.agent_label", "I", f"{NO_MORE} since 0.20", "write resources.resource_pool"),
+    ("N", "resources environment bind_mounts slurm pbs checkpoint_storage", "IHII", ON_A_CLUSTER),
+    ("N", "preemption_timeout retention_policy integrations", "IHII", ON_A_CLUSTER),
+    ("N", "log_policies", "IHII", ON_A_CLUSTER, "", list(LOG_POLICIES)),  # these start a run once here too
+    ("N", "resources.max_slots", "IHHI", ON_A_CLUSTER),
+    ("N", "resources.slots", "R", "is for notebooks and commands", "write resources.slots_per_trial"),
+    ("N", "resources.native_parallel", "I", UNUSED, "remove it"),
+    ("N", "resources.agent_label", "I", f"{NO_MORE} since 0.20", "write resources.resource_pool"),
     # ---- what is kept and shown
-    _rows("N", "checkpoint_storage.{checkpoint_path,tensorboard_path}", "I", NO_MORE, "write storage_path"),
-    _rows("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
-    _rows("E", "profiling.enabled", "HHHI", "nothing but the steps is measured"),
+    ("N", "checkpoint_storage.{checkpoint_path tensorboard_path}", "I", NO_MORE, "write storage_path"),
+    ("E", "profiling", "I", f"{UNUSED}, except for profiling.enabled", "remove it"),
+    ("E", "profiling.enabled", "HHHI", "nothing but the steps is measured"),
     # ---- what is read for other kinds of trials
-    _rows("N", "checkpoint_policy", "I", OF_CLASSES, f"{FIT}checkpoint_policy", "best"),
-    _rows("N", "min_validation_period", "I", OF_CLASSES, f"{FIT}validation_period"),
-    _rows("N", "min_checkpoint_period", "I", OF_CLASSES, f"{FIT}checkpoint_period"),
-    _rows("N", "perform_initial_validation", "I", OF_CLASSES, f"{FIT}step_zero_validation"),
-    _rows("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
-    _rows("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
-    _rows("N", "optimizations", "I", OF_CLASSES, IN_JSON),
-    _rows("N", "optimizations.{average_training_metrics,average_aggregated_gradients}", "I", OF_CLASSES, IN_JSON, True),
-    _rows("N", "optimizations.{aggregation_frequency,tensor_fusion_cycle_time}", "I", OF_CLASSES, IN_JSON, 1),
-    _rows("N", "optimizations.tensor_fusion_threshold", "I", OF_CLASSES, IN_JSON, 64),
-    _rows("N", "optimizations.mixed_precision", "I", OF_CLASSES, "enable bf16 in the DeepSpeed JSON", "O0"),
-    _rows("N", "tensorboard_storage", "I", UNUSED, "remove it: checkpoint_storage is used"),
-    _rows("N", "data_layer security", "I", UNUSED, "remove it"),
-    _rows("N", "internal", "R", "has been removed from Determined", "remove it"),
+    ("N", "checkpoint_policy", "I", OF_CLASSES, f"{FIT}checkpoint_policy", "best"),
+    ("N", "min_validation_period", "I", OF_CLASSES, f"{FIT}validation_period"),
+    ("N", "min_checkpoint_period", "I", OF_CLASSES, f"{FIT}checkpoint_period"),
+    ("N", "perform_initial_validation", "I", OF_CLASSES, f"{FIT}step_zero_validation"),
+    ("N", "scheduling_unit", "I", OF_CLASSES, f"{FIT}reporting_period", 100),
+    ("N", "records_per_epoch", "I", OF_CLASSES, IN_EPOCHS),
+    ("N", "optimizations", "I", OF_CLASSES, IN_JSON),
+    ("N", "optimizations.{average_training_metrics average_aggregated_gradients}", "I", OF_CLASSES, IN_JSON, True),
+    ("N", "optimizations.{aggregation_frequency tensor_fusion_cycle_time}", "I", OF_CLASSES, IN_JSON, 1),
+    ("N", "optimizations.tensor_fusion_threshold", "I", OF_CLASSES, IN_JSON, 64),
+    ("N", "optimizations.mixed_precision", "I", OF_CLASSES, "enable bf16 in the DeepSpeed JSON", "O0"),
+    ("N", "tensorboard_storage", "I", UNUSED, "remove it: checkpoint_storage is used"),
+    ("N", "data_layer security", "I", UNUSED, "remove it"),
+    ("N", "internal", "R", "has been removed from Determined", "remove it"),
 )
 
 # ------------------------------------------------------------------------------------------- the DeepSpeed JSON
 
-ZERO = "zero_optimization"
 NO_LOADER = "acts in DeepSpeed's own data loader, which no trial here uses"
 NOTHING = "DeepSpeed 0.19.8 reads it and does nothing with it"
 BACKGROUND = "writes in the background, so that a checkpoint would be sealed before it is whole"
@@ -160,68 +141,48 @@ AUTOTUNING = "has the engine end its process after some steps, for a launcher of
 
 # The places are alike here.
 DEEPSPEED = _table(
-    _rows("C", "train_batch_size data_efficiency.{enabled,data_routing}"),
-    _rows("O", "optimizer optimizer.params.{adam_w_mode,amsgrad}"),
-    _rows("L", "scheduler weight_quantization.quantized_initialization hybrid_engine sequence_parallel_size"),
-    _rows("L", "use_data_before_expert_parallelism"),
-    _rows("E", "train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping activation_checkpointing"),
-    _rows("E", "optimizer.params scheduler.params communication_data_type seq_parallel_communication_data_type"),
-    _rows("S", "optimizer.params.{fp32_optimizer_states,torch_adam} optimizer.legacy_fusion torch_autocast fp16 bf16"),
-    _rows("S", f"zero_force_ds_cpu_optimizer tensor_parallel data_types expert_parallel {ZERO}"),
-    _rows("E", "compile disable_python_gc wall_clock_breakdown memory_breakdown steps_per_print dump_state log_level"),
-    _rows("E", "flops_profiler comms_logger tensorboard csv_monitor wandb comet aio timers pipeline checkpoint"),
-    _rows("E", "gradient_predivide_factor zero_allow_untested_optimizer prescale_gradients"),
-    _rows("E", "gradient_allreduce_op", default="mean"),
+    ("C", "train_batch_size data_efficiency.{enabled data_routing}"),
+    ("O", "optimizer optimizer.params.{adam_w_mode amsgrad}"),
+    ("L", "scheduler weight_quantization.quantized_initialization hybrid_engine sequence_parallel_size"),
+    ("L", "use_data_before_expert_parallelism"),
+    ("E", "train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping activation_checkpointing"),
+    ("E", "optimizer.params scheduler.params communication_data_type seq_parallel_communication_data_type"),
+    ("S", "optimizer.params.{fp32_optimizer_states torch_adam} optimizer.legacy_fusion torch_autocast fp16 bf16"),
+    ("S", f"zero_force_ds_cpu_optimizer tensor_parallel data_types expert_parallel {ZERO}"),
+    ("E", "compile disable_python_gc wall_clock_breakdown memory_breakdown steps_per_print dump_state log_level"),
+    ("E", "flops_profiler comms_logger tensorboard csv_monitor wandb comet aio timers pipeline checkpoint"),
+    ("E", "gradient_predivide_factor zero_allow_untested_optimizer prescale_gradients gradient_allreduce_op"),
     # Those of zero_optimization by which no checkpoint is laid out.
-    _rows("E", f"{ZERO}.{{allgather_bucket_size,allgather_sequential,contiguous_gradients,enable_sanity_checks}}"),
-    _rows("E", f"{ZERO}.{{gather_16bit_weights_on_model_save,ignore_unused_parameters,log_trace_cache_warnings}}"),
-    _rows("E", f"{ZERO}.{{max_live_parameters,max_reuse_distance,memory_efficient_linear,overlap_comm}}"),
-    _rows("E", f"{ZERO}.{{pipeline_loading_checkpoint,prefetch_bucket_size,reduce_bucket_size,reduce_scatter}}"),
-    _rows("E", f"{ZERO}.{{stage3_allgather_sequential,stage3_gather_16bit_weights_on_model_save}}"),
-    _rows("E", f"{ZERO}.{{stage3_max_live_parameters,stage3_max_reuse_distance,stage3_prefetch_bucket_size}}"),
-    _rows("E", f"{ZERO}.{{stage3_use_all_reduce_for_fetch_params,use_all_reduce_for_fetch_params}}"),
-    _rows("E", f"{ZERO}.use_multi_rank_bucket_allreduce"),
-    _rows("E", f"{ZERO}.offload_optimizer.{{buffer_count,cpuadam_cores_perc,fast_init,pin_memory}}"),
-    _rows("E", f"{ZERO}.offload_optimizer.{{pipeline_read,pipeline_write}}"),
-    _rows("E", f"{ZERO}.offload_param.{{buffer_count,buffer_size,max_in_cpu,pin_memory}}"),
-    _rows("N", "autotuning"),
+    ("E", f"""{ZERO}.{{allgather_bucket_size allgather_sequential contiguous_gradients enable_sanity_checks
+        gather_16bit_weights_on_model_save ignore_unused_parameters log_trace_cache_warnings max_live_parameters
+        max_reuse_distance memory_efficient_linear overlap_comm pipeline_loading_checkpoint prefetch_bucket_size
+        reduce_bucket_size reduce_scatter stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save
+        stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size
+        stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce}}"""),
+    ("E", f"""{ZERO}.offload_optimizer.{{buffer_count cpuadam_cores_perc fast_init pin_memory pipeline_read
+        pipeline_write}} {ZERO}.offload_param.{{buffer_count buffer_size max_in_cpu pin_memory}}"""),
+    ("N", "autotuning"),
     # ---- what nothing reads
-    _rows("E", "dataloader_drop_last", "I", NO_LOADER, "write self.training_loader(dataset, drop_last=...)"),
-    _rows("C", "data_efficiency", "I", NO_LOADER, "have the trial's data set draw what it should"),
-    _rows("L", "weight_quantization", "I", "DeepSpeed reads it for inference only", "remove it"),
-    _rows("N", "vocabulary_size", "I", "DeepSpeed only remarks on it where 8 does not divide it", "remove it"),
-    _rows("E", "disable_allgather", "I", NOTHING, "remove it"),
-    _rows("E", f"{ZERO}.allgather_partitions", "I", NOTHING, "remove it", True),
+    ("E", "dataloader_drop_last", "I", NO_LOADER, "write self.training_loader(dataset, drop_last=...)"),
+    ("C", "data_efficiency", "I", NO_LOADER, "have the trial's data set draw what it should"),
+    ("L", "weight_quantization", "I", "DeepSpeed reads it for inference only", "remove it"),
+    ("N", "vocabulary_size", "I", "DeepSpeed only remarks on it where 8 does not divide it", "remove it"),
+    ("E", "disable_allgather", "I", NOTHING, "remove it"),
+    ("E", f"{ZERO}.allgather_partitions", "I", NOTHING, "remove it", True),
     # ---- what cannot be honoured
-    _rows("L", "managed_gradient_accumulation", "R", MANAGED, "remove it", True),
-    _rows("L", f"{ZERO}.legacy_stage1", "R", "has been removed from DeepSpeed", "remove it"),
-    _rows("L", "data_parallel_size", "R", "has DeepSpeed build groups of its own", "remove it: slots decide replicas"),
-    _rows("E", "pipeline.stages", "R", NO_ENGINE, "set hyperparameters.pipe_parallel_size in the YAML", "auto"),
-    _rows("E", "pipeline.partition", "R", NO_ENGINE, "remove it, and set hyperparameters.partition_method", "best"),
-    _rows("E", "pipeline.seed_layers", "R", NO_ENGINE, "remove it"),
-    _rows("N", "autotuning.enabled", "R", AUTOTUNING, "remove it, and use det-ds autotune CONFIG"),
-    _rows("L", "checkpoint.load_universal", "R", UNIVERSAL, "remove it"),
-    _rows("E", "checkpoint.use_node_local_storage", "R", NODE_LOCAL, "remove it: each rank's part is stored anyway"),
-    _rows("E", "checkpoint.writer.decoupled", "R", BACKGROUND, "remove it"),
-    _rows("L", "datastates_ckpt", "R", BACKGROUND, "remove it"),
+    ("L", "managed_gradient_accumulation", "R", MANAGED, "remove it", True),
+    ("L", f"{ZERO}.legacy_stage1", "R", "has been removed from DeepSpeed", "remove it"),
+    ("L", "data_parallel_size", "R", "has DeepSpeed build groups of its own", "remove it: slots decide replicas"),
+    ("E", "pipeline.stages", "R", NO_ENGINE, "set hyperparameters.pipe_parallel_size in the YAML", AUTO),
+    ("E", "pipeline.partition", "R", NO_ENGINE, "remove it, and set hyperparameters.partition_method", "best"),
+    ("E", "pipeline.seed_layers", "R", NO_ENGINE, "remove it"),
+    ("N", "autotuning.enabled", "R", AUTOTUNING, "remove it, and use det-ds autotune CONFIG"),
+    ("L", "checkpoint.load_universal", "R", UNIVERSAL, "remove it"),
+    ("E", "checkpoint.use_node_local_storage", "R", NODE_LOCAL, "remove it: each rank's part is stored anyway"),
+    ("E", "checkpoint.writer.decoupled", "R", BACKGROUND, "remove it"),
+    ("L", "datastates_ckpt", "R", BACKGROUND, "remove it"),
 )
 # fmt: on
-
-
-@cache
-def _switched() -> frozenset[KeyPath]:
-    """The sections of the JSON that do nothing unless their ``enabled`` is true; a timer's is on by default."""
-    found: set[KeyPath] = set()
-
-    def walk(path: KeyPath, node: dict[str, Any]) -> None:
-        keys = node.get("properties", {})
-        if "enabled" in keys and path != ("timers", "throughput"):
-            found.add(path)
-        for key, child in keys.items():
-            walk((*path, key), child)
-
-    walk((), known_keys())
-    return frozenset(found)
 
 
 # ------------------------------------------------------------------------------------------- a document by a table
@@ -240,10 +201,12 @@ def ignored_keys(document: Document, place: int) -> list[Problem]:
         document: The experiment's YAML, overrides applied.
         place: ``RUN``, ``CLUSTER``, ``SEARCH`` or ``MEASURE``.
     """
-    found = _keys_that_are(IGNORED, document, place, EXPERIMENT, frozenset({("profiling",)}))
+    found = _keys_that_are("I", document, place, EXPERIMENT, frozenset({("profiling",)}))
     of_clusters = [path for row, path in found if row.why == ON_A_CLUSTER]
-    what = "is ignored" if place == CLUSTER else "is ignored here"
-    warnings = [_problem(document, row, path, what) for row, path in found if row.why != ON_A_CLUSTER]
+    what = "is ignored: " if place == CLUSTER else "is ignored here: "
+    warnings = [
+        _problem(document, row, path, what, "ignored-key") for row, path in found if row.why != ON_A_CLUSTER
+    ]
     if of_clusters:
         keys = ", ".join(f"{document.key(path)} ({document.origin(path)})" for path in of_clusters)
         message = f"{ON_A_CLUSTER}; ignored here: {keys}"
@@ -253,30 +216,48 @@ def ignored_keys(document: Document, place: int) -> list[Problem]:
 
 def json_problems(ds: Document) -> tuple[list[Problem], list[Problem]]:
     """The keys of a DeepSpeed JSON that cannot be honoured (errors), and those that are ignored (warnings)."""
-    refused = _keys_that_are(REFUSED, ds, RUN, DEEPSPEED, _switched())
-    ignored = _keys_that_are(IGNORED, ds, RUN, DEEPSPEED, _switched())
+    refused = _keys_that_are("R", ds, RUN, DEEPSPEED, _switched())
+    ignored = _keys_that_are("I", ds, RUN, DEEPSPEED, _switched())
     return (
-        [_problem(ds, row, path, "") for row, path in refused],
-        [_problem(ds, row, path, "is ignored") for row, path in ignored],
+        [_problem(ds, row, path, "", "refused-key") for row, path in refused],
+        [_problem(ds, row, path, "is ignored: ", "ignored-key") for row, path in ignored],
     )
+
+
+@cache
+def _switched() -> frozenset[KeyPath]:
+    """The sections of the JSON that do nothing unless their ``enabled`` is true; a timer's is on by default."""
+
+    def walk(path: KeyPath, node: dict[str, Any]) -> Iterator[KeyPath]:
+        keys = node.get("properties", {})
+        if "enabled" in keys and path != ("timers", "throughput"):
+            yield path
+        for key, child in keys.items():
+            yield from walk((*path, key), child)
+
+    return frozenset(walk((), known_keys()))
 
 
 def _keys_that_are(
     letter: str, document: Document, place: int, table: Mapping[str, Fate], switched: frozenset[KeyPath]
 ) -> list[tuple[Fate, KeyPath]]:
-    """The keys of a document to which something happens in a place, each once, in the order of the document.
+    """The keys to which it happens in a place, I or R, each once; not those of ``switched`` sections that are off."""
 
-    Args:
-        letter: What happens: ``I`` or ``R``.
-        document: An experiment or a DeepSpeed JSON.
-        place: One of the places.
-        table: Of that document.
-        switched: Sections that do nothing unless their ``enabled`` is true.
-    """
+    def leaves(section: dict[Any, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+        if path in switched and section.get("enabled") is not True:
+            return
+        for key, value in section.items():
+            if isinstance(value, dict):
+                yield from leaves(value, (*path, key))
+            else:
+                yield (*path, key), value
+
     found: dict[KeyPath, Fate] = {}
-    for path, value in _leaves(document.data, (), switched):
+    for path, value in leaves(document.data, ()):
         row = row_of(table, path)
-        if row is None or row.at[place] != letter or row.is_idle(value):
+        if row is None or row.at[place] != letter or value is None or value == AUTO:
+            continue
+        if value == row.default if row.default is not None else not value:
             continue
         # A section is named as a whole, but key by key where one of them fares otherwise or has a fix of its own.
         below = [each.at[place] for key, each in table.items() if key.rpartition(".")[0] == row.key]
@@ -285,20 +266,7 @@ def _keys_that_are(
     return [(row, path) for path, row in found.items()]
 
 
-def _leaves(
-    section: dict[Any, Any], path: KeyPath, switched: frozenset[KeyPath]
-) -> Iterator[tuple[KeyPath, Any]]:
-    if path in switched and section.get("enabled") is not True:
-        return
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key), switched)
-        else:
-            yield (*path, key), value
-
-
-def _problem(document: Document, row: Fate, path: KeyPath, what: str) -> Problem:
+def _problem(document: Document, row: Fate, path: KeyPath, what: str, code: str) -> Problem:
     value: Any = document.get(path, NOT_GIVEN)
     shown = NOT_GIVEN if isinstance(value, (dict, list)) else value
-    message, code = (f"{what}: {row.why}", "ignored-key") if what else (row.why, "refused-key")
-    return document.problem(path, message, row.fix, code, value=shown)
+    return document.problem(path, what + row.why, row.fix, code, value=shown)

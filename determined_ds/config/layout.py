@@ -116,11 +116,7 @@ def topology_problem(
 ) -> Problem | None:
     """Why ``slots`` are not pipe x model x sequence x data, with the sizes nearby that would do; None where they are.
 
-    Args:
-        slots: Ranks in all, >= 1.
-        sizes: Name of each of ``PARALLEL_SIZES`` -> its size, >= 1.
-        replicas: ``data_parallel_world_size``, where it is stated.
-        origins: Name of each of these in a configuration -> where its value came from.
+    ``sizes`` and ``origins`` are by the names in a configuration; ``replicas`` is the stated number, if any.
     """
     per_replica = math.prod(sizes.values())
     layout = " x ".join(_with_origin(name, size, origins) for name, size in sizes.items())
@@ -199,17 +195,11 @@ def complete_batch(
     replicas: int | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> Batch:
-    """Complete any of the four numbers, each >= 1 or None, that determine the rest.
+    """Complete any of the four numbers of a :class:`Batch`, each >= 1 or None, that determine the rest.
 
     Any three determine the fourth. Of the rest, an accumulation that is not stated is 1 when that still leaves
-    something to derive, as in DeepSpeed: global and replicas give the micro-batch.
-
-    Args:
-        global_batch_size: See :class:`Batch`, as for the next three.
-        micro_batch_size: Samples.
-        accumulation: Micro-batches.
-        replicas: Copies.
-        origins: What messages call a number -> where it came from.
+    something to derive, as in DeepSpeed: global and replicas give the micro-batch. ``origins`` are by the names that
+    messages have.
 
     Raises:
         ConfigError: too little is given, or the numbers do not divide; the fix names the nearest feasible values.
@@ -249,13 +239,7 @@ def complete_batch(
 
 
 def stated_batch(own: int | None, hyperparameters: Document, ds: Document, topology: Topology) -> Batch:
-    """The batch that the hyperparameters and the DeepSpeed JSON state, completed.
-
-    Args:
-        own: ``global_batch_size`` of the hyperparameters.
-        hyperparameters: For its origin.
-        ds: The DeepSpeed JSON, whose sizes are integers >= 1.
-        topology: Its replicas count.
+    """The batch that hyperparameters (``own`` is their ``global_batch_size``) and the DeepSpeed JSON state, completed.
 
     Raises:
         ConfigError: they state too little, the total twice, or numbers that do not divide.

@@ -86,8 +86,7 @@ class ResolvedConfig:
     @cached_property
     def strategy(self) -> Strategy:
         """How it is carried out: ZeRO stage, offload, precision, activation checkpointing, pipeline, compilers."""
-        ds, hyperparameters = self.ds.data, self.hyperparameters.data
-        return read_strategy(ds, self.topology, self.batch, hyperparameters, torch_compile=self.torch_compile)
+        return read_strategy(self)
 
     @property
     def zero_stage(self) -> int:
@@ -181,14 +180,11 @@ def reconcile(
     if hyperparameters.get(("model_parallel_size",)) in (None, AUTO):
         sizes["model_parallel_size"] = autotp_degree(stated.data)
     replicas = max(1, slots // math.prod(sizes.values()))
-    topology = Topology(
-        **sizes, data_parallel_world_size=replicas, pipe_within_machine=hp.pipe_within_machine
-    )
-    names = (*SIZES, *BATCH_KEYS)
-    at_fault = [(problem.key.rpartition(".")[2], problem.code) for problem in problems]
-    counted = not any(
-        name in names or (code == "unknown-key" and nearest(name, SIZES)) for name, code in at_fault
-    )
+    within = hp.pipe_within_machine
+    topology = Topology(**sizes, data_parallel_world_size=replicas, pipe_within_machine=within)
+    names = [problem.key.rpartition(".")[2] for problem in problems]
+    misspelt = [name for name, problem in zip(names, problems, strict=True) if problem.code == "unknown-key"]
+    counted = not {*SIZES, *BATCH_KEYS} & {*names, *(nearest(name, SIZES) for name in misspelt)}
     batch = None
     if counted:
         given = [name for name in SIZES if hyperparameters.get((name,)) is not None]
@@ -206,11 +202,9 @@ def reconcile(
 
     full, undetermined = filled(stated, hyperparameters, hp.fit, topology, batch or assumed, accelerator)
     full, found = _without_faults(full)
-    blamed = {
-        problem.key for problem in problems
-    }  # a hyperparameter at fault is named, and not what it fills
+    blamed = {problem.key for problem in problems}
     problems += undetermined
-    for _, problem in found:
+    for _, problem in found:  # a hyperparameter at fault is named itself, and not what it fills
         filled_by = hyperparameters.key((problem.origin.partition(",")[0],))
         if filled_by not in blamed and problem not in problems:
             problems.append(problem)

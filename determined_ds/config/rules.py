@@ -132,6 +132,10 @@ def _no_order(s: Strategy) -> str:
     return "" if s.pipe_parallel_size == 1 or chunks_problem(pipe.schedule, pipe.chunks) else pipe.problem()
 
 
+def _in_parts(s: Strategy) -> bool:
+    return s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
+
+
 def _bubble(s: Strategy) -> tuple[float, float] | None:
     """The bubble in %, and that of four micro-batches a stage, where there is less than one a stage."""
     if s.accumulation >= s.pipe_parallel_size or s.pipeline.problem():
@@ -141,6 +145,22 @@ def _bubble(s: Strategy) -> tuple[float, float] | None:
 
 def _no_path(what: str, s: Strategy, c: ResolvedConfig, device: Any) -> bool:
     return device == "nvme" and not at(c, f"{ZERO}.{what}.nvme_path")
+
+
+def _not_fp16(s: Strategy, c: ResolvedConfig) -> str:
+    """What gradients are reduced in, where that is not fp16; by default what the model computes in."""
+    kind = DTYPES.get(str(at(c, "communication_data_type")).lower(), s.precision)
+    return "" if kind == "fp16" else kind
+
+
+def _is_untested(c: ResolvedConfig) -> bool:
+    """Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check."""
+    is_known = optimizer(c) in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
+    return not is_known and not at(c, "zero_allow_untested_optimizer")
+
+
+def _states_rates(c: ResolvedConfig) -> bool:
+    return any(at(c, f"optimizer.params.{name}") is not None for name in ("muon_lr", "adam_lr"))
 
 
 def _reports_to_wandb(c: ResolvedConfig) -> bool:
@@ -157,7 +177,6 @@ WITHOUT_A_PIPELINE = (
     False,
     ONE_F_ONE_B,
 )  # what hyperparameters of a pipeline say where there is none
-MUON_RATES = ("optimizer.params.muon_lr", "optimizer.params.adam_lr")
 
 # fmt: off
 TABLE = (
@@ -167,140 +186,113 @@ TABLE = (
         "set zero_optimization.stage to 1, or pipe_parallel_size to 1"),  # runtime/pipe/engine.py PipelineEngine
     row("pipeline-fp16-stage", "fp16.enabled", lambda s, c, v: s.pipe_parallel_size > 1 and v and s.zero_stage == 0,
         "without ZeRO a pipeline does not scale its fp16 loss, and divides the gradients by the scale",
-        "set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16"),
-    # runtime/engine.py DeepSpeedEngine.backward; runtime/fp16/unfused_optimizer.py
+        "set zero_optimization.stage to 1, or pipe_parallel_size to 1, or use bf16"),  # runtime/engine.py backward
     row("more-ranks-than-devices", "slots_per_trial", lambda s, c, v: _devices(s, c),
         "{s.slots} slots on a machine that carries {found} ranks", "use --slots {found} or fewer"),
-    row("pipe-schedule", f"{HP}.pipe_schedule", lambda s, c, v: _no_order(s),
+    row("pipe-schedule", f"{HP}.pipe_schedule", lambda s, c, v: _no_order(s),  # arXiv 2104.04473, section 2.2
         "{found}, with pipe_parallel_size {s.pipe_parallel_size}",
         "change micro_batch_size or global_batch_size, or take pipe_schedule: 1f1b"),
-    # runtime/pipe/schedule.py DualPipeVSchedule; arXiv 2104.04473, section 2.2
     row("pipe-schedule-partitioned", "pipeline.pipe_partitioned pipeline.grad_partitioned",
-        lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and v,
+        lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and v,  # runtime/pipe/dualpipev.py
         "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b"),
-    # runtime/pipe/dualpipev.py DualPipeVEngine.__init__; our trial/ordered_engine.py
-    row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: (s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
-            and (s.activation_checkpointing or s.is_compiled)),
+    row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: _in_parts(s) and (s.activation_checkpointing or s.is_compiled),
         "zb-h1 goes through a layer's backward pass in two parts: activation checkpointing would compute the layer anew"
-        " for each, and the backward pass of a compiled layer has no parts",
+        " for each, and the backward pass of a compiled layer has no parts",  # CheckpointFunction.backward
         "take another pipe_schedule, or no activation checkpointing and no compiler"),
-    # runtime/activation_checkpointing/checkpointing.py CheckpointFunction.backward, which raises;
-    # torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility
     row("one-stage", _of(HP, ("pipe_schedule", "partition_method", "pipe_within_machine")),
         lambda s, c, v: s.pipe_parallel_size == 1 and v not in WITHOUT_A_PIPELINE,
         "has no effect: there is one stage", "set pipe_parallel_size to 2 or more, or remove {key}", warning=True),
-    row("partition-measured", f"{HP}.partition_method",
+    row("partition-measured", f"{HP}.partition_method",  # our trial/layer_times.py measured_layers
         lambda s, c, v: s.pipe_parallel_size > 1 and v == MEASURED and s.model_parallel_size > 1,
         "one rank measures a layer, and with model_parallel_size {s.model_parallel_size} several compute it together",
-        "use parameters, uniform or type:REGEX"),  # our trial/layer_times.py measured_layers
-    row("pipeline-bubble", "gradient_accumulation_steps", lambda s, c, v: _bubble(s),
-        "{value} micro-batches for {s.pipe_parallel_size} pipeline stages: by {s.pipe_schedule} a stage waits"
-        " {found[0]:.0f} % of the time",
-        "use more micro-batches: 4 x {s.pipe_parallel_size} leave a bubble of {found[1]:.0f} %", warning=True),
-    # our pipe/timeline.py counted_bubble, by arXiv 1811.06965, 2104.04473 and 2401.10241
+        "use parameters, uniform or type:REGEX"),
+    row("pipeline-bubble", "gradient_accumulation_steps", lambda s, c, v: _bubble(s),  # our pipe/timeline.py
+        "{value} micro-batches for {s.pipe_parallel_size} stages: by {s.pipe_schedule} each waits {found[0]:.0f} % of"
+        " the time", "use more: 4 x {s.pipe_parallel_size} leave a bubble of {found[1]:.0f} %", warning=True),
     # ---- shared: what ranks that share a sequence (Ulysses), a layer (AutoTP) or experts (AutoEP) cannot do
-    row("sequence-alone", f"{HP}.sequence_parallel_size",
+    row("sequence-alone", f"{HP}.sequence_parallel_size",  # runtime/sequence_parallel/parallel_state_sp.py
         lambda s, c, v: s.sequence_parallel_size > 1 and (s.pipe_parallel_size > 1 or s.model_parallel_size > 1),
         "DeepSpeed's groups of sequences are made of all ranks: not beside pipe_parallel_size {s.pipe_parallel_size}"
         " and model_parallel_size {s.model_parallel_size}", "set sequence_parallel_size to 1, or both others"),
-    # __init__.py initialize; runtime/sequence_parallel/parallel_state_sp.py; utils/groups.py _init_tp_mesh_device
     row("sequence-degree", "sequence_parallel_size", lambda s, c, v: (v or 1) not in (1, s.sequence_parallel_size),
-        "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"
+        "DeepSpeed would count replicas by it, and hyperparameters.sequence_parallel_size is"  # __init__.py initialize
         " {s.sequence_parallel_size}", "write hyperparameters.sequence_parallel_size, and remove it from the JSON"),
-    # __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__
-    row("sequence-length", f"{HP}.sequence_length",
+    row("sequence-length", f"{HP}.sequence_length",  # sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
         lambda s, c, v: s.sequence_parallel_size > 1 and type(v) is int and v % s.sequence_parallel_size,
         "cannot be cut into {s.sequence_parallel_size} slices of one length (sequence_parallel_size)",
         "use a sequence_length that {s.sequence_parallel_size} divides"),
-    # runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter.refill
-    row("zeropp-groups", f"{ZERO}.{HPZ}",
+    row("zeropp-groups", f"{ZERO}.{HPZ}",  # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
         lambda s, c, v: s.zeropp and (s.sequence_parallel_size > 1 or _autotp(c) > 1 or _experts(c)),
         "ZeRO++ averages over its own groups of all ranks, and those that share a sequence, layers or experts hold"
         " different parts", "remove zero_hpz_partition_size and the zero_quantized_ keys, or do not share them"),
-    # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce; utils/groups.py _create_zero_param_parallel_group
-    row("deepcompile-shared", "compile.deepcompile",
+    row("deepcompile-shared", "compile.deepcompile",  # compile/passes/sp_compile.py
         lambda s, c, v: s.deepcompile and (s.sequence_parallel_size > 1 or _experts(c)),
         "DeepCompile shards sequences by passes of its own, and takes the model as one graph, in which experts cannot"
         " exchange tokens", "set compile.deepcompile to false"),
-    # compile/passes/sp_compile.py; runtime/engine.py DeepSpeedEngine.compile
-    row("model-parallel-degree", "tensor_parallel.autotp_size",
+    row("model-parallel-degree", "tensor_parallel.autotp_size",  # __init__.py initialize
         lambda s, c, v: _autotp(c) not in (1, s.model_parallel_size),
         "differs from hyperparameters.model_parallel_size = {s.model_parallel_size}: ranks would share a replica that"
         " this counts as several, each with its own data",
         'set hyperparameters.model_parallel_size to the same, or write "auto" here'),
-    # __init__.py initialize; runtime/config.py DeepSpeedConfig.__init__
     row("tensor-pipeline", "tensor_parallel.autotp_size", lambda s, c, v: s.pipe_parallel_size > 1 and _autotp(c) > 1,
         "AutoTP replaces the groups of a pipeline by its own, of neighbouring ranks whatever their stage: the stages"
-        " then wait for each other for ever",
+        " then wait for each other for ever",  # runtime/engine.py _configure_tensor_parallel_states; measured
         "set pipe_parallel_size to 1; or remove it, and build layers that cut themselves"),
-    # runtime/engine.py DeepSpeedEngine._configure_tensor_parallel_states; measured with two stages of two ranks
     row("tensor-head", "tensor_parallel.vocab_parallel_lm_head", lambda s, c, v: v is True and _autotp(c) > 1,
         "the model returns each rank its own part of the logits: a loss of the trial's own from them is wrong",
         "remove it, unless the trial takes the loss that the model computes (model(..., labels=...).loss)",
         warning=True),  # sequence/cross_entropy.py configure_vocab_parallel_loss
-    row("expert-degree", f"{HP}.expert_parallel_size",
+    row("expert-degree", f"{HP}.expert_parallel_size",  # runtime/engine.py _configure_expert_parallel
         lambda s, c, v: type(v) is int and v != _experts(c) and str(_experts(c)),
-        "differs from expert_parallel of the DeepSpeed JSON, which is {found} (0: not enabled)",
-        "keep one of them"),  # runtime/engine.py DeepSpeedEngine._configure_expert_parallel
+        "differs from expert_parallel of the DeepSpeed JSON, which is {found} (0: not enabled)", "keep one of them"),
     row("expert-alone", "expert_parallel.autoep_size", lambda s, c, v: _experts(c) and s.replicas != s.slots,
         "experts are shared beside no pipeline, model_parallel_size or sequence_parallel_size",
-        "remove expert_parallel_size, or set the others to 1"),
-    # our trial/expert_parallel.py marks which experts a rank holds, for a model that is cut in no other way
-    row("expert-precision", f"{ZERO}.stage",
+        "remove expert_parallel_size, or set the others to 1"),  # our trial/expert_parallel.py
+    row("expert-precision", f"{ZERO}.stage",  # runtime/fp16/unfused_optimizer.py FP16_UnfusedOptimizer.step
         lambda s, c, v: s.zero_stage == 0 and s.precision != "fp32" and _experts(c),
         "without ZeRO, the norm by which gradients of {s.precision} are clipped leaves out those of the experts",
-        "set zero_optimization.stage to 1, 2 or 3"),  # runtime/fp16/unfused_optimizer.py FP16_UnfusedOptimizer.step
-    row("expert-contiguous", f"{ZERO}.contiguous_gradients",
+        "set zero_optimization.stage to 1, 2 or 3"),
+    row("expert-contiguous", f"{ZERO}.contiguous_gradients",  # measured: losses 0.0025 off after six steps
         lambda s, c, v: v is False and s.zero_stage in (1, 2) and not s.uses_bf16_optimizer and _experts(c),
         "gradients of experts come out wrong under ZeRO 1, and DeepSpeed refuses it under ZeRO 2",
         "remove contiguous_gradients"),
-    # runtime/zero/stage_1_and_2.py; ZeRO 1 measured on four ranks, losses 0.0025 off after six steps
-    row("expert-compiler", "compile.autoep_non_moe",
-        lambda s, c, v: s.torch_compile and v is not True and _experts(c),
-        "torch's compiler refuses grouped products of fp32, by which experts are computed",
+    row("expert-compiler", "compile.autoep_non_moe", lambda s, c, v: s.torch_compile and v is not True and _experts(c),
+        "torch's compiler refuses grouped products of fp32, by which experts are computed",  # torch 2.13; measured
         "set it to true: all but the layers of experts is compiled; or hyperparameters.torch_compile to false"),
-    # torch 2.13 _meta_registrations.py _meta_grouped_mm_common; measured on two CPU ranks
     # ---- states: what each ZeRO stage can offload and leave out
     row("offload-param-stage", f"{ZERO}.offload_param", lambda s, c, v: s.offload_param and s.zero_stage != 3,
         "parameters can be offloaded only where they are partitioned: ZeRO stage 3, not {s.zero_stage}",
         "set zero_optimization.stage to 3, or remove offload_param"),  # runtime/zero/offload_config.py
-    row("offload-optimizer-stage", f"{ZERO}.offload_optimizer",
+    row("offload-optimizer-stage", f"{ZERO}.offload_optimizer",  # stage_1_and_2.py (older texts say 2 and 3)
         lambda s, c, v: s.offload_optimizer and s.zero_stage < 1,
         "the optimizer can be offloaded from ZeRO stage 1 on, not at stage {s.zero_stage}",
         "set zero_optimization.stage to 1, 2 or 3, or remove offload_optimizer"),
-    # runtime/zero/stage_1_and_2.py (older texts say 2 and 3)
     row("offload-nvme-stage", f"{ZERO}.offload_optimizer.device", lambda s, c, v: v == "nvme" and s.zero_stage != 3,
         "the optimizer can be offloaded to nvme at ZeRO stage 3 only, not {s.zero_stage}",
         "use device cpu, or ZeRO stage 3"),  # runtime/zero/stage3.py (only stage 3 has swap_optimizer)
-    *(row("offload-nvme-path", f"{ZERO}.{what}.device", partial(_no_path, what),
+    *(row("offload-nvme-path", f"{ZERO}.{what}.device", partial(_no_path, what),  # runtime/zero/offload_config.py
         "offload to nvme needs a path to put the files", f"add {ZERO}.{what}.nvme_path")
         for what in ("offload_optimizer", "offload_param")),
-    # runtime/zero/offload_config.py
-    row("compute-grad-norm-bf16", f"{ZERO}.compute_grad_norm",
+    row("compute-grad-norm-bf16", f"{ZERO}.compute_grad_norm",  # runtime/engine.py _do_optimizer_sanity_check
         lambda s, c, v: v is False and s.zero_stage == 1 and s.uses_bf16_optimizer,
         "with bf16 weights and gradients accumulated in fp32, ZeRO stage 1 always computes the gradient's norm",
         "remove compute_grad_norm, or set zero_optimization.stage to 2"),
-    # runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check
-    row("zenflow-batch", f"{ZERO}.zenflow", lambda s, c, v: v is not None,
+    row("zenflow-batch", f"{ZERO}.zenflow", lambda s, c, v: v is not None,  # zenflow/engine.py configure_zenflow
         "ZenFlow steps after every micro-batch and sets gradient_accumulation_steps to its update_interval: a step"
-        " would not be a global batch",
-        "remove zenflow; offload_optimizer alone keeps the batch"),  # runtime/zenflow/engine.py configure_zenflow
+        " would not be a global batch", "remove zenflow; offload_optimizer alone keeps the batch"),
     # ---- precision: what is computed and kept in 16 bits
-    row("fp16-and-bf16", "fp16.enabled", lambda s, c, v: v and at(c, "bf16.enabled"),
+    row("fp16-and-bf16", "fp16.enabled", lambda s, c, v: v and at(c, "bf16.enabled"),  # runtime/config.py
         "fp16 and bf16 exclude each other, and both are enabled", "disable one of them"),
-    # runtime/config.py DeepSpeedConfig._initialize_params
-    row("fp16-unsupported", "fp16.enabled", lambda s, c, v: v and not c.accelerator.fp16,
+    row("fp16-unsupported", "fp16.enabled", lambda s, c, v: v and not c.accelerator.fp16,  # _do_sanity_check
         "this accelerator does not train in fp16", 'set fp16.enabled to "auto" or false, or bf16.enabled to true'),
-    # runtime/engine.py DeepSpeedEngine._do_sanity_check
-    row("grad-accum-mix", "data_types.grad_accum_dtype",
+    row("grad-accum-mix", "data_types.grad_accum_dtype",  # runtime/engine.py _do_optimizer_sanity_check
         lambda s, c, v: s.zero_stage == 0 and s.grad_dtype != s.precision,
         "without ZeRO, gradients are accumulated in what the model computes in, {s.precision}",
         "remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1"),
-    # runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check
     # ---- communication
-    row("zeropp-stage", _of(ZERO, (HPZ, *QUANTIZED)), lambda s, c, v: s.zero_stage != 3 and v and (v is True or v > 1),
+    row("zeropp-stage", _of(ZERO, (HPZ, *QUANTIZED)),  # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
+        lambda s, c, v: s.zero_stage != 3 and v and (v is True or v > 1),
         "ZeRO++ needs ZeRO stage 3, not {s.zero_stage}", "set zero_optimization.stage to 3, or remove {key}"),
-    # runtime/zero/stage3.py; ZeRO++, arXiv 2306.10209
     row("zeropp-hpz-size", f"{ZERO}.{HPZ}",  # utils/groups.py _create_zero_param_parallel_group
         lambda s, c, v: s.hpz_partition_size > 1 and s.slots % min(s.hpz_partition_size, s.slots),
         "{s.slots} slots cannot be split into secondary partitions of {s.hpz_partition_size}",
@@ -308,60 +300,49 @@ TABLE = (
     row("zeropp-quantized-cuda", _of(ZERO, QUANTIZED), lambda s, c, v: c.accelerator.name != "cuda" and v,
         "ZeRO++ quantization runs in CUDA kernels, and there is no CUDA device",
         "run it on GPUs, or set {key} to false"),  # ops/op_builder/cpu/no_impl.py NotImplementedBuilder
-    row("zeropp-gradients-machines", f"{ZERO}.zero_quantized_gradients",
-        lambda s, c, v: (c.machines > 1 and v
-            and (kind := DTYPES.get(str(at(c, "communication_data_type")).lower(), s.precision)) != "fp16" and kind),
+    row("zeropp-gradients-machines", f"{ZERO}.zero_quantized_gradients",  # runtime/comm/coalesced_collectives.py
+        lambda s, c, v: c.machines > 1 and v and _not_fp16(s, c),
         "on several machines the kernel reads gradients as fp16, and these are {found}: it would train on other"
         " numbers", 'add "communication_data_type": "fp16", or set zero_quantized_gradients to false'),
-    # runtime/comm/coalesced_collectives.py all_to_all_quant_reduce
     # ---- optimizers
-    row("onebit", "optimizer.type", lambda s, c, v: optimizer(c) in ONE_BIT,
+    row("onebit", "optimizer.type", lambda s, c, v: optimizer(c) in ONE_BIT,  # runtime/engine.py
         "1-bit optimizers are gone from DeepSpeed, and their compression backends with them", "use AdamW"),
-    # runtime/engine.py DeepSpeedEngine._configure_basic_optimizer
-    row("zero-untested-optimizer", "optimizer.type",  # runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check
-        lambda s, c, v: (s.zero_stage > 0 and optimizer(c) not in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
-            and not at(c, "zero_allow_untested_optimizer")),
+    row("zero-untested-optimizer", "optimizer.type", lambda s, c, v: s.zero_stage > 0 and _is_untested(c),
         "ZeRO stage {s.zero_stage} takes Adam, AdamW, Adagrad, Lion and Muon, and refuses {value}",
         'use AdamW, set zero_optimization.stage to 0, or add "zero_allow_untested_optimizer": true'),
-    row("optimizer-nvcc", "optimizer.type", lambda s, c, v: compiles_optimizer(s, c),
+    row("optimizer-nvcc", "optimizer.type", lambda s, c, v: compiles_optimizer(s, c),  # ops/adam/fused_adam.py
         "DeepSpeed's own {value} is compiled by nvcc before the first step, on every machine",
         "use an image with the CUDA toolkit, or AdamW with torch_adam and fused left out, which takes torch's",
-        warning=True),  # ops/adam/fused_adam.py, ops/lion/fused_lion.py, ops/lamb/fused_lamb.py
-    row("muon-reduce-scatter", f"{ZERO}.reduce_scatter",
+        warning=True),
+    row("muon-reduce-scatter", f"{ZERO}.reduce_scatter",  # runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3
         lambda s, c, v: s.zero_stage == 3 and optimizer(c) == "muon" and v is not False,
         "Muon needs the whole gradient of a matrix, which ZeRO 3 hands out in parts",
         "add zero_optimization.reduce_scatter: false, or set zero_optimization.stage to 2"),
-    # runtime/zero/stage3.py DeepSpeedZeroOptimizer_Stage3.__init__
-    row("muon-clipping", "gradient_clipping",
+    row("muon-clipping", "gradient_clipping",  # runtime/zero/stage_1_and_2.py step; our tests/trial/test_muon.py
         lambda s, c, v: s.zero_stage > 0 and optimizer(c) == "muon" and not s.uses_bf16_optimizer and v,
         "under ZeRO it clips Muon's updates, which are of a fixed size, and not the gradients: steps become many times"
         " smaller than without ZeRO", "set gradient_clipping to 0", warning=True),
-    # runtime/zero/stage_1_and_2.py DeepSpeedZeroOptimizer.step; our tests/trial/test_muon.py
-    row("muon-rates", "scheduler.params.warmup_max_lr", lambda s, c, v: (optimizer(c) == "muon"
-            and isinstance(v, (int, float)) and any(at(c, key) is not None for key in MUON_RATES)),
+    row("muon-rates", "scheduler.params.warmup_max_lr",  # runtime/lr_schedules.py WarmupLR._format_param
+        lambda s, c, v: isinstance(v, (int, float)) and optimizer(c) == "muon" and _states_rates(c),
         "the schedule gives all parameters this rate: muon_lr and adam_lr have no effect",
         "write a list, a rate for each parameter group: of each group its matrices, then the rest"),
-    row("muon-rates-pipeline", "scheduler.params.warmup_max_lr",
+    row("muon-rates-pipeline", "scheduler.params.warmup_max_lr",  # runtime/engine.py _muon_param_groups
         lambda s, c, v: s.pipe_parallel_size > 1 and optimizer(c) == "muon" and isinstance(v, list),
         "a stage without an embedding has fewer parameter groups than one with it, and a list has one length",
         "write one rate, for muon_lr and adam_lr alike"),
-    # runtime/lr_schedules.py WarmupLR._format_param; runtime/engine.py _muon_param_groups
-    row("muon-bf16-pipeline", "data_types.grad_accum_dtype", lambda s, c, v: (optimizer(c) == "muon"
-            and s.uses_bf16_optimizer and (s.slots > s.replicas or _experts(c))),
+    row("muon-bf16-pipeline", "data_types.grad_accum_dtype",  # runtime/bf16_optimizer.py BF16_Optimizer.__init__
+        lambda s, c, v: optimizer(c) == "muon" and s.uses_bf16_optimizer and (s.slots > s.replicas or _experts(c)),
         "DeepSpeed steps this by its BF16_Optimizer, which takes Muon of plain replicas only: in no pipeline, and of no"
         " ranks that share sequences, layers or experts",
         "set zero_optimization.stage to 1 and data_types.grad_accum_dtype to bf16, or use AdamW"),
-    # runtime/bf16_optimizer.py BF16_Optimizer.__init__
     # ---- execution
-    row("cpu-checkpointing", "activation_checkpointing.cpu_checkpointing",
+    row("cpu-checkpointing", "activation_checkpointing.cpu_checkpointing",  # CheckpointFunction.forward
         lambda s, c, v: c.accelerator.name == "cpu" and v,
         "activations are on the CPU already, and DeepSpeed fails on moving them there",
         "remove cpu_checkpointing, or run it on GPUs"),
-    # runtime/activation_checkpointing/checkpointing.py CheckpointFunction.forward
     row("deepcompile-cuda", "compile.deepcompile", lambda s, c, v: s.deepcompile and c.accelerator.name != "cuda",
-        "DeepCompile is written for CUDA, and there is no CUDA device",
+        "DeepCompile is written for CUDA, and there is no CUDA device",  # compile/util.py is_deepcompile_supported
         "run it on GPUs, or write hyperparameters.torch_compile: true instead"),
-    # compile/util.py is_deepcompile_supported
     # ---- DeepSpeed's own monitors
     row("logger-secret", "comet.api_key", lambda s, c, v: v is not None,
         "is a secret, which would be written to the run's files",
@@ -369,10 +350,9 @@ TABLE = (
     row("reported-twice", "wandb.enabled", lambda s, c, v: v is True and _reports_to_wandb(c),
         f"{HP}.{LOGGING}.wandb reports the run to Weights & Biases too: it would be there twice",
         "remove the section wandb"),
-    row("monitor", "wandb.enabled", lambda s, c, v: v is True and not _reports_to_wandb(c),
+    row("monitor", "wandb.enabled", lambda s, c, v: v is True and not _reports_to_wandb(c),  # monitor/wandb.py
         "has DeepSpeed open a run of its own in Weights & Biases at every start, without validations, whose steps are"
         " samples", f"write {HP}.{LOGGING}: {{{{wandb: {{{{}}}}}}}} instead, which continues one run", warning=True),
-    # monitor/wandb.py WandbMonitor.__init__
 )
 # fmt: on
 RULES: tuple[Rule, ...] = tuple(rule for rules in TABLE for rule in rules)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from determined_ds.config.layout import Batch, Topology
 from determined_ds.documents.document import get_path
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES, Pipeline, default_chunks
 from determined_ds.pipe.partition import method_problem
 from determined_ds.pipe.timeline import counted_bubble
+
+if TYPE_CHECKING:
+    from determined_ds.config.resolve import ResolvedConfig
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # How DeepSpeed writes them. Source: deepspeed 0.19.8 runtime/config.py DtypeEnum.
@@ -35,75 +37,44 @@ OFF = ("", "none", "off", "no", "false")
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to train a model. The defaults are DeepSpeed 0.19.8's, its precision apart.
+    """One way to train a model. The defaults are DeepSpeed 0.19.8's, its precision apart."""
 
-    Args:
-        zero_stage: 0 to 3.
-        precision: What the model computes in: ``bf16``, ``fp16`` or ``fp32``.
-        offload_optimizer: ``cpu`` or ``nvme``, where the optimizer states live; None: on the device. ZeRO 1 or more.
-        offload_param: The same of the parameters; ZeRO 3.
-        pipe_parallel_size: Pipeline stages.
-        model_parallel_size: Ranks that share one layer.
-        sequence_parallel_size: Ranks that share a sequence.
-        expert_parallel_size: Replicas that share the experts of a model, each with a part of them.
-        replicas: Data-parallel copies; ZeRO divides the states among all ranks of them that hold the same layers.
-        micro_batch_size: Samples of a forward pass.
-        accumulation: Micro-batches of an optimizer step; a pipeline's ``micro_batches``.
-        activation_checkpointing: Each block is computed again in the backward pass.
-        tiled_mlp: Tiles of the sequence in which each MLP is computed, and again in the backward pass; 1: it is whole.
-        tiled_loss: Tiles in which logits and loss are computed so.
-        num_optimizer_states: Tensors of the parameters' size that the optimizer keeps: 2 for Adam, 0 for plain SGD.
-        grad_accum_dtype: ``data_types.grad_accum_dtype``; the precision's, if None.
-        master_dtype: ``fp32``, unless ``bf16_master_weights_and_grads`` or its like says otherwise.
-        optimizer_state_dtype: ``fp32``, unless ``bf16_optimizer_states`` says otherwise.
-        immediate_grad_update: ``bf16.immediate_grad_update``: bf16 gradients are let go as fp32 ones take them in.
-        reduce_bucket_size: Elements.
-        prefetch_bucket_size: Elements that ZeRO 3 fetches ahead of use.
-        max_live_parameters: Parameters that ZeRO 3 keeps whole at a time.
-        sub_group_size: Parameters that ZeRO 3 steps at a time.
-        hpz_partition_size: Ranks that share ZeRO++'s second copy of the parameters; 1: there is none.
-        zeropp: Any of ZeRO++ is used: quantized communication, or a second copy of the parameters.
-        overlap_comm: Reduce while computing, which takes a second bucket; DeepSpeed's own choice, if None.
-        contiguous_gradients: Gradients are copied into a bucket.
-        torch_compile: Engines compile their models by ``torch.compile``.
-        deepcompile: They compile by DeepSpeed's DeepCompile.
-        pipe_schedule: One of :data:`~determined_ds.pipe.orders.SCHEDULES`.
-        pipe_chunks: Parts of the model that a pipeline's rank holds.
-        partition_method: How a pipeline's layers are shared out; None: as its trial says.
-    """
-
-    zero_stage: int = 0
-    precision: str = "bf16"
-    offload_optimizer: str | None = None
-    offload_param: str | None = None
-    pipe_parallel_size: int = 1
-    model_parallel_size: int = 1
-    sequence_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    replicas: int = 1
-    micro_batch_size: int = 1
-    accumulation: int = 1
-    activation_checkpointing: bool = False
-    tiled_mlp: int = 1
-    tiled_loss: int = 1
-    num_optimizer_states: int = ADAM_STATES
-    grad_accum_dtype: str | None = None
-    master_dtype: str = "fp32"
-    optimizer_state_dtype: str = "fp32"
-    immediate_grad_update: bool = False
-    reduce_bucket_size: int = 500_000_000
-    prefetch_bucket_size: int = 50_000_000
-    max_live_parameters: int = 1_000_000_000
-    sub_group_size: int = 1_000_000_000
-    hpz_partition_size: int = 1
-    zeropp: bool = False
-    overlap_comm: bool | None = None
-    contiguous_gradients: bool = True
-    torch_compile: bool = False
-    deepcompile: bool = False
-    pipe_schedule: str = ONE_F_ONE_B
-    pipe_chunks: int = 1
-    partition_method: str | None = None
+    zero_stage: int = 0  # 0 to 3
+    precision: str = "bf16"  # what the model computes in: bf16, fp16 or fp32
+    offload_optimizer: str | None = (
+        None  # cpu or nvme, where its states live; None: on the device. ZeRO 1 or more
+    )
+    offload_param: str | None = None  # the same of the parameters; ZeRO 3
+    pipe_parallel_size: int = 1  # pipeline stages
+    model_parallel_size: int = 1  # ranks that share one layer
+    sequence_parallel_size: int = 1  # ranks that share a sequence
+    expert_parallel_size: int = 1  # replicas that share the experts of a model, each with a part of them
+    replicas: int = 1  # ZeRO divides the states among all ranks of them that hold the same layers
+    micro_batch_size: int = 1  # samples of a forward pass
+    accumulation: int = 1  # micro-batches of an optimizer step; a pipeline's micro_batches
+    activation_checkpointing: bool = False  # each block is computed again in the backward pass
+    tiled_mlp: int = 1  # tiles of the sequence in which each MLP is computed, and again in the backward pass
+    tiled_loss: int = 1  # tiles in which logits and loss are computed so
+    num_optimizer_states: int = ADAM_STATES  # tensors of the parameters' size: 2 for Adam, 0 for plain SGD
+    grad_accum_dtype: str | None = None  # data_types.grad_accum_dtype; None: the precision
+    master_dtype: str = "fp32"  # unless bf16_master_weights_and_grads or its like says otherwise
+    optimizer_state_dtype: str = "fp32"  # unless bf16_optimizer_states says otherwise
+    immediate_grad_update: bool = False  # bf16 gradients are let go as fp32 ones take them in
+    reduce_bucket_size: int = 500_000_000  # elements
+    prefetch_bucket_size: int = 50_000_000  # elements that ZeRO 3 fetches ahead of use
+    max_live_parameters: int = 1_000_000_000  # that ZeRO 3 keeps whole at a time
+    sub_group_size: int = 1_000_000_000  # parameters that ZeRO 3 steps at a time
+    hpz_partition_size: int = 1  # ranks that share ZeRO++'s second copy of the parameters; 1: there is none
+    zeropp: bool = False  # any of ZeRO++: quantized communication, or a second copy of the parameters
+    overlap_comm: bool | None = (
+        None  # reduce while computing, which takes a second bucket; None: DeepSpeed's choice
+    )
+    contiguous_gradients: bool = True  # gradients are copied into a bucket
+    torch_compile: bool = False  # engines compile their models by torch.compile
+    deepcompile: bool = False  # they compile by DeepSpeed's DeepCompile
+    pipe_schedule: str = ONE_F_ONE_B  # one of determined_ds.pipe.orders.SCHEDULES
+    pipe_chunks: int = 1  # parts of the model that a pipeline's rank holds
+    partition_method: str | None = None  # how a pipeline's layers are shared out; None: as its trial says
 
     def __post_init__(self) -> None:
         assert self.zero_stage in (0, 1, 2, 3), self
@@ -179,15 +150,9 @@ class Strategy:
         return replace(self, activation_checkpointing=True) if interval else self
 
 
-def read_strategy(
-    ds: Mapping[str, Any],
-    topology: Topology,
-    batch: Batch,
-    hyperparameters: Mapping[str, Any],
-    *,
-    torch_compile: bool,
-) -> Strategy:
-    """The strategy that a DeepSpeed JSON with every "auto" filled asks for, together with hyperparameters."""
+def read_strategy(c: ResolvedConfig) -> Strategy:
+    """The strategy that a configuration asks for, by its DeepSpeed JSON and by hyperparameters."""
+    ds, hyperparameters = c.ds.data, c.hyperparameters.data
     zero: Mapping[str, Any] = ds.get("zero_optimization") or {}
     stated = {key: value for key, value in zero.items() if value is not None}
     devices = (get_path(zero, (what, "device")) for what in ("offload_optimizer", "offload_param"))
@@ -203,20 +168,20 @@ def read_strategy(
     # The JSON's section activation_checkpointing turns nothing on: it has the options of DeepSpeed's own functions, for
     # a model that calls them. Source: deepspeed 0.19.8 runtime/pipe/engine.py PipelineEngine.__init__.
     interval = get_path(ds, ("pipeline", INTERVAL))
-    by_engine = topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
+    by_engine = c.topology.pipe_parallel_size > 1 and isinstance(interval, int) and interval > 0
     hpz = max(1, stated.get(HPZ, 1))
     return Strategy(
         zero_stage=stated.get("stage", 0),
         precision=next((name for name in ("fp16", "bf16") if get_path(ds, (name, "enabled"))), "fp32"),
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
-        pipe_parallel_size=topology.pipe_parallel_size,
-        model_parallel_size=topology.model_parallel_size,
-        sequence_parallel_size=topology.sequence_parallel_size,
+        pipe_parallel_size=c.topology.pipe_parallel_size,
+        model_parallel_size=c.topology.model_parallel_size,
+        sequence_parallel_size=c.topology.sequence_parallel_size,
         expert_parallel_size=max(1, expert_degree(ds)),
-        replicas=topology.data_parallel_world_size,
-        micro_batch_size=batch.micro_batch_size,
-        accumulation=batch.accumulation,
+        replicas=c.topology.data_parallel_world_size,
+        micro_batch_size=c.batch.micro_batch_size,
+        accumulation=c.batch.accumulation,
         activation_checkpointing=by_engine or is_asked_of_model(hyperparameters),
         tiled_mlp=tiled_mlp,
         tiled_loss=tiled_loss,
@@ -233,7 +198,7 @@ def read_strategy(
         zeropp=any(stated.get(key) for key in QUANTIZED) or hpz > 1,
         overlap_comm=zero.get("overlap_comm"),
         contiguous_gradients=zero.get("contiguous_gradients", True),
-        torch_compile=torch_compile,
+        torch_compile=c.torch_compile,
         deepcompile=bool(get_path(ds, ("compile", "deepcompile"))),
         pipe_schedule=schedule,
         pipe_chunks=chunks,
