@@ -103,16 +103,53 @@ class _Parquet(_Opened):
 
     def write(self, rows: Rows) -> None:
         import pyarrow
-        from pyarrow import parquet
 
         table = pyarrow.table({name: _listed(value) for name, value in rows.items()})
+        schema = table.schema
+        if self._writer is not None and schema != self._writer.schema:
+            try:  # such as fractions after integers, or a number after a null
+                schema = pyarrow.unify_schemas([self._writer.schema, schema], promote_options="permissive")
+            except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+                raise TrainingError(
+                    f"{self._file.name}: a column of parquet has values of one kind, and batches differ: {error}\n"
+                    "  fix: return values of one type in every batch, or predict to a file that ends in .jsonl"
+                ) from None
+        if self._writer is None or schema != self._writer.schema:
+            self._begin(schema)
+        self._writer.write_table(_with_columns(table, schema))
+
+    def _begin(self, schema: Any) -> None:
+        """Write by a schema from now on, with what was written by another one so far."""
+        from pyarrow import parquet
+
         if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._partial, table.schema)
-        self._writer.write_table(table.cast(self._writer.schema))
+            self._writer = parquet.ParquetWriter(self._partial, schema)
+            return
+        self._writer.close()
+        before = self._partial.with_name(f"{self._partial.name}.before")
+        os.replace(self._partial, before)
+        self._writer = parquet.ParquetWriter(self._partial, schema)
+        with parquet.ParquetFile(before) as written:
+            for group in range(written.num_row_groups):
+                self._writer.write_table(_with_columns(written.read_row_group(group), schema))
+        before.unlink()
 
     def close(self) -> None:
         self._writer.close()
         self._named()
+
+
+def _with_columns(table: Any, schema: Any) -> Any:
+    """A table of arrow's with the columns of a schema; those that it lacks are null."""
+    import pyarrow
+
+    columns = [
+        table[each.name].cast(each.type)
+        if each.name in table.column_names
+        else pyarrow.nulls(len(table), each.type)
+        for each in schema
+    ]
+    return pyarrow.table(columns, schema=schema)
 
 
 class _Tensors(_Opened):

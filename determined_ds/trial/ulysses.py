@@ -15,8 +15,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import deepspeed
 import deepspeed.comm as dist
 import torch
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 
 from determined_ds.config.layout import whole_sequences
@@ -271,7 +273,15 @@ def add_up_slices(engine: Any) -> None:
     """
     size = engine.sequence_parallel_size
     name = "_DeepSpeedZeroOptimizer_Stage3__avg_scatter_grads"
-    if size == 1 or not hasattr(engine.optimizer, name) or name in vars(engine.optimizer):
+    if size == 1 or not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return
+    if not hasattr(engine.optimizer, name):
+        raise TrainingError(
+            f"deepspeed {deepspeed.__version__} has no {name.removeprefix('_DeepSpeedZeroOptimizer_Stage3')}, which is "
+            "corrected here for sequence parallelism under ZeRO 3: gradients would be too small\n"
+            "  fix: pip install deepspeed==0.19.8, or another ZeRO stage"
+        )
+    if name in vars(engine.optimizer):
         return
     averaged = getattr(engine.optimizer, name)
     setattr(engine.optimizer, name, lambda *args: [part.mul(size) for part in averaged(*args)])

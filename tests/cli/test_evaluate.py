@@ -112,6 +112,28 @@ def test_predictions_are_one_row_a_sample_in_the_order_of_the_data(trained: Path
     assert [row["output"] for row in one] == pytest.approx([row["output"] for row in two], rel=1e-5)
 
 
+def test_a_column_of_parquet_widens(trained: Path) -> None:
+    """Integers, then nothing, then fractions; an empty stream is refused."""
+    from pyarrow import parquet
+
+    row = '{"value": [1 if index < 8 else None if index < 16 else 0.5 for index in batch[0].tolist()]}'
+    own = (trained / "trial.py").read_text()
+    own = own.replace('{"index": batch[0], "output": model(batch[1]).squeeze(-1)}', row)
+    (trained / "widens.py").write_text(own)
+    empty = "    def build_prediction_data_loader(self):\n        return self.validation_loader(lambda: iter(()))\n"
+    (trained / "empty.py").write_text(own + "\n" + empty)
+
+    def predicted(name: str) -> Any:
+        entrypoint = f"entrypoint=python3 -m determined_ds.train {name}:Trial"
+        return run(trained, "--predict", f"{name}.parquet", "--checkpoint", "last", "--set", entrypoint)
+
+    done = predicted("widens")
+    assert done.returncode == 0, done.stderr
+    table = parquet.read_table(trained / "widens.parquet")
+    assert table.column("value").to_pylist() == [1.0] * 8 + [None] * 8 + [0.5] * 21
+    assert "is a stream that yields no samples" in predicted("empty").stderr
+
+
 def test_the_average_is_had_in_python_too(trained: Path) -> None:
     """Of two ranks' parts; on the whole validation data it has the loss that was reported."""
     last = max((trained / "run/checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)

@@ -54,15 +54,34 @@ def allgather_objects(stuff: Any, *, group: Any = None, device: torch.device | N
     Raises:
         TrainingError: an object was not sent by a rank of this run.
     """
-    own = _sealed(stuff).to(device or "cpu")
-    count = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64, device=own.device) for _ in range(count)]
-    dist.all_gather(sizes, torch.tensor([len(own)], device=own.device), group=group)
-    lengths = [int(size) for size in sizes]
-    padded = torch.nn.functional.pad(own, (0, max(lengths) - len(own)))
-    gathered = [torch.empty_like(padded) for _ in range(count)]
-    dist.all_gather(gathered, padded, group=group)
+    own, lengths = _padded(stuff, group, device or torch.device("cpu"))
+    gathered = [torch.empty_like(own) for _ in lengths]
+    dist.all_gather(gathered, own, group=group)
     return [_opened(sealed[:length]) for sealed, length in zip(gathered, lengths, strict=True)]
+
+
+def gather_objects(stuff: Any, *, group: Any = None) -> list[Any] | None:
+    """The objects of all ranks of a group that takes CPU tensors, by rank, on rank 0 alone; a collective.
+
+    Raises:
+        TrainingError: an object was not sent by a rank of this run.
+    """
+    own, lengths = _padded(stuff, group, torch.device("cpu"))
+    receives = dist.get_rank() == 0
+    gathered = [torch.empty_like(own) for _ in lengths] if receives else None
+    dist.gather(own, gathered, dst=0, group=group)
+    if gathered is None:
+        return None
+    return [_opened(sealed[:length]) for sealed, length in zip(gathered, lengths, strict=True)]
+
+
+def _padded(stuff: Any, group: Any, device: torch.device) -> tuple[torch.Tensor, list[int]]:
+    """The object of this rank, as long as the longest of all, and the lengths of all; a collective."""
+    own = _sealed(stuff).to(device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(own)], device=device), group=group)
+    lengths = [int(size) for size in sizes]
+    return torch.nn.functional.pad(own, (0, max(lengths) - len(own))), lengths
 
 
 def broadcast_object(stuff: Any, *, group: Any = None) -> Any:
@@ -81,9 +100,20 @@ def broadcast_object(stuff: Any, *, group: Any = None) -> Any:
     return stuff if sends else _opened(sealed)
 
 
+_KNOWN: list[tuple[Any, bytes]] = []  # the process group, and its key
+
+
 def _key() -> bytes:
-    """The same on all ranks: the first to ask draws it. The store is a file that only this user can read."""
-    return bytes(store().compare_set(KEY, "", secrets.token_hex(32)))
+    """The same on all ranks: the first to ask draws it, and each asks once.
+
+    It keeps out what comes to a port of gloo's by mistake, or from a stranger who cannot read the store: under
+    ``det-ds run`` that is a file of this user's. Under another launcher the store is a server of torch's, which
+    answers whoever reaches its port, so such a network has to be one that is trusted, as torch itself requires.
+    """
+    world = dist.group.WORLD
+    if not _KNOWN or _KNOWN[0][0] is not world:
+        _KNOWN[:] = [(world, bytes(store().compare_set(KEY, "", secrets.token_hex(32))))]
+    return _KNOWN[0][1]
 
 
 def _sealed(stuff: Any) -> torch.Tensor:

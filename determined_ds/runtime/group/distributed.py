@@ -17,7 +17,7 @@ from determined_ds.config.layout import Accelerator
 from determined_ds.protocol.handed_on import LAUNCHED_BY, STORE, hang_timeout_s
 from determined_ds.protocol.heartbeat import HEART
 from determined_ds.runtime.group.addresses import take_interfaces, take_own_port
-from determined_ds.runtime.group.collectives import allgather_objects, broadcast_object, store
+from determined_ds.runtime.group.collectives import allgather_objects, broadcast_object, gather_objects, store
 from determined_ds.runtime.group.peers import is_on_network, watch_peers
 from determined_ds.runtime.upstream import load_deepspeed
 
@@ -167,8 +167,7 @@ class TorchDistributedContext(core.DistributedContext):
         return [stuff] if self.local_size < 2 else allgather_objects(stuff, group=self._local_group)
 
     def gather(self, stuff: Any) -> list[Any] | None:
-        gathered = self.allgather(stuff)
-        return gathered if self.rank == 0 else None
+        return [stuff] if self.size < 2 else gather_objects(stuff, group=self._group)
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
         gathered = self.allgather_local(stuff)
@@ -239,6 +238,12 @@ class LateDistributedContext(TorchDistributedContext):
             return super().allgather_local(stuff)
         machines = self._exchange((self.cross_rank, stuff))
         return [own for machine, own in machines if machine == self.cross_rank]
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        if self.size < 2 or self._join():
+            return super().gather(stuff)
+        gathered = self._exchange(stuff)
+        return gathered if self.rank == 0 else None
 
     def broadcast(self, stuff: Any) -> Any:
         return super().broadcast(stuff) if self.size < 2 or self._join() else self._exchange(stuff)[0]

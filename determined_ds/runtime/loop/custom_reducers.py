@@ -34,10 +34,12 @@ class Reducers:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """At the end they have the values of the beginning."""
+        """At the end they have the values of the beginning, also where that is an error."""
         state = self.state_dict()
-        yield
-        self.load_state_dict(state)
+        try:
+            yield
+        finally:
+            self.load_state_dict(state)
 
 
 def _copied_attributes(reducer: Any) -> dict[str, Any]:
