@@ -80,11 +80,7 @@ def _validator() -> Any:
 def located_problems(document: Document) -> Located:
     """Every key of a DeepSpeed JSON that the installed DeepSpeed does not read, or reads as another type.
 
-    Args:
-        document: The DeepSpeed JSON; ``"auto"`` is of every type.
-
-    Returns:
-        The path of the value at fault, () where no value is, and the problem.
+    Each with the path of the value at fault; () where it is the key. ``"auto"`` is of every type.
     """
     broken: dict[KeyPath, tuple[Node, list[str]]] = {}
     if not fits_plainly(known_keys(), document.data, wildcard=AUTO):

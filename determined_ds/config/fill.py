@@ -37,9 +37,15 @@ IF_ABSENT = {
     "optimizer": ("lr", "betas", "eps", "weight_decay"),
     "scheduler": ("warmup_max_lr", "lr_range_test_min_lr", "warmup_num_steps", "total_num_steps"),
 }
-GRADIENT_CLIPPING = 1.0  # GRADIENT_CLIPPING_DEFAULT in deepspeed 0.19.8's runtime/constants.py
 PARAMS: KeyPath = ("optimizer", "params")
 LR: KeyPath = (*PARAMS, "lr")
+# DeepSpeed clips by default, which is written out, so that it is seen (GRADIENT_CLIPPING_DEFAULT in deepspeed 0.19.8's
+# runtime/constants.py). Its optimizers and torch's disagree about the weight decay (0.01 or 0), and a hyperparameter of
+# 0 is lost where the web UI turns an experiment into a search; only "auto" is filled so.
+DEFAULTS: dict[KeyPath, tuple[float, Origin]] = {
+    ("gradient_clipping",): (1.0, Origin("DeepSpeed's default")),
+    (*PARAMS, "weight_decay"): (0.0, Origin("no weight decay is stated")),
+}
 # Parameters of DeepSpeed's ``FusedAdam`` that torch's Adam does not take.
 FUSED_ADAM_ONLY = ("bias_correction", "set_grad_none")
 # A schedule that sets the rate -> its parameter that holds the highest rate, or that a range test begins with.
@@ -122,10 +128,6 @@ def _is_number(value: Any) -> bool:
 def disagreements(ds: Document, hyperparameters: Document) -> list[Problem]:
     """A warning for each value that is not used: of the optimizer's rate where the schedule states another, and of
     hyperparameters that would fill a value which the DeepSpeed JSON states, and differently.
-
-    Args:
-        ds: The DeepSpeed JSON before it is filled.
-        hyperparameters: One point.
     """
     rate = stated_rate(ds)
     paths: list[KeyPath] = [(section, "params", leaf) for section in IF_ABSENT for leaf in IF_ABSENT[section]]
@@ -159,15 +161,7 @@ def filled(
     batch: Batch,
     accelerator: Accelerator,
 ) -> tuple[Document, list[Problem]]:
-    """Replace every "auto", and fill what is absent and needs a value.
-
-    Args:
-        ds: The DeepSpeed JSON.
-        hyperparameters: All of them, the model's own included.
-        fit: For ``total_num_steps``.
-        topology: For its degrees; a bf16 pipeline accumulates gradients in fp32.
-        batch: The batch sizes.
-        accelerator: For precision, pinned memory and the optimizer's implementation.
+    """Replace every "auto" of a DeepSpeed JSON, and fill what is absent and needs a value.
 
     Returns:
         The filled JSON, and a problem for each "auto" that nothing determines and that DeepSpeed has no default
@@ -187,13 +181,9 @@ def filled(
     for path in sorted(_to_fill(ds), key=lambda path: path[-1] == "warmup_min_lr"):
         if path in changes:
             continue
-        leaf, is_auto = str(path[-1]), ds.get(path) == AUTO
+        leaf, is_auto, in_list = str(path[-1]), ds.get(path) == AUTO, int in map(type, path)
         name, value = _hyperparameter(leaf, hyperparameters)
         origin = Origin()
-        if int in map(type, path):
-            fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
-            problems.append(ds.problem(path, "nothing says what it should be", fix, "auto-undetermined"))
-            continue
         if leaf == "total_num_steps" and fit.max_length and fit.max_length.unit == "batches":
             name, value = "fit.max_length", fit.max_length.value
         elif leaf == "betas" and value is None:
@@ -207,8 +197,8 @@ def filled(
         elif value is not None:
             stated = hyperparameters.origin(tuple(name.split(".")))
             origin = stated.reworded(f"{name}, {stated}")
-        elif path == ("gradient_clipping",):  # DeepSpeed clips by default; written out, so that it is seen
-            value, origin = GRADIENT_CLIPPING, Origin("DeepSpeed's default")
+        elif path in DEFAULTS and (is_auto or path == ("gradient_clipping",)):
+            value, origin = DEFAULTS[path]
         elif leaf == "warmup_min_lr":
             # From 0, the first steps would train nothing: WarmupLR in deepspeed 0.19.8's runtime/lr_schedules.py
             # takes two steps at warmup_min_lr.
@@ -217,22 +207,20 @@ def filled(
             value, origin = 0.0, Origin("a warm-up from 0")
             if _is_number(peak) and _is_number(count) and count >= 1:
                 value, origin = peak / count, Origin("warmup_max_lr / warmup_num_steps")
-        elif is_auto and path == (*PARAMS, "weight_decay"):
-            # DeepSpeed's optimizers and torch's disagree (0.01 or 0), and a hyperparameter of 0 is lost where the
-            # web UI turns an experiment into a search.
-            value, origin = 0.0, Origin("no weight decay is stated")
-        if value is not None:
+        if value is not None and not in_list:
             changes[path] = value, origin
             continue
         # Without its highest rate, WarmupDecayLR would go up to 0.001, whatever rate the trial's own optimizer has.
         is_decay = leaf == "warmup_max_lr" and schedule == "WarmupDecayLR"
-        if (is_auto and leaf in NEEDED) or leaf == "total_num_steps" or is_decay:
+        fix = f"add the hyperparameter {name}, or write a number"
+        if leaf == "total_num_steps":
+            fix = "state fit.max_length in batches, or write the number of steps"
+        elif in_list:
+            fix = '"auto" stands for a whole value: write the list, or "auto" in its place'
+        if in_list or (is_auto and leaf in NEEDED) or leaf == "total_num_steps" or is_decay:
             message = f"{'' if is_auto else 'missing, and '}nothing says what it should be"
-            fix = f"add the hyperparameter {name}, or write a number"
-            if leaf == "total_num_steps":
-                fix = "state fit.max_length in batches, or write the number of steps"
             problems.append(ds.problem(path, message, fix, "auto-undetermined"))
-        if is_auto:
+        if is_auto and not in_list:
             changes[path] = NOT_GIVEN, ""
     done = ds.overwritten_all((path, *change) for path, change in changes.items())
     return done.overwritten_all(

@@ -35,7 +35,7 @@ from determined_ds.config.params import (
     by_real_names,
     read_hyperparameters,
 )
-from determined_ds.config.rules import broken_rules
+from determined_ds.config.rules import OF_SLOTS, broken_rules
 from determined_ds.config.strategy import Strategy, autotp_degree, read_strategy
 from determined_ds.documents.document import Document, KeyPath, dotted, nearest, plain_copy
 from determined_ds.documents.files import read_json
@@ -224,7 +224,7 @@ def reconcile(
     for rule, problem in broken_rules(resolved, slots_origin=slots_origin):
         if rule.warning and batch is not None:  # an assumed batch supports no warning
             warnings.append(problem)
-        elif not rule.warning and (counted or not rule.counts_slots):
+        elif not rule.warning and (counted or rule.code not in OF_SLOTS):
             problems.append(problem)
     if problems:
         raise ConfigError(problems, warnings)
@@ -249,15 +249,13 @@ def missing_packages(ds: Document | None, hyperparameters: Document | None = Non
     """
     needed: list[tuple[Document, KeyPath, str, str]] = []
     if ds is not None:
-        on = {section: name for section, name in PACKAGES.items() if ds.get((section, "enabled")) is True}
-        needed = [(ds, (section, "enabled"), name, name) for section, name in on.items()]
+        asked = [section for section in PACKAGES if ds.get((section, "enabled")) is True]
+        needed = [(ds, (section, "enabled"), PACKAGES[section], PACKAGES[section]) for section in asked]
         if str(ds.get(("optimizer", "type"))).lower() in ("muadam", "muadamw", "musgd"):
             needed.append((ds, ("optimizer", "type"), "mup", "mup"))
     if hyperparameters is not None:
-        tools = {name: TOOLS[name] for name in read_loggers(hyperparameters, [])}
-        needed += [
-            (hyperparameters, (LOGGING, name), tool.module, tool.package) for name, tool in tools.items()
-        ]
+        for name in read_loggers(hyperparameters, []):
+            needed.append((hyperparameters, (LOGGING, name), TOOLS[name].module, TOOLS[name].package))
     return [
         document.problem(
             path,

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from determined_ds.config.resolve import ResolvedConfig
 
 HP = "hyperparameters"
+# Rules that say something of the slots, which means nothing where these cannot be divided as stated.
+OF_SLOTS = ("more-ranks-than-devices", "zeropp-hpz-size")
 Breaks = Callable[["Strategy", "ResolvedConfig", Any], Any]
 
 
@@ -56,11 +58,6 @@ class Rule(NamedTuple):
     message: str
     fix: str
     warning: bool
-
-    @property
-    def counts_slots(self) -> bool:
-        """Whether it says something of the slots, which means nothing where they cannot be divided as stated."""
-        return self.code in ("more-ranks-than-devices", "zeropp-hpz-size")
 
 
 def row(code: str, keys: str, breaks: Breaks, message: str, fix: str, warning: bool = False) -> list[Rule]:
@@ -132,10 +129,6 @@ def _no_order(s: Strategy) -> str:
     return "" if s.pipe_parallel_size == 1 or chunks_problem(pipe.schedule, pipe.chunks) else pipe.problem()
 
 
-def _in_parts(s: Strategy) -> bool:
-    return s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
-
-
 def _bubble(s: Strategy) -> tuple[float, float] | None:
     """The bubble in %, and that of four micro-batches a stage, where there is less than one a stage."""
     if s.accumulation >= s.pipe_parallel_size or s.pipeline.problem():
@@ -157,10 +150,6 @@ def _is_untested(c: ResolvedConfig) -> bool:
     """Source: deepspeed 0.19.8 runtime/engine.py DeepSpeedEngine._do_optimizer_sanity_check."""
     is_known = optimizer(c) in ("", *ZERO_OPTIMIZERS, *ONE_BIT)
     return not is_known and not at(c, "zero_allow_untested_optimizer")
-
-
-def _states_rates(c: ResolvedConfig) -> bool:
-    return any(at(c, f"optimizer.params.{name}") is not None for name in ("muon_lr", "adam_lr"))
 
 
 def _reports_to_wandb(c: ResolvedConfig) -> bool:
@@ -195,7 +184,8 @@ TABLE = (
     row("pipe-schedule-partitioned", "pipeline.pipe_partitioned pipeline.grad_partitioned",
         lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule != ONE_F_ONE_B and v,  # runtime/pipe/dualpipev.py
         "{s.pipe_schedule} sends whole activations and gradients", "remove it, or take pipe_schedule: 1f1b"),
-    row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: _in_parts(s) and (s.activation_checkpointing or s.is_compiled),
+    row("zb-h1", f"{HP}.pipe_schedule", lambda s, c, v: s.pipe_parallel_size > 1 and s.pipe_schedule == ZB_H1
+            and (s.activation_checkpointing or s.is_compiled),
         "zb-h1 goes through a layer's backward pass in two parts: activation checkpointing would compute the layer anew"
         " for each, and the backward pass of a compiled layer has no parts",  # CheckpointFunction.backward
         "take another pipe_schedule, or no activation checkpointing and no compiler"),
@@ -245,6 +235,10 @@ TABLE = (
     row("expert-degree", f"{HP}.expert_parallel_size",  # runtime/engine.py _configure_expert_parallel
         lambda s, c, v: type(v) is int and v != _experts(c) and str(_experts(c)),
         "differs from expert_parallel of the DeepSpeed JSON, which is {found} (0: not enabled)", "keep one of them"),
+    row("expert-replicas", "expert_parallel.autoep_size",  # utils/groups.py _create_expert_and_data_parallel
+        lambda s, c, v: _experts(c) > 1 and s.replicas == s.slots and s.replicas % _experts(c),
+        "{s.replicas} replicas cannot be divided into groups of {value}",
+        "use an expert_parallel_size that divides the replicas"),
     row("expert-alone", "expert_parallel.autoep_size", lambda s, c, v: _experts(c) and s.replicas != s.slots,
         "experts are shared beside no pipeline, model_parallel_size or sequence_parallel_size",
         "remove expert_parallel_size, or set the others to 1"),  # our trial/expert_parallel.py
@@ -323,7 +317,8 @@ TABLE = (
         "under ZeRO it clips Muon's updates, which are of a fixed size, and not the gradients: steps become many times"
         " smaller than without ZeRO", "set gradient_clipping to 0", warning=True),
     row("muon-rates", "scheduler.params.warmup_max_lr",  # runtime/lr_schedules.py WarmupLR._format_param
-        lambda s, c, v: isinstance(v, (int, float)) and optimizer(c) == "muon" and _states_rates(c),
+        lambda s, c, v: optimizer(c) == "muon" and isinstance(v, (int, float))
+            and any(at(c, f"optimizer.params.{name}") is not None for name in ("muon_lr", "adam_lr")),
         "the schedule gives all parameters this rate: muon_lr and adam_lr have no effect",
         "write a list, a rate for each parameter group: of each group its matrices, then the rest"),
     row("muon-rates-pipeline", "scheduler.params.warmup_max_lr",  # runtime/engine.py _muon_param_groups

@@ -8,264 +8,157 @@ from typing import Any
 from determined_ds import Accelerator
 from tests.package import CPU, CUDA
 
-ZERO = "zero_optimization"
-FEW = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
+Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setup:
     """A configuration; the rest is two replicas and a batch that divides."""
 
-    ds: dict[str, Any] = field(default_factory=dict)
+    ds: Json = field(default_factory=dict)
     pipe: int = 1
     model: int = 1
     sequence: int = 1
     slots: int = 2
     accelerator: Accelerator = CUDA
     machines: int = 1
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    hp: Json = field(default_factory=dict)
 
 
-def zero(stage: int, **settings: Any) -> dict[str, Any]:
-    return {ZERO: {"stage": stage, **settings}}
+def zero(stage: int, **settings: Any) -> Json:
+    return {"zero_optimization": {"stage": stage, **settings}}
 
 
-CPU_OFFLOAD, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
-SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
-FP16 = {"fp16": {"enabled": True}}
-BF16 = {"bf16": {"enabled": True}}
-FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
-MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.001, "muon_lr": 0.02}}}
-DUALPIPEV, INTERLEAVED, ZB_H1 = ({"pipe_schedule": name} for name in ("dualpipev", "interleaved", "zb-h1"))
-BY_TIME = {"partition_method": "measured"}
-
-
-QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
-
-
-def cut(**settings: Any) -> dict[str, Any]:
+def cut(**settings: Any) -> Json:
     return {"tensor_parallel": {"autotp_size": 2, **settings}}
 
 
-ON: dict[str, Any] = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
-AROUND = {"autoep_non_moe": True}
-WANDB = {"wandb": {"enabled": True}}
-NO_CLIPPING = {"gradient_clipping": 0}
+def steps(count: int) -> Json:
+    return {"gradient_accumulation_steps": count}
 
-# Code and key of a rule -> (what breaks it, its neighbour).
-CASES: dict[str, tuple[Setup, Setup]] = {
+
+def rate(peak: Any) -> Json:
+    return {**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": peak}}}
+
+
+FEW = Accelerator(name="cuda", num_devices=2, bf16=True, fp16=True)
+CPU_OFFLOAD, NVME = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/nvme"}
+FP16, BF16, WANDB = ({section: {"enabled": True}} for section in ("fp16", "bf16", "wandb"))
+FP32_SUMS, BF16_SUMS = ({"data_types": {"grad_accum_dtype": dtype}} for dtype in ("fp32", "bf16"))
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+ADAMW: Json = {"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+MUON: Json = {"optimizer": {"type": "Muon", "params": {"lr": 0.001, "muon_lr": 0.02}}}
+DUALPIPEV, INTERLEAVED, ZB_H1 = ({"pipe_schedule": name} for name in ("dualpipev", "interleaved", "zb-h1"))
+BY_TIME = {"partition_method": "measured"}
+EP: Json = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
+UNCLIPPED: Json = {"gradient_clipping": 0, **BF16}
+DEEP = {**zero(1), "compile": {"deepcompile": True}}
+ON_CPU = {"activation_checkpointing": {"cpu_checkpointing": True}}
+COMPILED = {"torch_compile": True}
+TOOL: Json = {"logging": {"wandb": {}}}
+HPZ, HP = "zero_hpz_partition_size", "hyperparameters"
+QUANTIZED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+PARTITIONED = ("pipe_partitioned", "grad_partitioned")
+OF_A_PIPELINE = {**INTERLEAVED, **BY_TIME, "pipe_within_machine": True}
+
+# fmt: off
+# Code of a rule -> each key that it names -> (what breaks it, its neighbour).
+CASES: dict[str, dict[str, tuple[Setup, Setup]]] = {
     # ---- What a pipeline cannot do, and degrees that do not fit the ranks
-    "pipeline-zero-stage:zero_optimization.stage": (Setup(ds=zero(2), pipe=2), Setup(ds=zero(1), pipe=2)),
-    "pipeline-fp16-stage:fp16.enabled": (Setup(ds=FP16, pipe=2), Setup(ds={**FP16, **zero(1)}, pipe=2)),
-    "more-ranks-than-devices:slots_per_trial": (
-        Setup(slots=4, accelerator=FEW),
-        Setup(slots=2, accelerator=FEW),
-    ),
-    "pipeline-bubble:gradient_accumulation_steps": (
-        Setup(ds={"gradient_accumulation_steps": 1}, pipe=2),
-        Setup(ds={"gradient_accumulation_steps": 2}, pipe=2),
-    ),
-    "pipe-schedule:hyperparameters.pipe_schedule": (
-        Setup(ds={"gradient_accumulation_steps": 3}, pipe=2, hyperparameters=DUALPIPEV),
-        Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters=DUALPIPEV),
-    ),
-    **{
-        f"pipe-schedule-partitioned:pipeline.{key}": (
-            Setup(
-                ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}},
-                pipe=2,
-                hyperparameters=INTERLEAVED,
-            ),
-            Setup(ds={"gradient_accumulation_steps": 4, "pipeline": {key: True}}, pipe=2),
-        )
-        for key in ("pipe_partitioned", "grad_partitioned")
-    },
-    "partition-measured:hyperparameters.partition_method": (
-        Setup(slots=4, pipe=2, model=2, hyperparameters=BY_TIME),
-        Setup(slots=4, pipe=2, model=2, hyperparameters={"partition_method": "parameters"}),
-    ),
-    "zb-h1:hyperparameters.pipe_schedule": (
-        Setup(
-            ds={"gradient_accumulation_steps": 2, "pipeline": {"activation_checkpoint_interval": 1}},
-            pipe=2,
-            hyperparameters=ZB_H1,
-        ),
-        Setup(ds={"gradient_accumulation_steps": 2}, pipe=2, hyperparameters=ZB_H1),
-    ),
-    **{
-        f"one-stage:hyperparameters.{name}": (
-            Setup(hyperparameters={name: value}),
-            Setup(ds={"gradient_accumulation_steps": 4}, pipe=2, hyperparameters={name: value}),
-        )
-        for name, value in (
-            ("pipe_schedule", "interleaved"),
-            ("partition_method", "measured"),
-            ("pipe_within_machine", True),
-        )
-    },
-    # ---- What ranks that share a sequence cannot do
-    "sequence-alone:hyperparameters.sequence_parallel_size": (
-        Setup(sequence=2, pipe=2, slots=4),
-        Setup(sequence=2, slots=4),
-    ),
-    "sequence-degree:sequence_parallel_size": (
-        Setup(ds={"sequence_parallel_size": 2}),
-        Setup(ds={"sequence_parallel_size": 2}, sequence=2),
-    ),
-    "sequence-length:hyperparameters.sequence_length": (
-        Setup(sequence=2, hyperparameters={"sequence_length": 127}),
-        Setup(sequence=2, hyperparameters={"sequence_length": 128}),
-    ),
-    "zeropp-groups:zero_optimization.zero_hpz_partition_size": (
-        Setup(ds={**zero(3, zero_hpz_partition_size=2), **cut()}, model=2, slots=4),
-        Setup(ds=zero(3, zero_hpz_partition_size=2)),
-    ),
-    "deepcompile-shared:compile.deepcompile": (
-        Setup(ds={**zero(1), **ON, "compile": {"deepcompile": True}}),
-        Setup(ds={**zero(1), "compile": {"deepcompile": True}}),
-    ),
-    # ---- What ranks that share a layer cannot do
-    "model-parallel-degree:tensor_parallel.autotp_size": (Setup(ds=cut(), model=1), Setup(ds=cut(), model=2)),
-    "tensor-pipeline:tensor_parallel.autotp_size": (
-        Setup(ds=cut(), model=2, pipe=2, slots=4),
-        Setup(ds=cut(), model=2, slots=4),
-    ),
-    "tensor-head:tensor_parallel.vocab_parallel_lm_head": (
-        Setup(ds=cut(vocab_parallel_lm_head=True), model=2),
-        Setup(ds=cut(), model=2),
-    ),
-    # ---- What ranks that share experts cannot do
-    "expert-degree:hyperparameters.expert_parallel_size": (
-        Setup(ds=ON, hyperparameters={"expert_parallel_size": 1}),
-        Setup(ds=ON, hyperparameters={"expert_parallel_size": 2}),
-    ),
-    "expert-alone:expert_parallel.autoep_size": (Setup(ds=ON, pipe=2, slots=4), Setup(ds=ON, slots=4)),
-    "expert-precision:zero_optimization.stage": (
-        Setup(ds={**zero(0), **BF16, **ON}),
-        Setup(ds={**zero(1), **BF16, **ON}),
-    ),
-    "expert-contiguous:zero_optimization.contiguous_gradients": (
-        Setup(ds={**zero(1, contiguous_gradients=False), **ON}),
-        Setup(ds={**zero(3, contiguous_gradients=False), **ON}),
-    ),
-    "expert-compiler:compile.autoep_non_moe": (
-        Setup(ds=ON, hyperparameters={"torch_compile": True}),
-        Setup(ds={**ON, "compile": AROUND}, hyperparameters={"torch_compile": True}),
-    ),
+    "pipeline-zero-stage": {"zero_optimization.stage": (Setup(zero(2), pipe=2), Setup(zero(1), pipe=2))},
+    "pipeline-fp16-stage": {"fp16.enabled": (Setup(FP16, pipe=2), Setup({**FP16, **zero(1)}, pipe=2))},
+    "more-ranks-than-devices": {
+        "slots_per_trial": (Setup(slots=4, accelerator=FEW), Setup(slots=2, accelerator=FEW))},
+    "pipeline-bubble": {"gradient_accumulation_steps": (Setup(steps(1), pipe=2), Setup(steps(2), pipe=2))},
+    "pipe-schedule": {f"{HP}.pipe_schedule":
+        (Setup(steps(3), pipe=2, hp=DUALPIPEV), Setup(steps(4), pipe=2, hp=DUALPIPEV))},
+    "pipe-schedule-partitioned": {f"pipeline.{key}":
+        (Setup({**steps(4), "pipeline": {key: True}}, pipe=2, hp=INTERLEAVED),
+         Setup({**steps(4), "pipeline": {key: True}}, pipe=2)) for key in PARTITIONED},
+    "partition-measured": {f"{HP}.partition_method":
+        (Setup(slots=4, pipe=2, model=2, hp=BY_TIME),
+         Setup(slots=4, pipe=2, model=2, hp={"partition_method": "parameters"}))},
+    "zb-h1": {f"{HP}.pipe_schedule":
+        (Setup({**steps(2), "pipeline": {"activation_checkpoint_interval": 1}}, pipe=2, hp=ZB_H1),
+         Setup(steps(2), pipe=2, hp=ZB_H1))},
+    "one-stage": {f"{HP}.{name}": (Setup(hp={name: value}), Setup(steps(4), pipe=2, hp={name: value}))
+        for name, value in OF_A_PIPELINE.items()},
+    # ---- What ranks that share a sequence, a layer or experts cannot do
+    "sequence-alone": {
+        f"{HP}.sequence_parallel_size": (Setup(sequence=2, pipe=2, slots=4), Setup(sequence=2, slots=4))},
+    "sequence-degree": {"sequence_parallel_size":
+        (Setup({"sequence_parallel_size": 2}), Setup({"sequence_parallel_size": 2}, sequence=2))},
+    "sequence-length": {f"{HP}.sequence_length":
+        (Setup(sequence=2, hp={"sequence_length": 127}), Setup(sequence=2, hp={"sequence_length": 128}))},
+    "zeropp-groups": {f"zero_optimization.{HPZ}":
+        (Setup({**zero(3, **{HPZ: 2}), **cut()}, model=2, slots=4), Setup(zero(3, **{HPZ: 2})))},
+    "deepcompile-shared": {"compile.deepcompile": (Setup({**EP, **DEEP}), Setup(DEEP))},
+    "model-parallel-degree": {"tensor_parallel.autotp_size": (Setup(cut()), Setup(cut(), model=2))},
+    "tensor-pipeline": {
+        "tensor_parallel.autotp_size": (Setup(cut(), model=2, pipe=2, slots=4), Setup(cut(), model=2, slots=4))},
+    "tensor-head": {"tensor_parallel.vocab_parallel_lm_head":
+        (Setup(cut(vocab_parallel_lm_head=True), model=2), Setup(cut(), model=2))},
+    "expert-degree": {f"{HP}.expert_parallel_size":
+        (Setup(EP, hp={"expert_parallel_size": 1}), Setup(EP, hp={"expert_parallel_size": 2}))},
+    "expert-replicas": {"expert_parallel.autoep_size": (Setup(EP, slots=3), Setup(EP, slots=4))},
+    "expert-alone": {"expert_parallel.autoep_size": (Setup(EP, pipe=2, slots=4), Setup(EP, slots=4))},
+    "expert-precision": {
+        "zero_optimization.stage": (Setup({**zero(0), **BF16, **EP}), Setup({**zero(1), **BF16, **EP}))},
+    "expert-contiguous": {"zero_optimization.contiguous_gradients":
+        (Setup({**zero(1, contiguous_gradients=False), **EP}), Setup({**zero(3, contiguous_gradients=False), **EP}))},
+    "expert-compiler": {"compile.autoep_non_moe":
+        (Setup(EP, hp=COMPILED), Setup({**EP, "compile": {"autoep_non_moe": True}}, hp=COMPILED))},
     # ---- What each ZeRO stage can offload and leave out
-    "offload-param-stage:zero_optimization.offload_param": (
-        Setup(ds=zero(2, offload_param=CPU_OFFLOAD)),
-        Setup(ds=zero(3, offload_param=CPU_OFFLOAD)),
-    ),
-    "offload-optimizer-stage:zero_optimization.offload_optimizer": (
-        Setup(ds=zero(0, offload_optimizer=CPU_OFFLOAD)),
-        Setup(ds=zero(1, offload_optimizer=CPU_OFFLOAD)),
-    ),
-    "offload-nvme-stage:zero_optimization.offload_optimizer.device": (
-        Setup(ds=zero(2, offload_optimizer=NVME)),
-        Setup(ds=zero(3, offload_optimizer=NVME)),
-    ),
-    "offload-nvme-path:zero_optimization.offload_optimizer.device": (
-        Setup(ds=zero(3, offload_optimizer={"device": "nvme"})),
-        Setup(ds=zero(3, offload_optimizer=NVME)),
-    ),
-    "offload-nvme-path:zero_optimization.offload_param.device": (
-        Setup(ds=zero(3, offload_param={"device": "nvme"})),
-        Setup(ds=zero(3, offload_param=NVME)),
-    ),
-    "compute-grad-norm-bf16:zero_optimization.compute_grad_norm": (
-        Setup(ds={**NO_CLIPPING, **BF16, **FP32_SUMS, **zero(1, compute_grad_norm=False)}),
-        Setup(ds={**NO_CLIPPING, **BF16, **zero(1, compute_grad_norm=False)}),
-    ),
-    "zenflow-batch:zero_optimization.zenflow": (
-        Setup(ds=zero(2, offload_optimizer=CPU_OFFLOAD, zenflow={"topk_ratio": 0.1})),
-        Setup(ds=zero(2, offload_optimizer=CPU_OFFLOAD)),
-    ),
+    "offload-param-stage": {"zero_optimization.offload_param":
+        (Setup(zero(2, offload_param=CPU_OFFLOAD)), Setup(zero(3, offload_param=CPU_OFFLOAD)))},
+    "offload-optimizer-stage": {"zero_optimization.offload_optimizer":
+        (Setup(zero(0, offload_optimizer=CPU_OFFLOAD)), Setup(zero(1, offload_optimizer=CPU_OFFLOAD)))},
+    "offload-nvme-stage": {"zero_optimization.offload_optimizer.device":
+        (Setup(zero(2, offload_optimizer=NVME)), Setup(zero(3, offload_optimizer=NVME)))},
+    "offload-nvme-path": {f"zero_optimization.{what}.device":
+        (Setup(zero(3, **{what: {"device": "nvme"}})), Setup(zero(3, **{what: NVME})))
+        for what in ("offload_optimizer", "offload_param")},
+    "compute-grad-norm-bf16": {"zero_optimization.compute_grad_norm":
+        (Setup({**UNCLIPPED, **FP32_SUMS, **zero(1, compute_grad_norm=False)}),
+         Setup({**UNCLIPPED, **zero(1, compute_grad_norm=False)}))},
+    "zenflow-batch": {"zero_optimization.zenflow":
+        (Setup(zero(2, offload_optimizer=CPU_OFFLOAD, zenflow={"topk_ratio": 0.1})),
+         Setup(zero(2, offload_optimizer=CPU_OFFLOAD)))},
     # ---- What is computed and kept in 16 bits
-    "fp16-and-bf16:fp16.enabled": (
-        Setup(ds={**FP16, "bf16": {"enabled": True}}),
-        Setup(ds={**FP16, "bf16": {"enabled": False}}),
-    ),
-    "fp16-unsupported:fp16.enabled": (Setup(ds=FP16, accelerator=CPU), Setup(ds=FP16)),
-    "grad-accum-mix:data_types.grad_accum_dtype": (
-        Setup(ds={"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
-        Setup(ds={**zero(1), "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}),
-    ),
+    "fp16-and-bf16": {"fp16.enabled": (Setup({**FP16, **BF16}), Setup({**FP16, "bf16": {"enabled": False}}))},
+    "fp16-unsupported": {"fp16.enabled": (Setup(FP16, accelerator=CPU), Setup(FP16))},
+    "grad-accum-mix": {
+        "data_types.grad_accum_dtype": (Setup({**BF16, **FP32_SUMS}), Setup({**zero(1), **BF16, **FP32_SUMS}))},
     # ---- What ranks send each other, and in what
-    **{
-        f"zeropp-stage:{ZERO}.{key}": (Setup(ds=zero(2, **{key: on})), Setup(ds=zero(3, **{key: on})))
-        for key, on in (("zero_hpz_partition_size", 2), *((key, True) for key in QUANTIZED))
-    },
-    **{
-        f"zeropp-quantized-cuda:{ZERO}.{key}": (
-            Setup(ds=zero(3, **{key: True}), accelerator=CPU),
-            Setup(ds=zero(3, **{key: True})),
-        )
-        for key in QUANTIZED
-    },
-    "zeropp-hpz-size:zero_optimization.zero_hpz_partition_size": (
-        Setup(ds=zero(3, zero_hpz_partition_size=3), slots=4),
-        Setup(ds=zero(3, zero_hpz_partition_size=8), slots=4),  # more than there are: all of them
-    ),
-    "zeropp-gradients-machines:zero_optimization.zero_quantized_gradients": (
-        Setup(ds={**BF16, **zero(3, zero_quantized_gradients=True)}, machines=2),
-        Setup(
-            ds={**BF16, "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)},
-            machines=2,
-        ),
-    ),
+    "zeropp-stage": {f"zero_optimization.{key}": (Setup(zero(2, **{key: on})), Setup(zero(3, **{key: on})))
+        for key, on in {HPZ: 2, **dict.fromkeys(QUANTIZED, True)}.items()},
+    "zeropp-quantized-cuda": {f"zero_optimization.{key}":
+        (Setup(zero(3, **{key: True}), accelerator=CPU), Setup(zero(3, **{key: True}))) for key in QUANTIZED},
+    "zeropp-hpz-size": {f"zero_optimization.{HPZ}":  # 8 are more than there are: all of them
+        (Setup(zero(3, **{HPZ: 3}), slots=4), Setup(zero(3, **{HPZ: 8}), slots=4))},
+    "zeropp-gradients-machines": {"zero_optimization.zero_quantized_gradients":
+        (Setup({**BF16, **zero(3, zero_quantized_gradients=True)}, machines=2),
+         Setup({**BF16, "communication_data_type": "fp16", **zero(3, zero_quantized_gradients=True)}, machines=2))},
     # ---- Which optimizers run where
-    "onebit:optimizer.type": (
-        Setup(ds={"optimizer": {"type": "OneBitAdam"}}),
-        Setup(ds={"optimizer": {"type": "AdamW"}}),
-    ),
-    "optimizer-nvcc:optimizer.type": (
-        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}),
-        Setup(ds={"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}),
-    ),
-    "zero-untested-optimizer:optimizer.type": (
-        Setup(ds={**zero(1), **SGD}),
-        Setup(ds={**zero(1), **SGD, "zero_allow_untested_optimizer": True}),
-    ),
-    "muon-reduce-scatter:zero_optimization.reduce_scatter": (
-        Setup(ds={**MUON, **zero(3)}),
-        Setup(ds={**MUON, **zero(3, reduce_scatter=False)}),
-    ),
-    "muon-clipping:gradient_clipping": (
-        Setup(ds={**MUON, **zero(1), "gradient_clipping": 1.0}),
-        Setup(ds={**MUON, **zero(0), "gradient_clipping": 1.0}),
-    ),
-    "muon-rates:scheduler.params.warmup_max_lr": (
-        Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}}}),
-        Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}),
-    ),
-    "muon-rates-pipeline:scheduler.params.warmup_max_lr": (
-        Setup(
-            ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}, pipe=2
-        ),
-        Setup(ds={**MUON, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [0.02, 0.001]}}}),
-    ),
-    "muon-bf16-pipeline:data_types.grad_accum_dtype": (
-        Setup(ds={**MUON, **BF16, **zero(1), "data_types": {"grad_accum_dtype": "fp32"}}, pipe=2),
-        Setup(ds={**MUON, **BF16, **zero(1), "data_types": {"grad_accum_dtype": "bf16"}}, pipe=2),
-    ),
-    # ---- Activation checkpointing, compilers, DeepSpeed's instruments
-    "cpu-checkpointing:activation_checkpointing.cpu_checkpointing": (
-        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CPU),
-        Setup(ds={"activation_checkpointing": {"cpu_checkpointing": True}}, accelerator=CUDA),
-    ),
-    "deepcompile-cuda:compile.deepcompile": (
-        Setup(ds={**zero(1), "compile": {"deepcompile": True}}, accelerator=CPU),
-        Setup(ds={**zero(1), "compile": {"deepcompile": True}}),
-    ),
-    # ---- DeepSpeed's own monitors
-    "logger-secret:comet.api_key": (
-        Setup(ds={"comet": {"api_key": "secret"}}),
-        Setup(ds={"comet": {"enabled": False}}),
-    ),
-    "reported-twice:wandb.enabled": (
-        Setup(ds=WANDB, hyperparameters={"logging": {"wandb": {}}}),
-        Setup(hyperparameters={"logging": {"wandb": {}}}),
-    ),
-    "monitor:wandb.enabled": (Setup(ds=WANDB), Setup(ds={"wandb": {"enabled": False}})),
+    "onebit": {"optimizer.type": (Setup({"optimizer": {"type": "OneBitAdam"}}), Setup(ADAMW))},
+    "optimizer-nvcc": {"optimizer.type":
+        (Setup({"optimizer": {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": False}}}), Setup(ADAMW))},
+    "zero-untested-optimizer": {"optimizer.type":
+        (Setup({**zero(1), **SGD}), Setup({**zero(1), **SGD, "zero_allow_untested_optimizer": True}))},
+    "muon-reduce-scatter": {"zero_optimization.reduce_scatter":
+        (Setup({**MUON, **zero(3)}), Setup({**MUON, **zero(3, reduce_scatter=False)}))},
+    "muon-clipping": {"gradient_clipping": (Setup({**MUON, **zero(1)}), Setup({**MUON, **zero(0)}))},
+    "muon-rates": {"scheduler.params.warmup_max_lr": (Setup(rate(0.02)), Setup(rate([0.02, 0.001])))},
+    "muon-rates-pipeline": {
+        "scheduler.params.warmup_max_lr": (Setup(rate([0.02, 0.001]), pipe=2), Setup(rate([0.02, 0.001])))},
+    "muon-bf16-pipeline": {"data_types.grad_accum_dtype":
+        (Setup({**MUON, **BF16, **zero(1), **FP32_SUMS}, pipe=2),
+         Setup({**MUON, **BF16, **zero(1), **BF16_SUMS}, pipe=2))},
+    # ---- Activation checkpointing, compilers, DeepSpeed's monitors
+    "cpu-checkpointing": {
+        "activation_checkpointing.cpu_checkpointing": (Setup(ON_CPU, accelerator=CPU), Setup(ON_CPU))},
+    "deepcompile-cuda": {"compile.deepcompile": (Setup(DEEP, accelerator=CPU), Setup(DEEP))},
+    "logger-secret": {"comet.api_key": (Setup({"comet": {"api_key": "secret"}}), Setup({"comet": {"enabled": False}}))},
+    "reported-twice": {"wandb.enabled": (Setup(WANDB, hp=TOOL), Setup(hp=TOOL))},
+    "monitor": {"wandb.enabled": (Setup(WANDB), Setup({"wandb": {"enabled": False}}))},
 }

@@ -95,12 +95,7 @@ def test_only_what_an_optimizer_takes_is_added_to_it(
         (scheduler(warmup_max_lr=AUTO), "", PEAK, "hyperparameter learning_rate"),
         (scheduler(warmup_num_steps=AUTO), "", WARM_UP, "hyperparameter warmup_num_steps"),
         (scheduler("WarmupDecayLR", warmup_max_lr=1), "", TOTAL, "fit.max_length in batches"),
-        (
-            scheduler("WarmupCosineLR", total_num_steps=AUTO),
-            "fit: {max_length: {epochs: 1}}",
-            TOTAL,
-            "fit.max_length in batches",
-        ),
+        (scheduler("WarmupCosineLR"), "fit: {max_length: {epochs: 1}}", TOTAL, "fit.max_length in batches"),
         (scheduler(warmup_max_lr=[AUTO, 1]), "learning_rate: 1", f"{PEAK}.0", "whole value"),
     ],
 )
@@ -120,20 +115,15 @@ def test_what_deepspeed_has_a_default_for_is_left_to_it() -> None:
     assert not {"zero_optimization", "steps_per_print"} & resolved.ds_config.keys()
 
 
-def test_no_weight_decay_is_stated_where_no_hyperparameter_says_auto() -> None:
-    """DeepSpeed's own AdamW would take 0, and torch's 0.01."""
-    resolved = fill(optimizer(lr=1, weight_decay=AUTO))
-    assert (value(resolved, DECAY), resolved.origins[DECAY]) == (0.0, "no weight decay is stated")
-
-
-def test_the_default_of_clipping_is_stated() -> None:
-    """DeepSpeed clips unless it is told not to."""
+def test_defaults_that_differ_or_surprise_are_written_out() -> None:
+    """DeepSpeed clips unless it is told not to; its own AdamW would take no weight decay, and torch's 0.01."""
     import deepspeed.runtime.constants as upstream
 
+    resolved = fill(optimizer(lr=1, weight_decay=AUTO))
+    assert (value(resolved, DECAY), resolved.origins[DECAY]) == (0.0, "no weight decay is stated")
     for ds in ({}, {CLIPPING: AUTO}):
-        resolved = fill(ds)
-        assert value(resolved, CLIPPING) == upstream.GRADIENT_CLIPPING_DEFAULT
-        assert resolved.origins[CLIPPING] == "DeepSpeed's default"
+        assert value(fill(ds), CLIPPING) == upstream.GRADIENT_CLIPPING_DEFAULT
+        assert fill(ds).origins[CLIPPING] == "DeepSpeed's default"
     assert value(fill({CLIPPING: 0}), CLIPPING) == 0
 
 
@@ -174,25 +164,22 @@ def test_precision_is_that_of_the_accelerator(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "pipe", "stated", "dtype"),
-    [(CUDA, 2, None, "fp32"), (CUDA, 1, None, None), (CUDA, 1, "bf16", "bf16")],
+    ("pipe", "stated", "dtype"), [(2, None, "fp32"), (1, None, None), (2, "bf16", "bf16")]
 )
-def test_a_bf16_pipeline_accumulates_in_fp32(
-    accelerator: Accelerator, pipe: int, stated: str | None, dtype: str | None
-) -> None:
-    ds: dict[str, Any] = {"bf16": {"enabled": AUTO}, "zero_optimization": {"stage": 1}}
-    ds |= {"data_types": {"grad_accum_dtype": stated}} if stated else {}
-    resolved = fill(ds, accelerator=accelerator, pipe=pipe)
-    assert value(resolved, "data_types.grad_accum_dtype") == dtype
+def test_a_bf16_pipeline_accumulates_in_fp32(pipe: int, stated: str | None, dtype: str | None) -> None:
+    ds = {
+        "bf16": {"enabled": AUTO},
+        "zero_optimization": {"stage": 1},
+        "data_types": {"grad_accum_dtype": stated},
+    }
+    assert value(fill(ds, accelerator=CUDA, pipe=pipe), "data_types.grad_accum_dtype") == dtype
 
 
 @pytest.mark.parametrize(("accelerator", "pinned"), [(CPU, False), (CUDA, True)])
 def test_memory_is_pinned_for_cuda_only(accelerator: Accelerator, pinned: bool) -> None:
-    key = "zero_optimization.offload_optimizer.pin_memory"
     ds = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "pin_memory": AUTO}}}
-    resolved = fill(ds, accelerator=accelerator)
-    assert value(resolved, key) is pinned
-    assert resolved.origins[key] == f"the accelerator: {accelerator.name}"
+    key = "zero_optimization.offload_optimizer.pin_memory"
+    assert value(fill(ds, accelerator=accelerator), key) is pinned
 
 
 OFFLOADED = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
@@ -223,15 +210,12 @@ def test_adam_is_torchs_where_deepspeeds_would_have_to_be_compiled(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "ds", "enabled"),
+    ("ds", "enabled"),
     [
-        (CUDA, {}, False),
-        (CUDA, {"timers": {}, "wall_clock_breakdown": True}, False),
-        (CUDA, {"steps_per_print": 10}, None),
-        (CUDA, {"timers": {"throughput": {"enabled": True}}}, True),
+        ({"timers": {}}, False),
+        ({"steps_per_print": 10}, None),
+        ({"timers": {"throughput": {"enabled": True}}}, True),
     ],
 )
-def test_no_timer_waits_for_a_gpu_unless_it_is_asked_for(
-    accelerator: Accelerator, ds: dict[str, Any], enabled: bool | None
-) -> None:
-    assert value(fill(ds, accelerator=accelerator), "timers.throughput.enabled") is enabled
+def test_no_timer_waits_for_a_gpu_unless_it_is_asked_for(ds: dict[str, Any], enabled: bool | None) -> None:
+    assert value(fill(ds, accelerator=CUDA), "timers.throughput.enabled") is enabled

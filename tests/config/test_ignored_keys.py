@@ -107,8 +107,6 @@ searcher: {name: single, metric: validation_loss, smaller_is_better: true}
 resources: {slots_per_trial: 2, native_parallel: false}
 description: b
 labels: [c]
-workspace: d
-project: e
 max_restarts: 2
 data: {url: here}
 reproducibility: {experiment_seed: 3}

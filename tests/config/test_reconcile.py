@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 
 from determined_ds import Accelerator, ResolvedConfig, load_experiment
-from tests.package import (
-    CPU,
-    CUDA,
-    EXPERIMENTS,
-    ROOT,
-    decide,
-    refusal,
-    refusals,
-    resolved_of,
-)
+from tests.package import CPU, CUDA, EXPERIMENTS, ROOT, decide, refusal, refusals, resolved_of
 
 
 def decided(path: Path, *overrides: str, accelerator: Accelerator = CUDA) -> ResolvedConfig:
@@ -85,35 +76,32 @@ def test_every_value_has_its_origin() -> None:
     }
 
 
-def test_overwrite_and_set_win_over_the_json() -> None:
-    const = ROOT / "experiments" / "gpt2" / "const.yaml"
-    key = "hyperparameters.overwrite_deepspeed_args.zero_optimization"
+def test_set_wins_over_the_json() -> None:
+    stage = "hyperparameters.overwrite_deepspeed_args.zero_optimization.stage=2"
     resolved = decided(
-        const, f"{key}.stage=2", f"{key}.overlap_comm=false", "hyperparameters.learning_rate=1e-4"
+        ROOT / "experiments" / "gpt2" / "const.yaml", stage, "hyperparameters.learning_rate=1e-4"
     )
-    assert resolved.ds_config["zero_optimization"] == {"stage": 2, "overlap_comm": False}
-    assert resolved.ds_config["optimizer"]["params"]["lr"] == 1e-4
-    assert resolved.origins["zero_optimization.stage"] == f"--set {key}.stage=2"
-    assert (
-        resolved.origins["optimizer.params.lr"] == "learning_rate, --set hyperparameters.learning_rate=1e-4"
+    assert resolved.zero_stage == resolved.ds_config["zero_optimization"]["stage"] == 2
+    assert resolved.origins["zero_optimization.stage"] == f"--set {stage}"
+    origin = "learning_rate, --set hyperparameters.learning_rate=1e-4"
+    assert (resolved.ds_config["optimizer"]["params"]["lr"], resolved.origins["optimizer.params.lr"]) == (
+        1e-4,
+        origin,
     )
-    assert resolved.zero_stage == 2
 
 
-def test_the_configuration_cannot_be_changed_after_it_is_decided() -> None:
-    resolved = decide()
-    resolved.ds_config["zero_optimization"] = {"stage": 3}
-    resolved.ds_config.clear()
-    assert resolved.ds_config["train_batch_size"] == 8
-    assert resolved.zero_stage == 0
-
-
-def test_what_is_given_is_left_as_it_was() -> None:
-    hp = {"global_batch_size": 8, "overwrite_deepspeed_args": {"zero_optimization": {"stage": 1}}}
-    ds = {"zero_optimization": True, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+def test_neither_what_is_given_nor_what_is_decided_can_be_changed_by_the_other() -> None:
+    hp = {
+        "global_batch_size": 8,
+        "overwrite_deepspeed_args": {"zero_optimization": {"stage": 1}},
+        "learning_rate": 1,
+    }
+    ds = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
     before = json.dumps([hp, ds])
-    decide({**hp, "learning_rate": 1}, ds)
+    resolved = decide(hp, ds)
+    resolved.ds_config["zero_optimization"]["stage"] = 3
     assert json.dumps([hp, ds]) == before
+    assert resolved.ds_config["zero_optimization"]["stage"] == resolved.zero_stage == 1
 
 
 # ------------------------------------------------------------------------------------------- why it cannot run

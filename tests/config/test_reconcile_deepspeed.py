@@ -14,33 +14,22 @@ from determined_ds import Accelerator, ConfigError
 from tests.package import CPU, CUDA, OLD_CUDA, decide, refusals, rules
 
 SMALL = st.sampled_from([1, 2, 3, 4, 8])
+# fmt: off
 SETTINGS = {
-    "fp16": st.fixed_dictionaries(
-        {"enabled": st.sampled_from([True, False, "auto"])},
-        optional={
-            "loss_scale": st.sampled_from([0, 128]),
-            "loss_scale_window": st.sampled_from([1, 100]),
-        },
-    ),
+    "fp16": st.fixed_dictionaries({"enabled": st.sampled_from([True, False, "auto"])}, optional={
+        "loss_scale": st.sampled_from([0, 128]), "loss_scale_window": st.sampled_from([1, 100])}),
     "bf16": st.fixed_dictionaries({"enabled": st.sampled_from([True, False, "auto"])}),
     "gradient_allreduce_op": st.sampled_from(["mean", "auto"]),
     "gradient_clipping": st.sampled_from([0, 0.5, "auto"]),
     "steps_per_print": st.sampled_from([1, 10, None, "auto"]),
-    "scheduler": st.sampled_from(
-        [
-            {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}},
-            {"type": "WarmupDecayLR"},
-            {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}},
-        ]
-    ),
-    "data_types": st.fixed_dictionaries(
-        {"grad_accum_dtype": st.sampled_from(["fp32", "bf16", None, "auto"])}
-    ),
+    "scheduler": st.sampled_from([
+        {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}}, {"type": "WarmupDecayLR"},
+        {"type": "LRRangeTest"}, {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto"}}]),
+    "data_types": st.fixed_dictionaries({"grad_accum_dtype": st.sampled_from(["fp32", "bf16", None, "auto"])}),
 }
-OFFLOAD = st.fixed_dictionaries(
-    {"device": st.sampled_from(["none", "cpu", "nvme"])},
-    optional={"pin_memory": st.just("auto"), "nvme_path": st.just("/nvme")},
-)
+OFFLOAD = st.fixed_dictionaries({"device": st.sampled_from(["none", "cpu", "nvme"])}, optional={
+    "pin_memory": st.just("auto"), "nvme_path": st.just("/nvme")})
+# fmt: on
 ZERO = {
     "offload_optimizer": st.none() | OFFLOAD.map(lambda offload: {**offload, "ratio": 1}),
     "offload_param": st.none() | OFFLOAD,
