@@ -46,24 +46,24 @@ def said(resolved: ResolvedConfig) -> list[tuple[str, Any]]:
 
 HYPERPARAMETER, OWN = ("hyperparameters.learning_rate", FILLED), ("optimizer.params.lr", OTHER)
 AUTO = "auto"
+# fmt: off
 CASES: dict[str, tuple[dict[str, Any], float, list[tuple[str, Any]]]] = {
     "no schedule": (with_schedule(None, STATED), STATED, [HYPERPARAMETER]),
-    "of the optimizer, the peak open": (
-        with_schedule("WarmupLR", STATED, warmup_max_lr=AUTO),
-        STATED,
-        [HYPERPARAMETER],
-    ),
+    "of the optimizer, the peak open":
+        (with_schedule("WarmupLR", STATED, warmup_max_lr=AUTO), STATED, [HYPERPARAMETER]),
     "of the optimizer, by a cosine": (with_schedule("WarmupCosineLR", STATED), STATED, [HYPERPARAMETER]),
     "of the schedule": (with_schedule("WarmupLR", AUTO, warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
-    "of the schedule, no rate of the optimizer": (
-        with_schedule("WarmupDecayLR", warmup_max_lr=STATED),
-        STATED,
-        [HYPERPARAMETER],
-    ),
+    "of the schedule, no rate of the optimizer":
+        (with_schedule("WarmupDecayLR", warmup_max_lr=STATED), STATED, [HYPERPARAMETER]),
     "of both": (with_schedule("WarmupLR", OTHER, warmup_max_lr=STATED), STATED, [HYPERPARAMETER, OWN]),
     "of neither": (with_schedule("WarmupLR", AUTO, warmup_max_lr=AUTO), FILLED, []),
     "of neither, by a cosine": (with_schedule("WarmupCosineLR"), FILLED, []),
+    "a test of a range begins with it": (with_schedule("LRRangeTest", lr_range_test_step_rate=0), FILLED, []),
+    "a test of a range of its own":
+        (with_schedule("LRRangeTest", OTHER, lr_range_test_min_lr=STATED, lr_range_test_step_rate=0), STATED,
+         [HYPERPARAMETER, OWN]),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize(("ds", "rate", "unused"), CASES.values(), ids=CASES.keys())
