@@ -60,7 +60,6 @@ def run(**given: Any) -> None:
     torchrun, srun, mpirun or deepspeed, the command is one of the ranks and starts none.
     """
     from determined_ds.launch.external.as_rank import be_rank
-    from determined_ds.launch.external.hostfile import run_on_hosts
     from determined_ds.launch.external.placement import placement_here
     from determined_ds.launch.prepare import prepare_run
     from determined_ds.protocol.handed_on import REPORT
@@ -71,8 +70,6 @@ def run(**given: Any) -> None:
     placed = None if options.parent is not None else placement_here()
     if placed is not None:
         be_rank(placed, options, before_ranks=before_ranks, train=_be_rank)
-    if options.hostfile is not None:
-        run_on_hosts(options.hostfile, options)
     if options.parent is not None:
         end_with(options.parent)
     outlive_readers()

@@ -104,10 +104,6 @@ class RunOptions:
         metavar="MINUTES",
         type=click.FloatRange(min=0),
     )
-    hostfile: Path | None = _option(
-        "Machines (HOST slots=N, one per line) on which DeepSpeed's launcher starts the ranks, by pdsh over ssh.",
-        type=PATH,
-    )
     report_to_master: bool = _option(
         "Show the run in the web UI of the master that DET_MASTER names, as an unmanaged experiment.",
         default=False,
@@ -147,28 +143,6 @@ class RunOptions:
             words += ["--profile"] if self.profile else []
             words += ["--parts", str(self.parts)] if self.parts else []
         return words
-
-    def words(self, *, without: tuple[str, ...] = ()) -> list[str]:
-        """The arguments of ``det-ds`` that mean the same.
-
-        Args:
-            without: Names of options that are left out.
-        """
-        words = ["run", str(self.config), str(self.context_dir)]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.metadata and field.name not in without and value != field.default:
-                alone = (True, field.metadata.get("flag_value"))
-                for each in _words_of(field, value):
-                    words += [flag_of(field), *([] if each in alone else [f"{each}"])]
-        return words
-
-
-def _words_of(field: dataclasses.Field[Any], value: Any) -> tuple[Any, ...]:
-    """The values of an option, each as it is typed."""
-    if field.name == "elastic":
-        return (":".join(map(str, value)),)
-    return value if isinstance(value, tuple) else (value,)
 
 
 def flag_of(field: dataclasses.Field[Any]) -> str:

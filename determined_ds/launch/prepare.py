@@ -95,7 +95,7 @@ def prepare_run(
 
 def _check_elastic(options: RunOptions, placed: Placement | None) -> Iterator[Problem]:
     """What is wrong with ``--elastic`` and ``--reset-optimizer`` beside other options."""
-    if options.elastic is not None and (placed is not None or options.hostfile is not None):
+    if options.elastic is not None and placed is not None:
         message = "is for ranks that det-ds run starts itself"
         fix = (
             "let the other launcher start fewer, with --run-dir DIR --resume: torchrun --nnodes MIN:MAX does"
