@@ -14,16 +14,15 @@ from determined_ds.config.params import TRIAL_SEED
 from determined_ds.config.resolve import ResolvedConfig
 from determined_ds.documents.document import get_path
 from determined_ds.documents.files import write_whole
-from determined_ds.errors import ConfigError, Problem, TrainingError, lines_of_error
+from determined_ds.errors import ConfigError, Problem, TrainingError
 from determined_ds.experiment.experiment import Experiment
 from determined_ds.experiment.secrets import secrets_of, stored_yaml
 from determined_ds.experiment.variables import Variables
 from determined_ds.launch.external.placement import Placement
-from determined_ds.launch.fewer_ranks import without_rank
 from determined_ds.launch.last_words import closing_lines, draw_partition, show_closing
 from determined_ds.launch.options import RunOptions
 from determined_ds.launch.ranks.run_ranks import Outcome, run_ranks, show_outcome
-from determined_ds.launch.restarting import Restart, Restarts
+from determined_ds.launch.restarting import Restarts
 from determined_ds.launch.resuming import Start, completed
 from determined_ds.protocol.conclusion import COMPLETED, read_result, write_result
 from determined_ds.protocol.exhausted import exhausted
@@ -145,8 +144,6 @@ class LocalRun:
         words += ["--run-dir", short(self.run_dir), "--resume"]
         if self.options.accelerator:
             words += ["--accelerator", self.options.accelerator]
-        if self.options.elastic:
-            words += ["--elastic", "{}:{}".format(*self.options.elastic)]
         return shlex.join(words)
 
     # ------------------------------------------------------------------------------------------ for ranks
@@ -266,14 +263,7 @@ class LocalRun:
         """
         # The file that ranks read has no secrets.
         os.environ.update(secrets_of(self._config))
-        least, most = self.options.elastic or (0, 0)
-        restarts = Restarts(
-            # A rank is lost once another start has not helped: that takes a restart for each that may be.
-            allowed=max(self.experiment.max_restarts, most - least),
-            run_dir=self.run_dir,
-            start=self.start,
-            elastic=self.options.elastic is not None,
-        )
+        restarts = Restarts(allowed=self.experiment.max_restarts, run_dir=self.run_dir, start=self.start)
         timeout_s, run = self.hang_timeout_s, self
         with RunLock(self.run_dir) as lock:
             while True:
@@ -284,25 +274,7 @@ class LocalRun:
                     show_closing(closing)
                     return outcome.exit_code
                 print(f"{again.message}\n", file=sys.stderr)
-                try:
-                    run = run._again(again)
-                except ConfigError as error:
-                    print(*lines_of_error(error), sep="\n", file=sys.stderr)
-                    show_closing(closing)
-                    return outcome.exit_code
-
-    def _again(self, restart: Restart) -> LocalRun:
-        """The run as it is launched again.
-
-        Raises:
-            ConfigError: it has lost a rank, and cannot continue on those that are left.
-        """
-        run = replace(self, start=restart.start, restarted=restart.message)
-        if restart.lost is None:
-            return run
-        fewer = without_rank(run, restart.lost, restart.start.checkpoint)
-        print(f"  elastic    slots {run.experiment.slots} -> {fewer.experiment.slots}", flush=True)
-        return fewer
+                run = replace(run, start=again.start, restarted=again.message)
 
     def _launch_once(self, lock: RunLock, timeout_s: float) -> tuple[Outcome, list[str]]:
         """How it ended, and the closing block; empty where the ranks have left the run as it was."""

@@ -24,22 +24,6 @@ class Slots(click.ParamType):
         return AUTO if value == AUTO else int(click.INT.convert(value, param, ctx))
 
 
-class SlotRange(click.ParamType):
-    """Two numbers with a colon between them."""
-
-    name = "MIN:MAX"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        least, colon, most = str(value).partition(":")
-        if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-            self.fail(f"{value} must be MIN:MAX with 1 <= MIN <= MAX, e.g. 2:4", param, ctx)
-        return int(least), int(most)
-
-
 def _option(help: str = "", *, default: Any = None, flag: str = "", **click_settings: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": flag, "help": help, **click_settings})
 
@@ -56,11 +40,6 @@ class RunOptions:
     slots: int | str | None = _option(
         "Ranks to start. Default: resources.slots_per_trial. auto: that many, or as many as this machine can run.",
         type=Slots(),
-    )
-    elastic: tuple[int, int] | None = _option(
-        "Start as many ranks as this machine can run, within these bounds; where one is lost for good, continue "
-        "with fewer from the newest checkpoint.",
-        type=SlotRange(),
     )
     test: bool = _option(
         "Train and validate one batch, save one checkpoint and verify it; then stop.",
@@ -116,7 +95,6 @@ class RunOptions:
     parts: int = _option(default=0, metavar="STEPS", type=click.IntRange(min=0), hidden=True)
     engine: str = _option(default="deepspeed", type=click.Choice(["deepspeed", "ddp"]), hidden=True)
     parent: int | None = _option(metavar="PID", type=int, hidden=True)
-    local_rank: int | None = _option(type=int, hidden=True)  # added by deepspeed's launcher
 
     @property
     def stated_slots(self) -> int | None:

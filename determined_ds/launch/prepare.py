@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +26,7 @@ from determined_ds.experiment.entrypoint import ScriptEntrypoint
 from determined_ds.experiment.experiment import Experiment, ignored_keys_of, parse_experiment
 from determined_ds.experiment.source import read_trial
 from determined_ds.experiment.variables import Variables, variables_for
-from determined_ds.launch.auto_slots import elastic_slots, fitting_slots
+from determined_ds.launch.auto_slots import fitting_slots
 from determined_ds.launch.external.placement import Placement
 from determined_ds.launch.local_run import LocalRun
 from determined_ds.launch.options import RunOptions
@@ -65,7 +64,11 @@ def prepare_run(
     is_first = of_this_run and placed is not None and stated and RunDir(run_dir).is_empty()
     resume, forks = None if is_first else options.resume, not (options.is_measured or experiment.measures)
     found.problems += check_options(options, experiment, resolved)
-    found.problems += _check_elastic(options, placed)
+    if options.reset_optimizer and not options.resume:
+        fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
+        found.problems.append(
+            Problem(key="--reset-optimizer", message="is for --resume", fix=fix, code="reset-optimizer")
+        )
     if options.only_reads:
         start, run_dir = found.of(lambda: _reading(options, run_dir)) or (None, run_dir)
     else:
@@ -91,22 +94,6 @@ def prepare_run(
         placed=placed,
         configured_slots=configured_slots if isinstance(configured_slots, int) else None,
     )
-
-
-def _check_elastic(options: RunOptions, placed: Placement | None) -> Iterator[Problem]:
-    """What is wrong with ``--elastic`` and ``--reset-optimizer`` beside other options."""
-    if options.elastic is not None and placed is not None:
-        message = "is for ranks that det-ds run starts itself"
-        fix = (
-            "let the other launcher start fewer, with --run-dir DIR --resume: torchrun --nnodes MIN:MAX does"
-        )
-        yield Problem(key="--elastic", message=message, fix=fix, code="elastic")
-    if options.elastic is not None and options.slots is not None:
-        message = "says how many slots there may be, and so does --slots"
-        yield Problem(key="--elastic", message=message, fix="leave one of them out", code="elastic")
-    if options.reset_optimizer and not options.resume:
-        fix = "add --resume; to start with the weights of another run, see searcher.source_checkpoint_uuid"
-        yield Problem(key="--reset-optimizer", message="is for --resume", fix=fix, code="reset-optimizer")
 
 
 def _stated(options: RunOptions, placed: Placement | None, found: Problems) -> tuple[Experiment, Any]:
@@ -151,12 +138,6 @@ def _decided(
     if options.slots == AUTO and placed is None:
         experiment, fewer = fitting_slots(experiment, context_dir=context_dir, accelerator=devices)
         found.warn(fewer)
-    if options.elastic is not None and options.slots is None and placed is None:
-        bounds, stated = options.elastic, experiment
-        chosen = found.of(lambda: elastic_slots(stated, bounds, context_dir=context_dir, accelerator=devices))
-        if chosen is None:
-            return experiment, None, devices, Variables()
-        experiment = chosen[0]
     there = Where(context_dir=context_dir, accelerator=devices, machines=placed.machines if placed else 1)
     resolved = found.of(lambda: decide_stated(experiment, experiment.hyperparameters, there, here=True))
     variables = found.of(lambda: variables_for(experiment.document, kind_of_device(devices))) or Variables()
