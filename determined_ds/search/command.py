@@ -22,7 +22,7 @@ from determined_ds.search.outcome import (
     summary,
     write_results,
 )
-from determined_ds.search.setup import SearchPlan
+from determined_ds.search.setup import SearchPlan, digest_of
 from determined_ds.search.study import COMPLETED, STOPPED, STUDY, SearchStudy
 
 ON_INTERRUPT = "the trials that run finish their batch and write a checkpoint"
@@ -49,7 +49,9 @@ def run_search(plan: SearchPlan) -> int:
             text = stored_yaml(plan.experiment.config)
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 write_files({path: text}, overwrite=True)
-            study = SearchStudy(plan.run_dir / STUDY, plan.about, plan.experiment.space.axes)
+            study = SearchStudy(
+                plan.run_dir / STUDY, metric=plan.experiment.metric, search=digest_of(plan.experiment.config)
+            )
             return _run(plan, study, interrupts)
 
 
@@ -60,7 +62,7 @@ def _run(plan: SearchPlan, study: SearchStudy, interrupts: Interrupts) -> int:
         search.run()
     finally:
         display.close()
-    trials = study.trials()
+    trials = study.trials
     write_results(plan, search.course, trials)
     if not search.is_over:
         print(f"resume with: {resume_command(plan)}", file=sys.stderr)

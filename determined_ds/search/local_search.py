@@ -21,7 +21,6 @@ from determined_ds.protocol.metrics_file import read_records
 from determined_ds.protocol.run_dir import RunDir
 from determined_ds.search.course import Course, CourseTrial, Exited, Validated
 from determined_ds.search.display import LineDisplay, SearchView, TrialView, in_words
-from determined_ds.search.journal import study_problem
 from determined_ds.search.methods import Reason
 from determined_ds.search.setup import SearchPlan
 from determined_ds.search.study import (
@@ -32,6 +31,7 @@ from determined_ds.search.study import (
     STUDY,
     WAITING,
     SearchStudy,
+    study_problem,
 )
 from determined_ds.search.trials import (
     TRIALS,
@@ -121,14 +121,14 @@ class LocalSearch:
     def _restore(self) -> None:
         """Replay the stored events, then pass on what the trials have written since."""
         path = self.plan.run_dir / STUDY
-        for event in self.study.events():
+        for event in tuple(self.study.events):
             trial = self.course.trials.get(event.trial_id)
             if trial is None or trial.exited or (trial.stop_asked and isinstance(event, Validated)):
                 raise study_problem(path, "is damaged: its events are not those of this search")
             if isinstance(event, Validated):
                 self._note_best(event)
             self.course.tell(event)
-        known = self.study.trials()
+        known = tuple(self.study.trials)
         for stored in known:
             trial = self.course.trials.get(stored.number)
             if trial is None or (trial.create.seed, self._point(trial)) != (stored.seed, dict(stored.point)):
@@ -161,10 +161,9 @@ class LocalSearch:
 
     def _note_new(self) -> None:
         """Write down the trials that the method has created."""
-        for number in range(len(self.study) + 1, len(self.course.trials) + 1):
+        for number in range(len(self.study.trials) + 1, len(self.course.trials) + 1):
             trial = self.course.trials[number]
-            run_dir = str(self._run_dir(trial).relative_to(self.plan.run_dir))
-            self.study.add(number, trial.create, self._point(trial), run_dir)
+            self.study.add(number, trial.create, self._point(trial))
 
     def _point(self, trial: CourseTrial) -> dict[str, Any]:
         return self.plan.point(trial.create)

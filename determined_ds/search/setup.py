@@ -30,7 +30,7 @@ from determined_ds.protocol.run_dir import EXPERIMENT, RUNS, RunDir, new_run_dir
 from determined_ds.protocol.run_lock import check_run_dir
 from determined_ds.search.machine_slots import Machine, machine_accelerator, machine_of, machine_warnings
 from determined_ds.search.methods import Create, Search, make_search, with_defaults
-from determined_ds.search.study import STUDY, About
+from determined_ds.search.study import STUDY
 
 # Parts of an experiment's configuration that may change when its search is resumed.
 NOT_THE_SEARCH = words("""description integrations labels log_policies max_restarts name notes project retention_policy
@@ -67,17 +67,6 @@ class SearchPlan:
     def searcher(self) -> dict[str, Any]:
         """The ``searcher`` section, defaults filled in."""
         return with_defaults(self.experiment.config.get("searcher") or {})
-
-    @cached_property
-    def about(self) -> About:
-        """What its study is of."""
-        experiment = self.experiment
-        return About(
-            name=experiment.name,
-            metric=experiment.metric,
-            smaller_is_better=experiment.smaller_is_better,
-            search=digest_of(experiment.config),
-        )
 
     @property
     def max_restarts(self) -> int:

@@ -24,7 +24,7 @@ from tests.package import SearchMethod, checkpoints
 SEARCHED = Path(__file__).with_name("searched")
 # Its points: a good one, an impossible one, and one that is worse than the first.
 SEED = 15
-RECORD = "study.journal"  # what happened in a search, event by event
+RECORD = "events.jsonl"  # what happened in a search, event by event
 
 
 @pytest.fixture(scope="module")
