@@ -1,0 +1,60 @@
+"""A checkpoint that DeepSpeed wrote by itself: its weights are exported; a layout that it does not join is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from tests.checkpoints.command import checkpoint, succeeded
+from tests.harness.ranks import Ranks
+from tests.package import checkpoints
+
+
+def train(run_dir: str, stage: int, pipeline: bool) -> dict[str, Any]:
+    """In a rank: train two batches; the trial saves its engine by DeepSpeed alone. Returns the weights."""
+    import deepspeed
+    from determined.pytorch import Batch
+
+    from determined_ds import Trainer, open_context
+    from tests.interrupted.trials import PipelineVictim, Victim
+
+    class Own(PipelineVictim if pipeline else Victim):  # type: ignore[misc]
+        def save(self, context: Any, path: Path) -> None:
+            self.engine.save_checkpoint(str(path), tag="model0")
+
+    ds_config = {
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    }
+    hparams = {"global_batch_size": 8, "deepspeed_config": ds_config}
+    hparams |= {"pipe_parallel_size": 2} if pipeline else {}
+    with open_context(hparams=hparams, run_dir=run_dir, accelerator="cpu") as context:
+        trial = Own(context)
+        Trainer(trial, context).fit(max_length=Batch(2))
+        parameters = dict(trial.engine.module.named_parameters())
+        with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=stage == 3):
+            return {name: value.detach().numpy().copy() for name, value in parameters.items()}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_its_weights_are_exported(stage: int, two_ranks: Ranks, tmp_path: Path) -> None:
+    weights, _ = two_ranks.run(train, str(tmp_path / "run"), stage, False)
+    [path] = checkpoints(tmp_path / "run")
+    assert not (path / "model0" / "index.json").exists()
+    succeeded("export", path, "--to", "safetensors", "--out", tmp_path / "out")
+    found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(np.array_equal(found[name].numpy(), weight) for name, weight in weights.items())
+
+
+def test_stages_of_a_pipeline_are_refused_with_what_to_do(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(train, str(tmp_path / "run"), 0, True)
+    [path] = checkpoints(tmp_path / "run")
+    done = checkpoint("export", path, "--to", "safetensors", "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "DeepSpeed's zero_to_fp32 does not read such a layout" in done.output
+    assert "fix: resume it on the ranks that wrote it" in done.output
