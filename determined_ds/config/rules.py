@@ -160,12 +160,8 @@ def _of(section: str, names: Iterable[str]) -> str:
     return " ".join(f"{section}.{name}" for name in names)
 
 
-WITHOUT_A_PIPELINE = (
-    None,
-    AUTO,
-    False,
-    ONE_F_ONE_B,
-)  # what hyperparameters of a pipeline say where there is none
+# What hyperparameters of a pipeline say where there is none.
+WITHOUT_A_PIPELINE = (None, AUTO, False, ONE_F_ONE_B)
 
 # fmt: off
 TABLE = (

@@ -10,30 +10,38 @@ from determined_ds import Accelerator, ResolvedConfig
 from tests.config.deciding import AUTO, value
 from tests.package import CPU, CUDA, OLD_CUDA, decide, refusals
 
-LR, DECAY, BETAS, ADAM = (
-    f"optimizer.params.{name}" for name in ("lr", "weight_decay", "betas", "torch_adam")
+Json = dict[str, Any]
+LR, DECAY, BETAS, ADAM, FUSED = (
+    f"optimizer.params.{name}" for name in ("lr", "weight_decay", "betas", "torch_adam", "fused")
 )
 PEAK, START, WARM_UP, TOTAL = (
     f"scheduler.params.{name}"
     for name in ("warmup_max_lr", "warmup_min_lr", "warmup_num_steps", "total_num_steps")
 )
-CLIPPING = "gradient_clipping"
+CLIPPING, PINNED = "gradient_clipping", "zero_optimization.offload_optimizer.pin_memory"
+DTYPE, TIMER = "data_types.grad_accum_dtype", "timers.throughput.enabled"
 
 
-def fill(
-    ds: dict[str, Any], hp: str = "", *, accelerator: Accelerator = CPU, pipe: int = 1
-) -> ResolvedConfig:
+def fill(ds: Json, hp: str = "", *, accelerator: Accelerator = CPU, pipe: int = 1) -> ResolvedConfig:
     """A decision of two replicas; the hyperparameters begin in line 1."""
     sizes = f"global_batch_size: 8\npipe_parallel_size: {pipe}"
     return decide(f"{hp}\n{sizes}", ds, slots=2 * pipe, accelerator=accelerator)
 
 
-def optimizer(kind: str = "AdamW", **params: Any) -> dict[str, Any]:
+def optimizer(kind: str = "AdamW", **params: Any) -> Json:
     return {"optimizer": {"type": kind, "params": params}}
 
 
-def scheduler(kind: str = "WarmupLR", **params: Any) -> dict[str, Any]:
+def scheduler(kind: str = "WarmupLR", **params: Any) -> Json:
     return {"scheduler": {"type": kind, "params": params}}
+
+
+def zero(**settings: Any) -> Json:
+    return {"zero_optimization": {"stage": 1, **settings}}
+
+
+def precision(**enabled: Any) -> Json:
+    return {section: {"enabled": on} for section, on in enabled.items()}
 
 
 # ------------------------------------------------------------------------------------------- hyperparameters
@@ -62,9 +70,7 @@ def scheduler(kind: str = "WarmupLR", **params: Any) -> dict[str, Any]:
         ({}, "max_grad_norm: 0.5", CLIPPING, 0.5),
     ],
 )
-def test_a_hyperparameter_fills_auto_and_what_is_absent(
-    ds: dict[str, Any], hp: str, key: str, filled: Any
-) -> None:
+def test_a_hyperparameter_fills_auto_and_what_is_absent(ds: Json, hp: str, key: str, filled: Any) -> None:
     resolved = fill(ds, hp)
     assert value(resolved, key) == filled
     assert resolved.origins[key] == f"{hp.partition(':')[0]}{'.max_length' * (key == TOTAL)}, hp.yaml:1"
@@ -80,9 +86,7 @@ def test_a_hyperparameter_fills_auto_and_what_is_absent(
         (scheduler("StepLR", step_size=2), "scheduler", {"step_size": 2}),
     ],
 )
-def test_only_what_an_optimizer_takes_is_added_to_it(
-    ds: dict[str, Any], section: str, params: dict[str, Any] | None
-) -> None:
+def test_only_what_an_optimizer_takes_is_added_to_it(ds: Json, section: str, params: Json | None) -> None:
     hp = "learning_rate: 0.1\nweight_decay: 0.1\nbetas: [0.9, 0.9]"
     assert value(fill(ds, hp), f"{section}.params") == params
 
@@ -99,7 +103,7 @@ def test_only_what_an_optimizer_takes_is_added_to_it(
         (scheduler(warmup_max_lr=[AUTO, 1]), "learning_rate: 1", f"{PEAK}.0", "whole value"),
     ],
 )
-def test_an_auto_that_nothing_determines_is_refused(ds: dict[str, Any], hp: str, key: str, fix: str) -> None:
+def test_an_auto_that_nothing_determines_is_refused(ds: Json, hp: str, key: str, fix: str) -> None:
     problem = next(each for each in refusals(lambda: fill(ds, hp)) if each.key == key)
     assert problem.code == "auto-undetermined"
     assert fix in problem.fix
@@ -109,8 +113,7 @@ def test_an_auto_that_nothing_determines_is_refused(ds: dict[str, Any], hp: str,
 
 
 def test_what_deepspeed_has_a_default_for_is_left_to_it() -> None:
-    ds = {**optimizer(lr=1, betas=AUTO, eps=AUTO), "zero_optimization": {"stage": AUTO}}
-    resolved = fill({**ds, "steps_per_print": AUTO})
+    resolved = fill({**optimizer(lr=1, betas=AUTO, eps=AUTO), **zero(stage=AUTO), "steps_per_print": AUTO})
     assert value(resolved, "optimizer.params") == {"lr": 1, "torch_adam": True}
     assert not {"zero_optimization", "steps_per_print"} & resolved.ds_config.keys()
 
@@ -139,83 +142,50 @@ def test_a_warm_up_starts_with_its_first_step(kind: str) -> None:
 
 # ------------------------------------------------------------------------------------------ the accelerator
 
+CPU_OFFLOAD = {"device": "cpu", "pin_memory": AUTO}
+NVME = {"device": "nvme", "nvme_path": "/nvme"}
+BF16 = {**precision(bf16=AUTO), **zero()}
+# What is written, on what, stages of a pipeline -> what DeepSpeed is given of it.
+ON: list[tuple[Json, Accelerator, int, Json]] = [
+    # ---- precision
+    ({"bf16": AUTO}, CUDA, 1, {"bf16.enabled": True, "fp16.enabled": None}),
+    (precision(bf16=AUTO), CPU, 1, {"bf16.enabled": False, "fp16.enabled": None}),
+    (precision(bf16=AUTO), OLD_CUDA, 1, {"bf16.enabled": False, "fp16.enabled": None}),
+    (precision(bf16=AUTO, fp16=AUTO), CUDA, 1, {"bf16.enabled": True, "fp16.enabled": False}),
+    (precision(bf16=AUTO, fp16=AUTO), OLD_CUDA, 1, {"bf16.enabled": False, "fp16.enabled": True}),
+    (precision(bf16=AUTO, fp16=True), CUDA, 1, {"bf16.enabled": False, "fp16.enabled": True}),
+    (precision(fp16=AUTO), CUDA, 1, {"bf16.enabled": None, "fp16.enabled": True}),
+    (precision(bf16=True), CPU, 1, {"bf16.enabled": True}),
+    # ---- a bf16 pipeline accumulates in fp32
+    (BF16, CUDA, 2, {DTYPE: "fp32"}),
+    (BF16, CUDA, 1, {DTYPE: None}),
+    ({**BF16, "data_types": {"grad_accum_dtype": "bf16"}}, CUDA, 2, {DTYPE: "bf16"}),
+    # ---- memory is pinned for CUDA only
+    (zero(offload_optimizer=CPU_OFFLOAD), CPU, 1, {PINNED: False}),
+    (zero(offload_optimizer=CPU_OFFLOAD), CUDA, 1, {PINNED: True}),
+    # ---- Adam is torch's, so that nothing has to be compiled before the first step; on GPUs the fused one
+    (optimizer("Adam", lr=1), CPU, 1, {ADAM: True, FUSED: None}),
+    (optimizer("Lamb", lr=1), CPU, 1, {ADAM: None, FUSED: None}),
+    (optimizer("Adam", lr=1), CUDA, 1, {ADAM: True, FUSED: True}),
+    ({**optimizer(lr=1), **zero(offload_optimizer={"device": "none"})}, CUDA, 1, {ADAM: True, FUSED: True}),
+    (optimizer(lr=1, torch_adam=True), CUDA, 1, {ADAM: True, FUSED: None}),
+    (optimizer(lr=1, fused=False), CUDA, 1, {ADAM: True, FUSED: False}),
+    (optimizer(lr=1, foreach=True), CUDA, 1, {ADAM: True, FUSED: None}),  # torch takes one of the two
+    (optimizer(lr=1, bias_correction=False), CUDA, 1, {ADAM: None, FUSED: None}),  # torch's has none
+    ({**optimizer(lr=1), **zero(stage=3, offload_optimizer=NVME)}, CUDA, 1, {ADAM: None, FUSED: None}),
+    (optimizer("Lamb", lr=1), CUDA, 1, {ADAM: None, FUSED: None}),
+    # ---- no timer waits for a GPU unless it is asked for
+    ({"timers": {}, "wall_clock_breakdown": True}, CUDA, 1, {TIMER: False}),
+    ({"steps_per_print": 10}, CUDA, 1, {TIMER: None}),
+    ({"timers": {"throughput": {"enabled": True}}}, CUDA, 1, {TIMER: True}),
+]
 
-@pytest.mark.parametrize(
-    ("accelerator", "ds", "bf16", "fp16"),
-    [
-        (CPU, {"bf16": {"enabled": AUTO}}, False, None),
-        (CUDA, {"bf16": {"enabled": AUTO}}, True, None),
-        (OLD_CUDA, {"bf16": {"enabled": AUTO}}, False, None),
-        (CUDA, {"bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}, True, False),
-        (OLD_CUDA, {"bf16": {"enabled": AUTO}, "fp16": {"enabled": AUTO}}, False, True),
-        (CUDA, {"bf16": {"enabled": AUTO}, "fp16": {"enabled": True}}, False, True),
-        (CUDA, {"fp16": {"enabled": AUTO}}, None, True),
-        (CPU, {"bf16": {"enabled": True}}, True, None),
-    ],
-)
-def test_precision_is_that_of_the_accelerator(
-    accelerator: Accelerator, ds: dict[str, Any], bf16: Any, fp16: Any
+
+@pytest.mark.parametrize(("ds", "accelerator", "pipe", "given"), ON)
+def test_the_accelerator_fills_what_depends_on_it(
+    ds: Json, accelerator: Accelerator, pipe: int, given: Json
 ) -> None:
-    resolved = fill(ds, accelerator=accelerator)
-    for section, on in (("bf16", bf16), ("fp16", fp16)):
-        assert value(resolved, f"{section}.enabled") is on
-        if ds.get(section) in (AUTO, {"enabled": AUTO}):
-            assert resolved.origins[f"{section}.enabled"] == f"the accelerator: {accelerator.name}"
-
-
-@pytest.mark.parametrize(
-    ("pipe", "stated", "dtype"), [(2, None, "fp32"), (1, None, None), (2, "bf16", "bf16")]
-)
-def test_a_bf16_pipeline_accumulates_in_fp32(pipe: int, stated: str | None, dtype: str | None) -> None:
-    ds = {
-        "bf16": {"enabled": AUTO},
-        "zero_optimization": {"stage": 1},
-        "data_types": {"grad_accum_dtype": stated},
-    }
-    assert value(fill(ds, accelerator=CUDA, pipe=pipe), "data_types.grad_accum_dtype") == dtype
-
-
-@pytest.mark.parametrize(("accelerator", "pinned"), [(CPU, False), (CUDA, True)])
-def test_memory_is_pinned_for_cuda_only(accelerator: Accelerator, pinned: bool) -> None:
-    ds = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "pin_memory": AUTO}}}
-    key = "zero_optimization.offload_optimizer.pin_memory"
-    assert value(fill(ds, accelerator=accelerator), key) is pinned
-
-
-OFFLOADED = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "ds", "torch_adam", "fused"),
-    [
-        # On a CPU torch's own, so that nothing has to be compiled before the first step.
-        (CPU, optimizer("Adam", lr=1), True, None),
-        (CPU, optimizer("Lamb", lr=1), None, None),
-        # On GPUs torch's fused one, which needs no compiler either.
-        (CUDA, optimizer("Adam", lr=1), True, True),
-        (CUDA, {**optimizer(lr=1), "zero_optimization": {"offload_optimizer": {"device": "none"}}}, True, True),
-        (CUDA, optimizer(lr=1, torch_adam=True), True, None),
-        (CUDA, optimizer(lr=1, fused=False), True, False),
-        (CUDA, optimizer(lr=1, foreach=True), True, None),  # torch takes one of the two
-        (CUDA, optimizer(lr=1, bias_correction=False), None, None),  # which torch's Adam does not take
-        (CUDA, {**optimizer(lr=1), "zero_optimization": OFFLOADED}, None, None),
-        (CUDA, optimizer("Lamb", lr=1), None, None),
-    ],
-)  # fmt: skip
-def test_adam_is_torchs_where_deepspeeds_would_have_to_be_compiled(
-    accelerator: Accelerator, ds: dict[str, Any], torch_adam: Any, fused: Any
-) -> None:
-    resolved = fill(ds, accelerator=accelerator)
-    assert (value(resolved, ADAM), value(resolved, "optimizer.params.fused")) == (torch_adam, fused)
-
-
-@pytest.mark.parametrize(
-    ("ds", "enabled"),
-    [
-        ({"timers": {}}, False),
-        ({"steps_per_print": 10}, None),
-        ({"timers": {"throughput": {"enabled": True}}}, True),
-    ],
-)
-def test_no_timer_waits_for_a_gpu_unless_it_is_asked_for(ds: dict[str, Any], enabled: bool | None) -> None:
-    assert value(fill(ds, accelerator=CUDA), "timers.throughput.enabled") is enabled
+    resolved = fill(ds, accelerator=accelerator, pipe=pipe)
+    assert {key: value(resolved, key) for key in given} == given
+    for key in given.keys() & resolved.origins.keys() - {DTYPE}:
+        assert resolved.origins[key] in (f"the accelerator: {accelerator.name}", "ds.json")

@@ -61,7 +61,7 @@ def node(type_names: str, **facts: Any) -> Node:
     """A node from space-separated type names; an enum gains null where null is allowed."""
     if "enum" in facts:
         facts["enum"] = [*facts["enum"], *[None] * ("null" in type_names.split())]
-    return ({"types": sorted(type_names.split())} if type_names else {}) | facts
+    return ({"type": sorted(type_names.split())} if type_names else {}) | facts
 
 
 def table(*rows: tuple[Node, str, str]) -> dict[str, Node]:
@@ -69,11 +69,11 @@ def table(*rows: tuple[Node, str, str]) -> dict[str, Node]:
     return {f"{section}.{key}".lstrip("."): facts for facts, section, keys in rows for key in keys.split()}
 
 
-FOLD = {"ignore_case": True}
+FOLD = {"ignoreCase": True}
 DTYPE = node("null string", enum=[v for d in ds.DtypeEnum for v in d._all_values if isinstance(v, str)])
 COMM_DTYPE = node("null string", enum=["fp32", "fp16", "bf16"]) | FOLD
-COUNT = node("integer null", minimum_exclusive=0, maximum=2**31 - 1)
-RATE = {"types": ["number", "array", "null"]}  # a list has one a parameter group
+COUNT = node("integer null", exclusiveMinimum=0, maximum=2**31 - 1)
+RATE = {"type": ["number", "array", "null"]}  # a list has one a parameter group
 BATCHING = "data_efficiency.data_sampling.dynamic_batching"
 WRITER_UNITS = ckpt.CHECKPOINT_DATA_PARALLEL_UNITS
 
@@ -90,7 +90,7 @@ OVERRIDES = table(
     (node("null object"), "", "aio autotuning.model_info bf16 checkpoint.writer expert_parallel"),
     (node("null object", free=True), "", "autotuning.arg_mappings optimizer.params scheduler.params"),
     (node("null string"), "", "flops_profiler.output_file optimizer.type scheduler.type"),
-    (node("number null", minimum_exclusive=0), "", "steps_per_print"),  # Accelerate writes infinity.
+    (node("number null", exclusiveMinimum=0), "", "steps_per_print"),  # Accelerate writes infinity.
     ({"deprecated": "bf16"}, "", "bfloat16"),
     (node("integer null"), "autotuning", "max_train_batch_size"),
     (node("null string"), "autotuning", "metric_path model_info_path"),
@@ -214,11 +214,11 @@ def annotation_node(annotation: Any) -> Node:
     """The node of a pydantic field's or dataclass field's annotation."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        merged: Node = {"types": []}
+        merged: Node = {"type": []}
         for member in map(annotation_node, args):
-            if "types" not in member:
+            if "type" not in member:
                 return {}
-            merged |= member | {"types": sorted({*merged["types"], *member["types"]})}
+            merged |= member | {"type": sorted({*merged["type"], *member["type"]})}
         return merged
     if origin is typing.Literal:
         return node(TYPE_NAMES[type(args[0])], enum=args)
@@ -232,7 +232,7 @@ def annotation_node(annotation: Any) -> Node:
 
 def model_node(model: type[pydantic.BaseModel]) -> Node:
     """The node of a pydantic model: fields under name and alias, with ranges and deprecations."""
-    limits = {"gt": "minimum_exclusive", "ge": "minimum", "lt": "maximum_exclusive", "le": "maximum"}
+    limits = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
     keys: Node = {}
     for name, field in model.model_fields.items():
         child = annotation_node(field.annotation)
@@ -242,15 +242,15 @@ def model_node(model: type[pydantic.BaseModel]) -> Node:
         if isinstance(extra, dict) and extra.get("deprecated"):
             child["deprecated"] = extra.get("new_param") or extra.get("deprecated_msg", "")
         keys |= {name: child, field.alias or name: child}
-    return node("object", model=model.__name__, keys=keys)
+    return node("object", model=model.__name__, properties=keys)
 
 
 def ensure(root: Node, path: str) -> Node:
     """The node at a dotted path, made with its parents where absent."""
     here = root
     for key in path.split("."):
-        here.setdefault("types", ["object"])
-        here = here.setdefault("keys", {}).setdefault(key, {})
+        here.setdefault("type", ["object"])
+        here = here.setdefault("properties", {}).setdefault(key, {})
     return here
 
 
@@ -273,31 +273,23 @@ def known_keys() -> Node:
     unused = [path for path in OVERRIDES if path not in reads and not ensure(root, path)]
     for path, facts in (OVERRIDES | UNTRACED).items():
         ensure(root, path).update(facts)
-    root["keys"] |= {key: {"removed": why} for key, why in ds._REMOVED_TOP_LEVEL_CONFIG_KEYS.items()}
-    zero_keys = ensure(root, "zero_optimization")["keys"]
+    root["properties"] |= {key: {"removed": why} for key, why in ds._REMOVED_TOP_LEVEL_CONFIG_KEYS.items()}
+    zero_keys = ensure(root, "zero_optimization")["properties"]
     zero_keys |= {key: {"removed": why} for key, why in ds._REMOVED_ZERO_CONFIG_KEYS.items()}
-    undecided = [path for path in reads if not {"types", "removed"} & ensure(root, path).keys()]
+    undecided = [path for path in reads if not {"type", "removed"} & ensure(root, path).keys()]
     if unused or undecided:
         raise SystemExit(f"OVERRIDES that match no key: {unused}; keys without a type: {undecided}")
     return root
 
 
-DRAFT_7 = {
-    "types": "type",
-    "ignore_case": "ignoreCase",
-    "minimum_exclusive": "exclusiveMinimum",
-    "maximum_exclusive": "exclusiveMaximum",
-}
-
-
-def as_schema(found: Node) -> Node:
-    """A node in the words of JSON Schema."""
-    schema = {DRAFT_7.get(key, key): value for key, value in found.items() if key not in ("keys", "free")}
-    if "keys" in found:
-        schema["properties"] = {key: as_schema(child) for key, child in found["keys"].items()}
-        if not found.get("free"):
-            schema["additionalProperties"] = False
-    return schema
+def closed(found: Node) -> Node:
+    """A node that takes no other keys than those in it, unless it is free."""
+    is_free = found.pop("free", False)
+    if "properties" in found:
+        found["properties"] = {key: closed({**child}) for key, child in found["properties"].items()}
+        if not is_free:
+            found["additionalProperties"] = False
+    return found
 
 
 def generate() -> str:
@@ -307,7 +299,7 @@ def generate() -> str:
     data = {
         "deepspeed_version": deepspeed.__version__.split("+")[0],
         "$schema": "http://json-schema.org/draft-07/schema#",
-        **as_schema({"types": ["object"], "keys": known_keys()["keys"]}),
+        **closed({"type": ["object"], "properties": known_keys()["properties"]}),
         "optimizer_types": ds.DEEPSPEED_OPTIMIZERS,
         "optimizer_params": {name: sorted(params) for name, params in OPTIMIZERS.items()},
         "scheduler_types": [*schedules],
