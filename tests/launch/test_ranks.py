@@ -164,6 +164,29 @@ def test_no_port_of_a_run_is_open_to_other_machines_and_killed_it_leaves_no_proc
     until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks))
 
 
+# Stopped by a user, or preempted, while it prepares its data.
+EARLY = """
+import os, time
+
+class Early(Endless):
+    def prepare(self):
+        if self.context.distributed.rank == 0:
+            os.kill(int(os.environ["DET_DS_PARENT"]), signal.SIGTERM)
+            time.sleep(1)
+"""
+
+
+def test_a_run_that_is_stopped_while_it_starts_trains_nothing(tmp_path: Path) -> None:
+    words = written(tmp_path, "Early")
+    (tmp_path / "trial.py").write_text(TRIAL + EARLY)
+    done = det_ds("run", *words)
+    assert done.returncode == 0, done.stderr
+    assert "stopped     batch 0 of 1000000, as requested" in done.stdout
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["status"], result["steps_completed"]) == ("stopped", 0)
+    assert checkpoints(tmp_path / "run") == []
+
+
 def test_the_first_signal_finishes_the_batch_and_the_second_ends_it_at_once(tmp_path: Path) -> None:
     process = Started("run", *written(tmp_path, "Held"), merged=True)
     logs = tmp_path / "run/logs"

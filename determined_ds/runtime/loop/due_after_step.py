@@ -109,11 +109,16 @@ class DueAfterStep:
         if self._stops.checkpoint_due:
             self._do(Due(checkpoint=True))
         if self._stops.requested:
-            self._is_stopped = True
+            self._stop()
+
+    def _stop(self) -> None:
+        """Stop as requested, with a checkpoint where something is trained; a collective."""
+        self._is_stopped = True
+        done, total = self._state.batches_trained, self._schedule.stated_batches
+        if done:
             self._checkpoint(waits=True)
-            done, total = self._state.batches_trained, self._schedule.stated_batches
-            of = "" if total is None else f" of {total}"
-            self._progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
+        of = "" if total is None else f" of {total}"
+        self._progress.note(f"stopped     batch {done}{of}, {self._stops.reason}")
 
     def _due(self) -> Due:
         return self._schedule.due(self._state.batches_trained)
