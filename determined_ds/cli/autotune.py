@@ -14,10 +14,7 @@ from determined_ds.cli.options import (
     show_results,
 )
 
-ALL = (
-    "zero_stage,micro_batch,pipeline,pipe_schedule,pipe_chunks,partition_method,offload,precision,"
-    "activation_checkpointing,buckets,compile,fused_optimizer,attention"
-)
+ALL = "zero_stage,micro_batch,pipeline,pipe_schedule,offload,precision,activation_checkpointing"
 EPILOG = """\b
 Examples:
   det-ds autotune experiments/gpt2/const.yaml . --budget 12

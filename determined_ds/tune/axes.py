@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from determined_ds.config.layout import Accelerator
-from determined_ds.config.params import AUTO
 from determined_ds.config.strategy import plain_forms
-from determined_ds.tune.choice import BUCKETS as BUCKET_KEYS
 from determined_ds.tune.choice import Base, Choice
-from determined_ds.tune.stage_axes import Left, order_words, orders_of, partitions_of, unordered
+from determined_ds.tune.stage_axes import Left, schedules_of, unordered
 
 # What may be searched over, in the words of --over, and what it means.
 AXES = {
@@ -21,17 +19,10 @@ AXES = {
     "micro_batch": "samples of a forward pass; accumulation makes up for it",
     "pipeline": "pipeline stages, where the trial's module has a PipelineTrial",
     "pipe_schedule": "the order of a pipeline's passes: 1f1b, interleaved, zb-h1, dualpipev",
-    "pipe_chunks": "parts of the model that a rank of an interleaved pipeline holds: 2, 4",
-    "partition_method": "a pipeline's layers shared out by their measured times, too",
     "offload": "optimizer and parameters in host memory; on GPUs",
     "precision": "bf16 where the processor computes it; the loss must agree with fp32's",
     "activation_checkpointing": "blocks computed again going backward, where the model has a hyperparameter for it",
-    "buckets": "elements that are reduced together",
-    "compile": "torch.compile; the loss must agree",
-    "fused_optimizer": "torch's optimizer in one kernel; the loss must agree",
-    "attention": "which of torch's kernels computes attention; the loss must agree",
 }
-BUCKETS = (5_000_000, 50_000_000)
 MAX_MICRO_BATCHES = 8  # sizes of a micro-batch that are tried: the largest powers of two, and the whole share
 CPU_BF16 = ("avx512_bf16", "amx_bf16")
 
@@ -86,22 +77,15 @@ def _with_details(base: Base, form: Choice, over: Sequence[str], left: list[Left
     """All that can be chosen once it is known how the model is spread."""
     details: dict[str, tuple[Any, ...]] = {
         "micro_batch_size": _micro_batches(base, form, over),
-        "order": orders_of(base, form, over),
-        "partition_method": partitions_of(base, form, over),
+        "pipe_schedule": schedules_of(base, form, over),
         "offload": _offloads(base, form, over, left),
         "precision": _precisions(base, over, left),
         "activation_checkpointing": _checkpointing(base, over, left),
-        "bucket_size": _buckets(base) if "buckets" in over and form.zero_stage > 0 else (None,),
-        "torch_compile": _compiled(base, over, left),
-        "fused_optimizer": _fused(base, over, left),
-        "sdpa_kernel": _kernels(base, over, left),
     }
     for values in itertools.product(*details.values()):
         chosen = dict(zip(details, values, strict=True))
         optimizer, param = chosen.pop("offload")
-        schedule, chunks = chosen.pop("order")
-        order = {"pipe_schedule": schedule, "pipe_chunks": chunks}
-        yield replace(form, offload_optimizer=optimizer, offload_param=param, **order, **chosen)
+        yield replace(form, offload_optimizer=optimizer, offload_param=param, **chosen)
 
 
 def _micro_batches(base: Base, form: Choice, over: Sequence[str]) -> tuple[int | None, ...]:
@@ -160,12 +144,6 @@ def computes_bf16(accelerator: Accelerator, cpuinfo: Path = Path("/proc/cpuinfo"
     return any(flag in text for flag in CPU_BF16)
 
 
-def _buckets(base: Base) -> tuple[int | None, ...]:
-    zero = base.ds.get("zero_optimization")
-    own = {zero.get(key) for key in BUCKET_KEYS} if isinstance(zero, dict) else set()
-    return (None, *(size for size in BUCKETS if own != {size}))
-
-
 def _checkpointing(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
     axis, key = "activation_checkpointing", base.checkpointing_key
     if axis not in over:
@@ -176,65 +154,16 @@ def _checkpointing(base: Base, over: Sequence[str], left: list[Left]) -> tuple[b
     return (None, not base.states(key))
 
 
-def _fused(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
-    if "fused_optimizer" not in over:
-        return (None,)
-    if base.accelerator.name != "cpu":
-        left.append(Left(axis="fused_optimizer", reason="on GPUs the optimizer is fused already"))
-        return (None,)
-    if base.sources.builds_optimizer:
-        left.append(Left(axis="fused_optimizer", reason="the script makes its optimizer itself"))
-        return (None,)
-    optimizer = base.ds.get("optimizer")
-    kind = str(optimizer.get("type", "")).lower() if isinstance(optimizer, dict) else ""
-    if kind not in ("adam", "adamw"):
-        left.append(
-            Left(axis="fused_optimizer", reason=f"torch has it for Adam, not for {kind or 'this one'}")
-        )
-        return (None,)
-    return (None, not base.is_fused)
-
-
-def _compiled(base: Base, over: Sequence[str], left: list[Left]) -> tuple[bool | None, ...]:
-    if "compile" not in over:
-        return (None,)
-    if not base.sources.honours("torch_compile"):
-        left.append(Left(axis="compile", reason="the script reads no hyperparameter torch_compile"))
-        return (None,)
-    return (None, not base.states("torch_compile"))
-
-
-def _kernels(base: Base, over: Sequence[str], left: list[Left]) -> tuple[str | None, ...]:
-    """Those that may be faster than what torch takes by itself; in a model without attention they change nothing."""
-    if "attention" not in over:
-        return (None,)
-    if not base.sources.honours("sdpa_kernel"):
-        left.append(Left(axis="attention", reason="the script reads no hyperparameter sdpa_kernel"))
-        return (None,)
-    kernels = (AUTO, "math") if base.accelerator.name == "cpu" else (AUTO, "efficient", "cudnn")
-    own = base.resolved.sdpa_kernel or AUTO
-    return (None, *(kernel for kernel in kernels if kernel != own))
-
-
 def name_of(base: Base, choice: Choice) -> str:
     """A choice in a few words: ``zero1 micro 8 bf16 compiled``."""
     words = [f"zero{choice.zero_stage}{'++' * choice.zeropp}"]
     if choice.pipe_parallel_size > 1:
         stage = f" zero{choice.zero_stage}" if choice.zero_stage else ""
-        words = [f"pipeline of {choice.pipe_parallel_size}{stage}", *order_words(choice)]
+        words = [f"pipeline of {choice.pipe_parallel_size}{stage}", choice.pipe_schedule or ""]
     if choice.micro_batch_size is not None:
         words.append(f"micro {choice.micro_batch_size}")
-    named = {
-        "offload": "offload all" if choice.offload_param else "offload optimizer" * choice.offload_optimizer,
-        "precision": choice.precision or "",
-        "activation_checkpointing": _switched(choice.activation_checkpointing, "checkpointed"),
-        "bucket_size": f"buckets {choice.bucket_size // 1_000_000}M" if choice.bucket_size else "",
-        "torch_compile": _switched(choice.torch_compile, "compiled"),
-        "fused_optimizer": _switched(choice.fused_optimizer, "fused"),
-        "sdpa_kernel": f"{choice.sdpa_kernel} attention" if choice.sdpa_kernel else "",
-    }
-    return " ".join([*words, *(word for word in named.values() if word)])
-
-
-def _switched(value: bool | None, word: str) -> str:
-    return "" if value is None else word if value else f"not {word}"
+    words.append("offload all" if choice.offload_param else "offload optimizer" * choice.offload_optimizer)
+    words.append(choice.precision or "")
+    if choice.activation_checkpointing is not None:
+        words.append("checkpointed" if choice.activation_checkpointing else "not checkpointed")
+    return " ".join(filter(None, words))

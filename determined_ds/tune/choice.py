@@ -1,8 +1,7 @@
 """One way to carry out a training, applied to an experiment: the model, the data and the global batch stay.
 
-What may differ are DeepSpeed's settings: the ZeRO stage, offload, precision, buckets, the optimizer's implementation;
-how the batch and the model are cut: micro-batch, pipeline stages; and how the same arithmetic is computed: activation
-checkpointing, compiled kernels.
+What may differ are DeepSpeed's settings: the ZeRO stage, offload, precision; how the batch and the model are cut:
+micro-batch, pipeline stages and their schedule; and whether activations are computed again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 # Of ZeRO's keys, those that mean something at one stage only; the others are kept as the experiment has them.
 STAGE_3 = ("stage3_", "zero_")
 ZEROPP = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 # Micro-batches a pipeline stage, where they divide: a bubble of (p-1)/(5p-1), about a fifth.
 MICRO_BATCHES_A_STAGE = 4
 
@@ -43,8 +41,6 @@ class Choice:
         zero_stage: 0 to 3.
         pipe_parallel_size: Pipeline stages, 1 for none.
         pipe_schedule: One of :data:`determined_ds.pipe.orders.SCHEDULES`.
-        pipe_chunks: Parts of the model that a rank holds; the schedule's default, if only that is chosen.
-        partition_method: How the pipeline's layers are shared out.
         slots: Ranks in all.
         micro_batch_size: Samples of a forward pass; must divide a replica's share of the global batch.
         offload_optimizer: Optimizer states live in host memory.
@@ -52,18 +48,13 @@ class Choice:
         zeropp: ZeRO++: quantized communication and a second copy of the parameters within a machine; ZeRO 3.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         activation_checkpointing: Blocks are computed again going backward; for a model that reads it.
-        bucket_size: Elements of a communication bucket.
         torch_compile: The model is compiled.
-        fused_optimizer: torch's optimizer in one kernel.
-        sdpa_kernel: Which of torch's kernels computes attention: ``math``, ``efficient``, ``cudnn``, or ``auto``.
         engine: ``deepspeed``, or ``ddp`` for torch's own DistributedDataParallel.
     """
 
     zero_stage: int
     pipe_parallel_size: int = 1
     pipe_schedule: str | None = None
-    pipe_chunks: int | None = None
-    partition_method: str | None = None
     slots: int
     micro_batch_size: int | None = None
     offload_optimizer: bool = False
@@ -71,10 +62,7 @@ class Choice:
     zeropp: bool = False
     precision: str | None = None
     activation_checkpointing: bool | None = None
-    bucket_size: int | None = None
     torch_compile: bool | None = None
-    fused_optimizer: bool | None = None
-    sdpa_kernel: str | None = None
     engine: str = "deepspeed"
 
     def stated(self) -> dict[str, Any]:
@@ -129,12 +117,6 @@ class Base:
     def states(self, key: str) -> bool:
         """Whether the experiment switches a hyperparameter on."""
         return bool(self.experiment.hyperparameters.get((key,)))
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the experiment's optimizer is torch's own, in one kernel."""
-        params = (self.resolved.ds_config.get("optimizer") or {}).get("params") or {}
-        return bool(params.get("torch_adam")) and bool(params.get("fused"))
 
     def has_form(self, pipe_parallel_size: int) -> bool:
         """Whether its code can be cut into so many pipeline stages; a script has those that it builds.
@@ -271,16 +253,15 @@ def applied(base: Base, choice: Choice) -> Document:
     for key, value in (
         ("torch_compile", choice.torch_compile),
         (base.checkpointing_key, choice.activation_checkpointing),
-        ("sdpa_kernel", choice.sdpa_kernel),
     ):
         if key is not None and value is not None:
             changes.append((("hyperparameters", key), value))
-    if not is_pipeline or choice.pipe_schedule is not None:
-        for name, chosen in (("pipe_schedule", choice.pipe_schedule), ("pipe_chunks", choice.pipe_chunks)):
-            changes.append((("hyperparameters", name), chosen if is_pipeline and chosen else NOT_GIVEN))
-    if not is_pipeline or choice.partition_method is not None:
-        chosen = choice.partition_method if is_pipeline else None
-        changes.append((("hyperparameters", "partition_method"), chosen or NOT_GIVEN))
+    if is_pipeline and choice.pipe_schedule is not None:  # with its own number of chunks
+        changes.append((("hyperparameters", "pipe_schedule"), choice.pipe_schedule))
+        changes.append((("hyperparameters", "pipe_chunks"), NOT_GIVEN))
+    elif not is_pipeline:
+        for name in ("pipe_schedule", "pipe_chunks", "partition_method"):
+            changes.append((("hyperparameters", name), NOT_GIVEN))
     there = base.document
     return there.overwritten_all(
         (path, value, "the strategy")
@@ -344,11 +325,6 @@ def _ds_config(base: Base, choice: Choice) -> dict[str, Any]:
             if name in ds or name == choice.precision:
                 section = ds.get(name) if isinstance(ds.get(name), dict) else {}
                 ds[name] = {**(section or {}), "enabled": name == choice.precision}
-    optimizer = ds.get("optimizer")
-    if choice.fused_optimizer is not None and isinstance(optimizer, dict):
-        optimizer["params"] = {**(optimizer.get("params") or {}), "torch_adam": True, "fused": True}
-        if not choice.fused_optimizer:
-            del optimizer["params"]["fused"]
     return ds
 
 
@@ -368,8 +344,6 @@ def _zero(base: Base, choice: Choice) -> dict[str, Any]:
         is_own = base.own.zeropp and choice.slots == base.own.slots
         kept = {key: own[key] for key in ZEROPP if key in own} if is_own and isinstance(own, dict) else None
         zero.update(kept or zip(ZEROPP, (choice.slots, True, True), strict=True))
-    if choice.bucket_size is not None:
-        zero.update(dict.fromkeys(BUCKETS, choice.bucket_size))
     return zero
 
 
@@ -401,5 +375,5 @@ def pipeline_of(base: Base, choice: Choice) -> Pipeline:
         schedule=schedule,
         ranks=choice.pipe_parallel_size,
         micro_batches=1,
-        chunks=choice.pipe_chunks or chunks,
+        chunks=chunks,
     )

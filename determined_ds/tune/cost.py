@@ -17,7 +17,6 @@ import numpy.typing as npt
 from determined_ds.memory.model import ModelShape
 from determined_ds.memory.rank import memory_per_rank
 from determined_ds.pipe.orders import ONE_F_ONE_B, SCHEDULES
-from determined_ds.pipe.partition import MEASURED
 from determined_ds.tune.step_times import step_seconds
 from determined_ds.tune.variants import Variant
 
@@ -41,24 +40,14 @@ EFFECTS: dict[str, tuple[float, float]] = {
     "interleaved": (0.03, 0.08),
     "zb-h1": (0.03, 0.10),
     "dualpipev": (0.03, 0.10),
-    "layers shared out by their times": (-0.03, 0.10),
     "bf16": (-0.20, 0.30),
     "fp16": (-0.20, 0.30),
     "activation_checkpointing": (0.03, 0.10),
     "torch_compile": (-0.10, 0.15),
-    "fused_optimizer": (-0.03, 0.05),
-    "math": (0.0, 0.15),
-    "efficient": (0.05, 0.15),
-    "cudnn": (0.0, 0.15),
-    "buckets of 5M": (0.0, 0.05),
-    "buckets of 50M": (0.0, 0.05),
     "micro-batch, doubled": (-0.02, 0.04),
     "micro-batch, doubled, squared": (0.01, 0.01),
-    "bf16 and torch_compile": (0.0, 0.08),
-    "bf16 and math": (-0.10, 0.30),
     "bf16 and ZeRO": (0.0, 0.08),
     "bf16 and pipeline": (0.0, 0.08),
-    "torch_compile and pipeline": (0.0, 0.08),
 }
 NAMES = tuple(EFFECTS)
 
@@ -141,8 +130,7 @@ class CostModel:
         precision = strategy.precision
         is_pipeline = choice.pipe_parallel_size > 1
         doubled = math.log2(resolved.batch.micro_batch_size / self._own)
-        bf16, compiled = float(precision == "bf16"), float(resolved.torch_compile)
-        optimizer = (resolved.ds_config.get("optimizer") or {}).get("params") or {}
+        bf16 = float(precision == "bf16")
         values = {
             "all": 1.0,
             **{f"zero{stage}": float(choice.zero_stage == stage) for stage in (1, 2, 3)},
@@ -151,21 +139,13 @@ class CostModel:
             "pipeline": float(is_pipeline),
             "micro-batches of a pipeline, doubled": math.log2(resolved.batch.accumulation) * is_pipeline,
             strategy.pipe_schedule: float(is_pipeline),
-            "layers shared out by their times": float(strategy.partition_method == MEASURED) * is_pipeline,
-            strategy.pipe_schedule: float(is_pipeline),
             precision: 1.0,
             "activation_checkpointing": float(_is_checkpointed(variant, shape)),
-            "torch_compile": compiled,
-            "fused_optimizer": float(bool(optimizer.get("fused"))),
-            str(resolved.sdpa_kernel): 1.0,
-            f"buckets of {(choice.bucket_size or 0) // 1_000_000}M": 1.0,
+            "torch_compile": float(resolved.torch_compile),
             "micro-batch, doubled": doubled * (not is_pipeline),
             "micro-batch, doubled, squared": doubled**2 * (not is_pipeline),
-            "bf16 and torch_compile": bf16 * compiled,
-            "bf16 and math": bf16 * (resolved.sdpa_kernel == "math"),
             "bf16 and ZeRO": bf16 * (choice.zero_stage > 0),
             "bf16 and pipeline": bf16 * is_pipeline,
-            "torch_compile and pipeline": compiled * is_pipeline,
         }
         return np.array([values.get(name, 0.0) for name in NAMES])
 

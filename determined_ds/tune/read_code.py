@@ -9,9 +9,9 @@ from pathlib import Path
 
 from determined_ds.config.strategy import SWITCHES
 from determined_ds.experiment.experiment import Experiment
-from determined_ds.experiment.source import Script, find_code, keyword, source_of
+from determined_ds.experiment.source import Script, find_code, source_of
 
-# Arguments of transformers that take hyperparameters, torch_compile among them.
+# Arguments of transformers that take hyperparameters.
 HF_ARGUMENTS = re.compile(r"^from determined_ds\.transformers import (\([^)]*|.*)Arguments\b", re.MULTILINE)
 
 
@@ -22,13 +22,10 @@ class Sources:
     Args:
         text: Of all files, one after the other.
         is_script: Whether they are of a script, which reads its hyperparameters itself.
-        builds_optimizer: Whether a script hands an optimizer to ``deepspeed.initialize``, which ignores that of the
-            JSON then.
     """
 
     text: str
     is_script: bool = False
-    builds_optimizer: bool = False
 
     @classmethod
     def of(cls, experiment: Experiment, context_dir: Path) -> Sources:
@@ -43,18 +40,11 @@ class Sources:
             return cls(text=_joined(_beside(experiment.trial, context_dir)))
         file = find_code(script, context_dir)
         found = Script(file=file, context_dir=context_dir).sources if file is not None else {}
-        calls = (call for each in found.values() for call, name in each.calls if name.endswith("initialize"))
-        builds = any(keyword(call, "optimizer") is not None for call in calls)
-        return cls(text=_joined(found), is_script=True, builds_optimizer=builds)
+        return cls(text=_joined(found), is_script=True)
 
     def reads(self, name: str) -> bool:
         """Whether a hyperparameter of this name is read: the name is in quotes, or is a field with a type."""
         return re.search(rf'["\']{name}["\']|^\s*{name}\s*:', self.text, re.MULTILINE) is not None
-
-    def honours(self, name: str) -> bool:
-        """Whether ``torch_compile`` or ``sdpa_kernel`` has its effect: this library sees to it, but in a script."""
-        by_arguments = name == "torch_compile" and HF_ARGUMENTS.search(self.text) is not None
-        return not self.is_script or by_arguments or self.reads(name)
 
     @property
     def takes_bf16(self) -> bool:

@@ -32,7 +32,7 @@ STEPS_TO_JUDGE = 5
 WORTH_TRYING = 0.001  # expected gain of the logarithm of the step's time, below which nothing more is tried
 CONFIRMED = 3  # that are measured again at the end: the best ones, and the experiment as it was
 # Choices by which numbers are computed otherwise; all others only sum them in another order.
-OF_NUMBERS = ("precision", "torch_compile", "fused_optimizer", "sdpa_kernel")
+OF_NUMBERS = ("precision", "torch_compile")
 OF_THE_FIRST = 10  # times as well as the last losses must the first ones agree
 ENOUGH = 5  # measurements before it may be that nothing is worth trying
 

@@ -17,17 +17,12 @@ IN_WORDS = {
     "zero_stage": "zero_optimization.stage",
     "pipe_parallel_size": "pipe_parallel_size",
     "pipe_schedule": "pipe_schedule",
-    "pipe_chunks": "pipe_chunks",
-    "partition_method": "partition_method",
     "micro_batch_size": "train_micro_batch_size_per_gpu",
     "offload_optimizer": "offload_optimizer",
     "offload_param": "offload_param",
     "precision": "precision",
     "activation_checkpointing": "activation checkpointing",
-    "bucket_size": "reduce_bucket_size",
     "torch_compile": "torch_compile",
-    "fused_optimizer": "the optimizer, fused",
-    "sdpa_kernel": "sdpa_kernel",
 }
 
 
