@@ -76,14 +76,6 @@ def test_odd_answers_cost_a_trial_nothing(fake: FakeCluster) -> None:
     trained(fake, number, met, 6)
 
 
-def test_training_does_not_wait_for_an_answer_to_what_is_only_shown(fake: FakeCluster) -> None:
-    """A master that takes the progress and does not answer is no limit of training, nor of its end."""
-    number = fake.create(CONST, *tiny(6), "max_restarts=0", paused=True)
-    unanswered = fake.inject("hang", "POST", f"{TRIAL}progress", seconds=3600.0)
-    fake.activate(number)
-    trained(fake, number, [unanswered], 6)
-
-
 @pytest.mark.long("a whole trial; odd answers are short")
 @pytest.mark.parametrize(
     ("path", "status", "message"),

@@ -20,12 +20,10 @@ Source: ``ReportTrialMetrics``, ``handleSearcherActions``, ``PatchSearcherState`
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,17 +73,13 @@ def cluster_core_context(distributed: core.DistributedContext) -> Iterator[core.
         tensorboard_mode=core.TensorboardMode.MANUAL,
     ) as opened:
         context: Any = opened
-        shown = None
         if context._session is not None:
-            shown = _Shown(context.train)
             settle = _make_patient(context)
             trial = context.info.trial
             searcher = (trial._config.get("searcher") or {}).get("name") or "single"
             if distributed.rank == 0 and searcher not in NEVER_STOP:
                 context.preempt = SearcherStops(context, trial.trial_id, searcher, settle)
         yield context
-        if shown is not None:
-            shown.finish(PATIENCE_S)
 
 
 def _make_patient(context: Any) -> Callable[..., bool]:
@@ -148,50 +142,26 @@ def _make_patient(context: Any) -> Callable[..., bool]:
                 raise
             logger.warning("the master does not take the early exit: %s", error)
 
+    def forgiving(show: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A run does not fail for what is only shown."""
+
+        def tried(value: Any) -> None:
+            try:
+                show(value)
+            except (
+                errors.BadRequestException,
+                TypeError,
+            ) as error:  # TypeError: an answer whose error is a text
+                logger.warning("not reported to the master: %r: %s", value, error)
+
+        return tried
+
     shipper._post_metrics = post_once
     checkpoints._report_checkpoint = report_checkpoint
     train.get_experiment_best_validation = best_validation
     train.report_early_exit = report_early_exit
+    train.set_status, train.report_progress = forgiving(train.set_status), forgiving(train.report_progress)
     return settle
-
-
-class _Shown:
-    """Sends what a master only shows from a thread of its own: no rank waits for it, and a run does not fail for it.
-
-    Of each kind the newest is sent.
-    """
-
-    def __init__(self, train: Any) -> None:
-        self._send = {"status": train.set_status, "progress": train.report_progress}
-        self._newest: dict[str, Any] = {}
-        self._changed = threading.Condition()
-        self._is_sending = False
-        train.set_status = functools.partial(self._later, "status")
-        train.report_progress = functools.partial(self._later, "progress")
-        threading.Thread(target=self._run, name="shown-by-master", daemon=True).start()
-
-    def _later(self, kind: str, value: Any) -> None:
-        with self._changed:
-            self._newest[kind] = value
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_sending = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._newest)
-                kind = next(iter(self._newest))
-                value, self._is_sending = self._newest.pop(kind), True
-            try:
-                self._send[kind](value)
-            except Exception as error:  # also what is no error of Determined's: an answer that it cannot read
-                logger.warning("not reported to the master: %s %r: %s", kind, value, error)
-
-    def finish(self, at_most_s: float) -> None:
-        """Wait until all is sent, at most so many seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._newest or self._is_sending), at_most_s)
 
 
 def _until_accepted(report: Callable[[], Any], is_accepted: Callable[[Exception], bool]) -> None:
