@@ -67,6 +67,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": _hyph
 
 
 @click.group(cls=_Commands, context_settings=SETTINGS)
+@click.option("--local-rank", type=int, hidden=True, expose_value=False)  # DeepSpeed's launcher adds it there
 @click.version_option(package_name="determined-ds", prog_name="det-ds")
 def main() -> None:
     """Train with DeepSpeed, the same here and on a Determined cluster."""

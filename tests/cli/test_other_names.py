@@ -18,7 +18,7 @@ def test_an_option_is_taken_with_underscores() -> None:
 
 
 def test_the_local_rank_that_launchers_add_is_taken() -> None:
-    message = said("run", "--local_rank=1", "nowhere.yaml")
+    message = said("--local_rank=1", "run", "nowhere.yaml")
     assert "no such file" in message
     assert "local" not in message
 

@@ -123,12 +123,12 @@ class TrainingLoop(DueAfterStep):
         self._seed()  # nothing is built from here on
         self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
         self._set_status("training")
-        self._stops.start(self._state.batches_trained)
-        self._catch_up()
         if not self._options.test_mode:  # a task may have been preempted while it started
             self._stops.ask(self._state.batches_trained)
-            if self._stops.requested:
-                self._stop()
+        self._stops.start(self._state.batches_trained)
+        self._catch_up()
+        if self._stops.requested:
+            self._stop()
         if self._options.profile is not None:
             batches = self._record(self._options.profile, batches)
         return batches

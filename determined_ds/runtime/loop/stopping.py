@@ -76,7 +76,7 @@ class StopRequests:
 
     def start(self, batches_trained: int) -> None:
         """Training begins after this batch; ask first after the next one."""
-        self._next = batches_trained + 1
+        self._next, self.checkpoint_due = batches_trained + 1, False
         self._clock.restart()
         self._asked_at_batch, self._asked_at_s = batches_trained, time.monotonic()
 
