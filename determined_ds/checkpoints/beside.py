@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -29,7 +29,7 @@ ENDS_WITHIN_S = 10.0  # a disk that hangs does not keep a rank that has failed
 
 
 def is_beside(
-    asynchronous: bool | None,
+    asynchronous: Literal[True] | None,
     trial: Any,
     engines: Engines,
     distributed: Any,
@@ -40,8 +40,8 @@ def is_beside(
     """Whether checkpoints are written while training continues, decided before it; a collective.
 
     Args:
-        asynchronous: As stated; None: where a rank writes much, the trial has no ``save`` of its own, which may read
-            what is written, and memory suffices.
+        asynchronous: True as stated; None: where a rank writes much, the trial has no ``save`` of its own, which may
+            read what is written, and memory suffices.
         trial: The trial.
         engines: Its engines.
         distributed: The ranks.
@@ -51,7 +51,7 @@ def is_beside(
     Raises:
         ConfigError: it is stated, and a machine has not the memory.
     """
-    if asynchronous is False or (asynchronous is None and overrides(trial, "save")):
+    if not asynchronous and overrides(trial, "save"):
         return False
     if all(engines.own_layouts):
         if asynchronous:

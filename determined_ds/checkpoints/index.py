@@ -190,6 +190,11 @@ class EngineIndex:
     common: Mapping[str, str] = field(default_factory=dict)
     optimizer: str = ""
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of its parameters, tied ones once."""
+        return sum(tensor.count for tensor in self.tensors.values() if tensor.kind != BUFFER)
+
 
 def incomplete(index: EngineIndex) -> Iterator[str]:
     """What is missing of an index's tensors, or is in it twice, in words."""

@@ -66,14 +66,14 @@ def describe(path: Path) -> dict[str, Any]:
         {name.partition("/")[0] for name in files if name.startswith("model") and "/" in name}
     ):
         index = read_index(path / name)
-        tensors = index and index.tensors.values()
+        tensors = None if index is None else tensors_of(index)
         engines.append(
             {
                 "name": name,
                 "bytes": sum(size for file, size in files.items() if file.startswith(f"{name}/")),
-                "optimizer": index and index.optimizer,
-                "parameters": tensors and sum(each.count for each in tensors if each.kind != "buffer"),
-                "tensors": index and tensors_of(index),
+                "optimizer": None if index is None else index.optimizer,
+                "parameters": None if index is None else index.num_parameters,
+                "tensors": tensors,
             }
         )
     written_with = (metadata.get("framework"), metadata.get("determined_version"))

@@ -187,6 +187,8 @@ class Checkpoints:
         Raises:
             ConfigError: it is stated, and the machine has not the memory.
         """
+        if asynchronous is False:
+            return
         part_bytes = 0
         for owner in (*self._callbacks.values(), *self._parts.values()):
             with contextlib.suppress(
@@ -483,6 +485,13 @@ class Checkpoints:
             continued = self._engines.load_averages(path)
             for name, average in self._averages.items():
                 others = checkpoint.get("callbacks", {}).pop(name, {})
+                if "engines" in others:
+                    logger.warning(
+                        "warning: checkpoint %s holds the average of %r as an earlier version wrote it, which is "
+                        "not read: the average begins anew with the weights",
+                        *(uuid, name),
+                    )
+                    continue
                 if others and name not in continued:
                     average.begin()
                 for number, parts in others.items():

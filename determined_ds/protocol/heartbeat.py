@@ -104,8 +104,10 @@ class Heartbeat:
                 self._write()
             if now_s - counted_s >= counts_every_s:
                 before, done = done, _work_done()
-                cpu_s, io_bytes = done[0] - before[0], done[1] - before[1]
-                works = cpu_s >= LEAST_CPU * (now_s - counted_s) or io_bytes >= LEAST_IO_BYTES
+                works = True  # where the system does not say
+                if before is not None and done is not None:
+                    cpu_s, io_bytes = done[0] - before[0], done[1] - before[1]
+                    works = cpu_s >= LEAST_CPU * (now_s - counted_s) or io_bytes >= LEAST_IO_BYTES
                 counted_s = now_s
                 waits = any(word in file for file, _ in stack[:SHOWN_FRAMES] for word in WAITS)
                 if works and not waits and now_s - moved_s < LONGEST_CALL * timeout_s:
@@ -161,19 +163,26 @@ def _main_stack() -> list[tuple[str, int]]:
     return found
 
 
-def _work_done() -> tuple[float, int]:
-    """Seconds of processors that this process and its children have taken, and bytes that they read and wrote."""
+def _work_done() -> tuple[float, int] | None:
+    """Seconds of processors that this process and its children have taken, and bytes that they read and wrote.
+
+    None where the system does not say.
+    """
     import psutil
 
-    process, seconds, num_bytes = psutil.Process(), 0.0, 0
-    for each in (process, *process.children(recursive=True)):
-        with contextlib.suppress(
-            psutil.Error, AttributeError, OSError
-        ):  # it has ended; or the system does not say
-            times = each.cpu_times()
-            seconds += times.user + times.system + times.children_user + times.children_system
-            counters = each.io_counters()
-            num_bytes += counters.read_chars + counters.write_chars
+    seconds, num_bytes = 0.0, 0
+    try:
+        process = psutil.Process()
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(
+                psutil.Error, AttributeError
+            ):  # it has ended; or there are no such counters
+                times = each.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+                counters = each.io_counters()
+                num_bytes += counters.read_chars + counters.write_chars
+    except (psutil.Error, OSError):
+        return None
     return seconds, num_bytes
 
 

@@ -128,11 +128,13 @@ class _Parquet(_Opened):
         self._writer.close()
         before = self._partial.with_name(f"{self._partial.name}.before")
         os.replace(self._partial, before)
-        self._writer = parquet.ParquetWriter(self._partial, schema)
-        with parquet.ParquetFile(before) as written:
-            for group in range(written.num_row_groups):
-                self._writer.write_table(_with_columns(written.read_row_group(group), schema))
-        before.unlink()
+        try:
+            self._writer = parquet.ParquetWriter(self._partial, schema)
+            with parquet.ParquetFile(before) as written:
+                for group in range(written.num_row_groups):
+                    self._writer.write_table(_with_columns(written.read_row_group(group), schema))
+        finally:
+            before.unlink()
 
     def close(self) -> None:
         self._writer.close()

@@ -65,6 +65,11 @@ class TrainingLoop(DueAfterStep):
             self.load(latest_checkpoint, fork)
             batches = self.begin()
             self._calls = TrainCalls(self._trial, self._context, batches)
+            if not self._options.test_mode:  # a task may have been preempted while it started
+                self._stops.ask(self._state.batches_trained)
+                self._stops.start(self._state.batches_trained)
+                if self._stops.requested:
+                    self._stop()
             while self.goes_on:
                 self._train_one()
                 self.end_step()
@@ -123,12 +128,8 @@ class TrainingLoop(DueAfterStep):
         self._seed()  # nothing is built from here on
         self._closing.enter_context(self._context.profiler or contextlib.nullcontext())
         self._set_status("training")
-        if not self._options.test_mode:  # a task may have been preempted while it started
-            self._stops.ask(self._state.batches_trained)
         self._stops.start(self._state.batches_trained)
         self._catch_up()
-        if self._stops.requested:
-            self._stop()
         if self._options.profile is not None:
             batches = self._record(self._options.profile, batches)
         return batches
